@@ -7,26 +7,25 @@ ranks return.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.config import dotted
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
-from trainer.events import utc_now
 from trainer.progress import ProgressScreen, forgive_closed_streams, progress
 from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
-from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, heard_signals
+from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
 from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
 
@@ -64,7 +63,7 @@ def main() -> int:
             writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
             clock.ended("restore")
             _print_settings(resolved)
-        job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
+        job = _Job(resolved, rank, writer, start, clock)
         job.prepare()
         return job.run()
     except _Signalled as signalled:
@@ -129,9 +128,8 @@ class _Job:
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
-        code, reason, next_step = 70, "", ""
-        steps: int | None = None
-        checkpoint: str | None = None
+        next_step = ""
+        ending: RunExit | None = None
         try:
             ranks = join_ranks(self.resolved.config)
             writer = self._learn_of_run(ranks.tell)
@@ -141,17 +139,18 @@ class _Job:
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
+                show = ProgressScreen(update, self.resolved.config.max_steps).show
                 ending = train(
                     self.resolved,
                     ranks,
                     writer,
-                    ProgressScreen(update, self.resolved.config.max_steps).show,
+                    show,
                     start=self.start,
                     watch=self._watch,
                     clock=self.clock,
                     environment=os.environ,
                 )
-            code, reason, steps, checkpoint = ending.exit_code, ending.reason, ending.steps, ending.checkpoint
+            code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
             code, reason, next_step = error.exit_code, error.message, error.next_step
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
@@ -160,9 +159,9 @@ class _Job:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
-        code = self._settle(code, reason, steps, checkpoint)
+        code = self._settle(code, reason, ending)
         together = False
-        if steps is not None:
+        if ending is not None:
             code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
@@ -176,31 +175,18 @@ class _Job:
             os._exit(code)
         return code
 
-    def _learn_of_run(self, tell: Callable[[str], str]) -> RunWriter:
-        """What the first rank has decided."""
-        told = ""
+    def _learn_of_run(self, tell: Callable[[Any], Any]) -> RunWriter:
+        """Learn from the first rank where the run is and what it goes on from."""
+        told = None
         if self.writer is not None:
-            start = self.start
-            told = json.dumps(
-                {
-                    "directory": str(self.writer.directory.absolute()),
-                    "attempt": self.writer.attempt,
-                    "checkpoint": None if start.checkpoint is None else str(start.checkpoint.absolute()),
-                    "manifest": None if start.manifest is None else manifest_text(start.manifest),
-                    "gave_up": start.gave_up,
-                    "finished": None if start.finished is None else start.finished.model_dump(),
-                }
-            )
-        known = json.loads(tell(told))
+            path = self.start.checkpoint
+            start = replace(self.start, checkpoint=path and path.absolute())
+            told = self.writer.directory.absolute(), self.writer.attempt, start
+        told = tell(told)
         if self.writer is None:
-            self.writer = RunWriter(Path(known["directory"]), active=False)
-            self.writer.attempt = known["attempt"]
-            if known["manifest"] is not None:
-                path = known["checkpoint"]
-                manifest = parse_manifest(json.loads(known["manifest"]), path)
-                self.start = Start(checkpoint=Path(path), manifest=manifest, gave_up=known["gave_up"])
-            if known["finished"] is not None:
-                self.start = Start(finished=RunExit(**known["finished"]))
+            directory, attempt, self.start = told
+            self.writer = RunWriter(directory, active=False)
+            self.writer.attempt = attempt
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
         return self.writer
 
@@ -224,38 +210,36 @@ class _Job:
             from trainer.failure import explain
 
             _, reason, next_step = explain(error, lost=True)
-            code = self._settle(RanksLost.exit_code, reason, None, None)
+            code = self._settle(RanksLost.exit_code, reason)
             next_step = next_step if code else "none: the run is finished"
             sys.stderr.write(f"error: rank {self.rank}: after the last step, {reason}\n  next: {next_step}\n")
             return code, False
         return code, True
 
-    def _settle(self, code: int, reason: str, steps: int | None, checkpoint: str | None) -> int:
+    def _settle(self, code: int, reason: str, ending: RunExit | None = None) -> int:
         """Write down how it ended; a rank that only lost another leaves the word to that one."""
         if self.writer is None:
             leave_word(os.environ, code, f"rank {self.rank}: {reason}")
             return code
-        lost = code == RanksLost.exit_code and steps is None
-        if lost:
+        if code == RanksLost.exit_code and ending is None:
             deadline_s = time.monotonic() + _CAUSE_WAIT_S
             while time.monotonic() < deadline_s:
-                known = read_exit(self.writer.directory)
-                if known is not None:
+                if (known := read_exit(self.writer.directory)) is not None:
                     return known.exit_code
                 time.sleep(0.1)
-        if self.rank == 0 or steps is None:
-            _record(self.writer, code, reason, self.clock, steps=steps, checkpoint=checkpoint, at_step=self._watch.step)
+        if self.rank == 0 or ending is None:
+            _record(self.writer, code, reason, self.clock, steps=self._watch.step, ending=ending)
         return code
 
-    def _record_leaving(self, leaving: Leaving) -> None:
+    def _record_leaving(self, why: str, step: int, perhaps: bool) -> None:
         if self.writer is None:
             return
         known = read_exit(self.writer.directory)
-        if known is not None and (leaving.perhaps or self._watch.ending or known.exit_code != REQUEUE):
+        if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
             return  # another rank knows better
-        word = None if leaving.step else read_word(os.environ)
-        code, reason = word or (REQUEUE, f"rank {self.rank}: {leaving.reason}")
-        _record(self.writer, code, reason, self.clock, at_step=leaving.step)
+        word = None if step else read_word(os.environ)
+        code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
+        _record(self.writer, code, reason, self.clock, steps=step)
         if word is not None:
             # It waits for a rank that will not come any more.
             sys.stderr.write(f"error: {reason}\n")
@@ -278,28 +262,16 @@ def _record(
     reason: str,
     clock: StartClock,
     *,
-    steps: int | None = None,
-    checkpoint: str | None = None,
-    at_step: int = 0,
+    steps: int = 0,
+    ending: RunExit | None = None,
 ) -> None:
-    """Write ``exit.json``, if the disk lets it."""
+    """Write ``exit.json``, if the disk lets it: the ``ending`` of a training that came to one, or the other values."""
     if writer is None:
         return
     try:
-        if checkpoint is None:
-            newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
-            checkpoint = newest[0].name if newest else None
-        writer.finish(
-            RunExit(
-                exit_code=code,
-                reason=reason,
-                requeue=code == REQUEUE,
-                steps=at_step if steps is None else steps,
-                checkpoint=checkpoint,
-                seconds=clock.total_s(),
-                finished_utc=utc_now(),
-            )
-        )
+        newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
+        checkpoint = newest[0].name if newest else None
+        writer.finish(ending or clock.exit(code, reason, steps, checkpoint))
     except OSError as error:
         sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
 

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn.attention import current_flash_attention_impl
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import PretrainedConfig
 
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
+from trainer.families import FAMILIES
 from trainer.feed import MicroBatch
 from trainer.narrow import AskedInDocuments, AskedInRows, attend_documents
 
@@ -45,17 +46,9 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
     return next((key for key in _DROPOUT_KEYS if hasattr(model_config, key)), None)
 
 
-def choose_attention(
-    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, *, known: bool
-) -> ChosenAttention:
-    """Which way to take.
-
-    ``known`` says whether the encoder passes on where its documents lie.
-
-    Raises:
-        BadConfig: If rows are packed and the encoder is unknown, or varlen was asked for and cannot be had.
-    """
-    if not known:
+def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
+    """Return which way to take; raise ``BadConfig`` if what is asked for cannot be had."""
+    if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
                 f"a {model_config.model_type!r} encoder would attend across the samples of a packed row",
@@ -102,11 +95,6 @@ def _against_varlen(
     return None
 
 
-def register_varlen() -> None:
-    """Make our attention function known to transformers; again does no harm."""
-    AttentionInterface.register(VARLEN_NAME, attend_within_documents)
-
-
 def attend_within_documents(
     module: nn.Module,
     query_BHSE: torch.Tensor,
@@ -121,14 +109,7 @@ def attend_within_documents(
     sliding_window: int | None = None,
     **_: Any,  # noqa: ANN401 - what else transformers hands to attention functions
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one long row, every document on its own; transformers' signature.
-
-    Returns:
-        Shape (1, T, H, E), and no weights.
-
-    Raises:
-        ValueError: If it is asked for what the kernel does not do.
-    """
+    """Return attention of one long row, every document on its own, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention has neither dropout nor masks")
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
@@ -148,11 +129,9 @@ def attend_within_documents(
 
 
 def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the documents of a micro-batch lie, told for every place; made on the device, which is not waited for.
+    """Return each place's document, int32, from 1, and its place in it, int64; both 0 on padding, of shape (B, S).
 
-    Returns:
-        int32, documents being numbered from 1, and padding 0; and int64, the place within the document, 0 on padding.
-        Both of shape (B, S).
+    They are made on the device, which is not waited for.
     """
     shape, device = batch.ids_BS.shape, batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
@@ -217,10 +196,7 @@ def encoder_inputs(
 
 
 def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
-    """Which places ask, for varlen.
-
-    ``place_K`` is ascending.
-    """
+    """Which places ask, for varlen; ``place_K`` is ascending."""
     assert inputs.edges is not None
     row_tokens = batch.ids_BS.shape[1]
     return AskedInDocuments(

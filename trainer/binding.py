@@ -15,11 +15,7 @@ NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
 
 
 def bind_near(pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> frozenset[int]:
-    """Bind all threads of this process, and those to come, to the allotted processors of a GPU's NUMA node.
-
-    Returns:
-        The processors that are near; empty if nothing was bound.
-    """
+    """Bind all threads, and those to come, to the allotted processors of a GPU's NUMA node; return these, or none."""
     if environment.get(NUMA_VARIABLE) == "0":
         return frozenset()
     try:

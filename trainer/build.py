@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trainer.attention import VARLEN_NAME, choose_attention, dropout_key
 from trainer.config import TrainConfig
@@ -30,10 +30,8 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
     """Set up activation checkpointing.
 
     With compiled layers, ``selective`` needs nothing: the compiler keeps the results of matrix products and computes
-    cheap operations again by itself, and cannot be told to within its graphs.
-
-    Raises:
-        BadConfig: If the architecture has no checkpointing.
+    cheap operations again by itself, and cannot be told to within its graphs. An architecture without checkpointing
+    raises ``BadConfig``.
     """
     if config.checkpointing == "none" or (config.checkpointing == "selective" and config.compile_layers):
         return
@@ -50,14 +48,6 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:  # its earlier name
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-
-
-def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Compile each layer in place; they are alike, so one graph serves all."""
-    # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
-    torch._dynamo.config.optimize_ddp = False
-    for layer in layers:
-        layer.compile(fullgraph=True)
 
 
 class GraphCounter:
@@ -95,25 +85,11 @@ def _graphs_compiled() -> int:
 @functools.cache
 def _kept() -> frozenset[Any]:
     """What costs much to compute and little to keep: matrix products and attention, whichever this torch has."""
-    names = {
-        "aten": (
-            "mm",
-            "addmm",
-            "bmm",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-        ),
-        "torch_attn": ("_varlen_attn",),
-    }
-    spaces = {space: getattr(torch.ops, space) for space in names}
-    return frozenset(
-        getattr(spaces[space], name).default
-        for space, wanted in names.items()
-        for name in wanted
-        if hasattr(spaces[space], name)
-    )
+    kinds = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+    names = ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in kinds))
+    found = [getattr(torch.ops.aten, name, None) for name in names]
+    found.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
+    return frozenset(operation.default for operation in found if operation is not None)
 
 
 def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:  # noqa: ANN401 - torch's own
@@ -140,11 +116,7 @@ class Training:
 
 
 def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks) -> Training:
-    """Build the model on this rank's device, the same weights on every rank, and what trains it.
-
-    Raises:
-        BadConfig: If the model, the layout or a strategy cannot be had as configured.
-    """
+    """Build the model, the same weights on every rank, and what trains it; raise ``BadConfig`` if it cannot be."""
     configured = functools.partial(
         build_config,
         config.model,
@@ -153,8 +125,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         seq_length_tokens=config.seq_length_tokens,
     )
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
-    family = family_of(model_config)
-    attention = choose_attention(config, model_config, ranks.device, known=family is not None)
+    attention = choose_attention(config, model_config, ranks.device)
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         # cuDNN's attention keeps other tensors and takes workspaces that no prediction knows, rounds a dropout of 0.1
@@ -168,7 +139,15 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     keep_less(model, config)
     layers = model_layers(model)
     if config.compile_layers:
-        compile_layers(layers)
+        # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
+        torch._dynamo.config.optimize_ddp = False
+        for layer in layers:  # they are alike, so one graph serves all
+            layer.compile(fullgraph=True)
+    changes, key = [], dropout_key(own)
+    if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
+        changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
+    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
+        changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are shared out
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
@@ -178,7 +157,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         optimizer=optimizer,
         step=TrainStep(shared, optimizer, config, ranks),
         work=work,
-        recipe_changes=_recipe_changes(config, own, ranks),
+        recipe_changes=tuple(changes),
     )
 
 
@@ -188,40 +167,26 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     Of an unknown architecture all but the head's count as layers. The model's weights must not be shared out yet.
     """
     family, config = family_of(model.config), model.config
-    head: list[nn.Module] = (
-        [model.get_submodule(name) for name in family.head] if family else _present(model.get_output_embeddings())
-    )
-    of_head = {id(module) for part in head for module in part.modules()}
-    matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    head: list[nn.Module | None] = [model.get_output_embeddings()]
+    if family is not None:
+        head = [model.get_submodule(name) for name in family.head]
+    in_head = _weights(head)
     window = window_tokens(config)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    of_layers = sum(module.weight.numel() for module in matrices if id(module) not in of_head)
-    predicted_only = 0
     narrow = family is not None and kinds[-1] == "full_attention"
-    if narrow:
-        last = model_layers(model)[-1]
-        of_last = sum(module.weight.numel() for module in last.modules() if isinstance(module, nn.Linear))
-        predicted_only = of_last - 2 * config.hidden_size**2  # keys and values
+    # Keys and values of the last layer are needed for every token.
+    predicted_only = _weights(model_layers(model)[-1:]) - 2 * config.hidden_size**2 if narrow else 0
     return ModelWork(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        weights_per_token=of_layers - predicted_only,
-        weights_per_predicted_token=sum(module.weight.numel() for module in matrices if id(module) in of_head)
-        + predicted_only,
+        weights_per_token=_weights([model]) - in_head - predicted_only,
+        weights_per_predicted_token=in_head + predicted_only,
         attention_width=config.hidden_size,
         reaches=tuple(window if kind == "sliding_attention" else None for kind in kinds),
         last_layer_narrow=narrow,
     )
 
 
-def _present(module: nn.Module | None) -> list[nn.Module]:
-    return [] if module is None else [module]
-
-
-def _recipe_changes(config: TrainConfig, own: PretrainedConfig, ranks: Ranks) -> tuple[str, ...]:
-    changes = []
-    key = dropout_key(own)
-    if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
-        changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
-    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
-        changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
-    return tuple(changes)
+def _weights(parts: Sequence[nn.Module | None]) -> int:
+    """Count the elements of matrices."""
+    modules = [module for part in parts if part is not None for module in part.modules()]
+    return sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear))

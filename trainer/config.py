@@ -245,21 +245,14 @@ class TrainConfig(Table):
         return value
 
     @model_validator(mode="after")
-    def _one_global_batch(self) -> "TrainConfig":
+    def _settings_go_together(self) -> "TrainConfig":
+        parallel, sharded = self.parallel, self.parallel.strategy == "fsdp2"
         if self.global_batch_tokens is not None and self.global_batch_samples is not None:
             raise ValueError("global_batch_tokens and global_batch_samples cannot both decide; give one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _sharing_fits_the_strategy(self) -> "TrainConfig":
-        if self.parallel.shard_ranks is not None and self.parallel.strategy != "fsdp2":
+        if parallel.shard_ranks is not None and not sharded:
             raise ValueError("parallel.shard_ranks needs parallel.strategy = 'fsdp2'")
-        if self.parallel.static_graph and self.parallel.strategy == "fsdp2":
+        if parallel.static_graph and sharded:
             raise ValueError("parallel.static_graph is DDP's, which parallel.strategy = 'fsdp2' does not use")
-        return self
-
-    @model_validator(mode="after")
-    def _path_is_relative(self) -> "TrainConfig":
         if self.data.path is not None and Path(self.data.path).is_absolute():
             raise ValueError("data.path must be relative to the profile; give absolute places with --data")
         return self

@@ -25,9 +25,7 @@ def evaluate(
     *,
     progressed: Callable[[], None] = lambda: None,
 ) -> EvaluationRow:
-    """Loss and hits on the same rows with the same masks every time, whatever the number of ranks.
-
-    All ranks take part; the module is in evaluation mode meanwhile.
+    """Loss and hits on the same rows with the same masks every time, whatever the number of ranks; all take part.
 
     ``module`` is not wrapped by DDP, as no gradients travel; ``progressed`` is called before each micro-batch.
     """
@@ -40,46 +38,39 @@ def evaluate(
             "data": config.data.model_copy(update={"loader_workers": 0}),
         }
     )
+    plan = make_plan(config, len(validation), ranks.world_size)
+    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
+    # This rank's loss, hits, tokens to predict, and rows.
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
     module.eval()
     # Nor do they pay for compiling the layers once more, for evaluation.
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
-        sums = _sums(module, validation, config, ranks, progressed)
+        for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
+            progressed()
+            # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes
+            # take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
+            if empty_rows >= plan.lanes:
+                break
+            if empty_rows:
+                continue
+            loss_sum, correct = module.evaluate(batch.to(ranks.device))
+            rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
+            counts = torch.tensor([batch.predicted_tokens, rows], dtype=torch.float64).to(ranks.device)
+            sums += torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])
     give_up_gathered(module)
     module.train()
     ranks.begin_sum(sums)()
-    loss_sum, correct, predicted, rows = sums.tolist()
-    loss = loss_sum / max(1.0, predicted)
+    loss, hits, predicted, rows_seen = sums.tolist()
+    loss /= max(1.0, predicted)
     return EvaluationRow(
         step=step,
         loss=loss,
         perplexity=math.exp(min(loss, 700.0)),
-        masked_accuracy=correct / max(1.0, predicted),
+        masked_accuracy=hits / max(1.0, predicted),
         predicted_tokens=round(predicted),
-        rows=round(rows),
+        rows=round(rows_seen),
         seconds=time.perf_counter() - started_s,
     )
-
-
-def _sums(
-    module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, progressed: Callable[[], None]
-) -> torch.Tensor:
-    """Of this rank's share: loss, hits, tokens to predict, and rows; shape (4,), fp64, on the device."""
-    plan = make_plan(config, len(validation), ranks.world_size)
-    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
-    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
-    for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
-        progressed()
-        # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes take
-        # turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-        empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
-        if empty_rows >= plan.lanes:
-            break
-        if empty_rows:
-            continue
-        loss_sum, correct = module.evaluate(batch.to(ranks.device))
-        rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
-        counts = torch.tensor([batch.predicted_tokens, rows], dtype=torch.float64).to(ranks.device)
-        sums += torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])
-    return sums

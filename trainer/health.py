@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.config import HealthSettings, Policy
 from trainer.events import Action, Finding, Kind
@@ -56,11 +56,8 @@ class HealthMonitor:
 
     def __init__(self, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any] | None = None) -> None:
         """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
-        self._settings = settings
-        self._clip = max_grad_norm
-        known = {field.name for field in dataclasses.fields(_Recovery)}
-        before = (saved or {}).get("recovery", {})
-        self._recovery = _Recovery(**{name: value for name, value in before.items() if name in known})
+        self._settings, self._clip = settings, max_grad_norm
+        self._recovery = _restored(_Recovery, (saved or {}).get("recovery", {}))
         self._look_back(saved or {})
 
     def _look_back(self, saved: Mapping[str, Any]) -> None:
@@ -69,16 +66,14 @@ class HealthMonitor:
         self._loss = _Series(Kind.SPIKE, settings.on_spike, settings, 0.0, saved.get("loss", {}))
         floor = settings.explosion_ratio * self._clip
         self._norm = _Series(Kind.EXPLOSION, settings.on_explosion, settings, floor, saved.get("grad_norm", {}))
-        self._plateau = Plateau(settings.plateau_window_steps, saved.get("plateau", {}))
+        self._plateau = _restored(Plateau, saved.get("plateau", {}), window_steps=settings.plateau_window_steps)
         self._usual: bool = saved.get("usual", True)
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
 
     def limits(self) -> Limits:
         """What the device is to leave out in the steps that come."""
-        return Limits(
-            loss=self._loss.limit if self._loss.guarded else math.inf,
-            grad_norm=self._norm.limit if self._norm.guarded else math.inf,
-        )
+        loss, grad_norm = (one.limit if one.guarded else math.inf for one in (self._loss, self._norm))
+        return Limits(loss=loss, grad_norm=grad_norm)
 
     def look(self, vitals: Vitals) -> list[Finding]:
         """What a step shows; each step is shown exactly once, in order."""
@@ -122,15 +117,12 @@ class HealthMonitor:
         """
         self._look_back(saved)
         self._skipped_in_a_row = 0
-        before = self._recovery
-        without_progress = before.without_progress + 1
-        self._recovery = _Recovery(
-            rollbacks=before.rollbacks + 1,
-            without_progress=without_progress,
-            furthest_trouble_step=max(before.furthest_trouble_step or 0, at_step),
-            eased_from_step=to_step,
-            eased_share=self._settings.eased_learning_rate_share**without_progress,
-        )
+        recovery = self._recovery
+        recovery.rollbacks += 1
+        recovery.without_progress += 1
+        recovery.furthest_trouble_step = max(recovery.furthest_trouble_step or 0, at_step)
+        recovery.eased_from_step = to_step
+        recovery.eased_share = self._settings.eased_learning_rate_share**recovery.without_progress
 
     def forgive(self) -> None:
         """Let rollbacks count afresh, as settings were changed since the run gave up."""
@@ -142,7 +134,7 @@ class HealthMonitor:
         return {
             "loss": self._loss.to_json(),
             "grad_norm": self._norm.to_json(),
-            "plateau": self._plateau.to_json(),
+            "plateau": dataclasses.asdict(self._plateau),
             "usual": self._usual,
             "skipped_in_a_row": self._skipped_in_a_row,
             "recovery": dataclasses.asdict(self._recovery),
@@ -150,12 +142,12 @@ class HealthMonitor:
 
     def _non_finite(self, vitals: Vitals) -> Finding:
         self._usual = False
-        figures = {"loss": vitals.loss, "grad_norm": vitals.grad_norm}
-        names = {"loss": "the loss", "grad_norm": "the gradient's norm"}
-        broken = [f"{names[key]} is {value}" for key, value in figures.items() if not math.isfinite(value)]
+        named = (("the loss", vitals.loss), ("the gradient's norm", vitals.grad_norm))
+        broken = [f"{name} is {value}" for name, value in named if not math.isfinite(value)]
         message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
+        values = {"loss": vitals.loss, "grad_norm": vitals.grad_norm}
         action = Action(self._settings.on_non_finite)
-        return Finding(kind=Kind.NON_FINITE, action=action, message=message, values=figures)
+        return Finding(kind=Kind.NON_FINITE, action=action, message=message, values=values)
 
     def _unusual(self, vitals: Vitals) -> list[Finding]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
@@ -166,7 +158,7 @@ class HealthMonitor:
         for series, value in pairs:
             action = Action.SKIP if series is blamed else series.judge(value, applied=vitals.applied)
             if action is not None:
-                found.append(self._described(series, action, vitals, lagging=series is blamed))
+                found.append(self._described(series, action, vitals, value, lagging=series is blamed))
             if not series.guarded or (series not in above and series is not blamed):
                 series.add(value)
         return found
@@ -180,9 +172,9 @@ class HealthMonitor:
         near = {series: values[series.kind] / series.limit if series.limit > 0 else 1.0 for series in guarded}
         return max(guarded, key=near.__getitem__, default=None)
 
-    def _described(self, series: "_Series", action: Action, vitals: Vitals, *, lagging: bool) -> Finding:
+    def _described(self, series: "_Series", action: Action, vitals: Vitals, value: float, *, lagging: bool) -> Finding:
         is_loss = series.kind is Kind.SPIKE
-        name, value = ("loss", vitals.loss) if is_loss else ("gradient's norm", vitals.grad_norm)
+        name = "loss" if is_loss else "gradient's norm"
         message = f"the {name} of step {vitals.step} is {value:.4g}"
         if lagging:
             message += ", which a limit of some steps before forbade"
@@ -330,47 +322,51 @@ SMALLEST_CHANGE_SHARE = 0.001
 """Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Plateau:
     """Whether the loss still falls: both halves of a long window, by medians of blocks, each time half of it is new.
 
     The window is the last half of the run, and not shorter than asked for.
     """
 
-    def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:
-        self._window_steps = window_steps
-        self._block_steps: int = saved.get("block_steps", max(1, window_steps // FEWEST_BLOCKS))
-        self._blocks: list[float] = list(saved.get("blocks", ()))
-        self._block: list[float] = list(saved.get("block", ()))
-        self._judged_at: int = saved.get("judged_at", 0)
-        self._is_told: bool = saved.get("is_told", False)
+    window_steps: int
+    block_steps: int = 0
+    blocks: list[float] = dataclasses.field(default_factory=list)
+    block: list[float] = dataclasses.field(default_factory=list)
+    judged_at: int = 0
+    is_told: bool = False
+
+    def __post_init__(self) -> None:
+        self.block_steps = self.block_steps or max(1, self.window_steps // FEWEST_BLOCKS)
+        self.blocks, self.block = list(self.blocks), list(self.block)
 
     def look(self, step: int, loss: float) -> list[Finding]:
         """What a step's loss shows, counted from 1; each is shown once, in order."""
-        self._block.append(loss)
-        if len(self._block) < self._block_steps:
+        self.block.append(loss)
+        if len(self.block) < self.block_steps:
             return []
-        self._blocks.append(middle(sorted(self._block)))
-        self._block = []
-        steps = len(self._blocks) * self._block_steps
-        window_steps = max(self._window_steps, steps // 2)
-        half = window_steps // 2 // self._block_steps
-        if steps < self._window_steps or steps - self._judged_at < window_steps // 2 or not half:
+        self.blocks.append(middle(sorted(self.block)))
+        self.block = []
+        steps = len(self.blocks) * self.block_steps
+        window_steps = max(self.window_steps, steps // 2)
+        half = window_steps // 2 // self.block_steps
+        if steps < self.window_steps or steps - self.judged_at < window_steps // 2 or not half:
             return []
-        self._judged_at = steps
-        first, first_error = median_and_error(self._blocks[-2 * half : -half])
-        second, second_error = median_and_error(self._blocks[-half:])
+        self.judged_at = steps
+        first, first_error = median_and_error(self.blocks[-2 * half : -half])
+        second, second_error = median_and_error(self.blocks[-half:])
         self._join_blocks()
         error = math.hypot(first_error, second_error)
         values = {"first_median": first, "second_median": second, "improvement": first - second, "error": error}
-        return self._judge(step, 2 * half * self._block_steps, values)
+        return self._judge(step, 2 * half * self.block_steps, values)
 
     def _join_blocks(self) -> None:
         """Make longer ones, two into one, where there are many; what does not come out even is left out."""
-        while len(self._blocks) > MOST_BLOCKS:
-            even = self._blocks[len(self._blocks) % 2 :]
-            self._blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
-            self._block_steps *= 2
-            self._judged_at = len(self._blocks) * self._block_steps
+        while len(self.blocks) > MOST_BLOCKS:
+            even = self.blocks[len(self.blocks) % 2 :]
+            self.blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
+            self.block_steps *= 2
+            self.judged_at = len(self.blocks) * self.block_steps
 
     def _judge(self, step: int, window_steps: int, values: Mapping[str, float]) -> list[Finding]:
         improvement, smallest = values["improvement"], SMALLEST_CHANGE_SHARE * abs(values["first_median"])
@@ -381,20 +377,19 @@ class Plateau:
             message = f"the loss rises: {medians}"
             return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=dict(values))]
         if improvement >= telling:
-            self._is_told = False
+            self.is_told = False
             return []
-        if self._is_told:
+        if self.is_told:
             return []
-        self._is_told = True
+        self.is_told = True
         message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
         return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=dict(values))]
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole state."""
-        return {
-            "block_steps": self._block_steps,
-            "blocks": list(self._blocks),
-            "block": list(self._block),
-            "judged_at": self._judged_at,
-            "is_told": self._is_told,
-        }
+
+StateT = TypeVar("StateT", _Recovery, Plateau)
+
+
+def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - as it has them
+    """Return a saved state under such settings; what is not saved starts afresh."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in saved.items() if name in known} | settings)

@@ -1,10 +1,8 @@
 """The training loop, readable top to bottom."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,24 +25,12 @@ from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
-from trainer.record import MODEL_DIRECTORY, Phase, StartClock
+from trainer.record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.snapshot import make_state
-from trainer.watch import REQUEUE, Reserve, TimeBudget, Watch, slurm_left_s
+from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter, Show
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Why training is over."""
-
-    exit_code: int
-    reason: str
-    steps: int
-    """Optimizer steps finished."""
-    checkpoint: str | None
-    """The newest, or, where this run has none yet, the one that it began from."""
 
 
 def train(
@@ -57,7 +43,7 @@ def train(
     watch: Watch | None = None,
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Ending:
+) -> RunExit:
     """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
 
     All ranks call it, with the same ``start``; by default from the beginning.
@@ -86,7 +72,8 @@ class _Run:
         clock: StartClock,
     ) -> None:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
-        self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
+        self._resolved, self._ranks, self._writer = resolved, ranks, writer
+        self._start, self._watch, self._clock = start, watch, clock
         self._dataset = dataset = open_dataset(resolved)
         remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
@@ -100,18 +87,22 @@ class _Run:
         facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
-        told, beat = writer.append, self._watch.beat
+        told = writer.append
         self._keeper = Keeper(
-            writer.directory, config, self._training, ranks, attempt=writer.attempt, tell_event=told, progressed=beat
+            writer.directory,
+            config,
+            self._training,
+            ranks,
+            attempt=writer.attempt,
+            tell_event=told,
+            progressed=watch.beat,
         )
-        self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
             writer.append(event)
-        self._start = start
 
-    def train(self, environment: Mapping[str, str]) -> Ending:
+    def train(self, environment: Mapping[str, str]) -> RunExit:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
@@ -129,7 +120,7 @@ class _Run:
         finally:
             self._supply.close()
 
-    def _take_steps(self) -> Ending:
+    def _take_steps(self) -> RunExit:
         while True:
             while self._done < self._config.max_steps:
                 began_s = time.monotonic()
@@ -140,7 +131,7 @@ class _Run:
                 reason = self._act(self._step(batches))
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
-                self._reserve.step_took(time.monotonic() - began_s - self._evaluated_s)
+                self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
             # On a GPU the numbers of the last steps have yet to be looked at.
             if not self._in_trouble(self._overseer.look(all_of_them=True)):
                 return self._finish()
@@ -204,11 +195,11 @@ class _Run:
         seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
-        reserve_s = self._reserve.seconds(save_s=self._keeper.seconds_of_a_save(), evaluation_due=evaluation_due)
+        save_s = self._keeper.seconds_of_a_save()
         told = tell(
             rank=self._ranks.rank,
             signal_number=self._watch.asked_by,
-            time_is_over=self._ranks.leads and self._budget.over(reserve_s),
+            time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
@@ -243,11 +234,8 @@ class _Run:
         return verdict.stop_reason
 
     def _save_if_well(self) -> str | None:
-        """Save, unless the steps whose numbers have not arrived yet turn out to be trouble or ask to leave.
-
-        Returns:
-            Why to leave: on a GPU, with a save every two steps, nobody else reads what ranks tell each other.
-        """
+        """Save, unless steps whose numbers have not arrived yet turn out to be trouble or ask to leave; return why."""
+        # On a GPU, with a save every two steps, nobody else reads what ranks tell each other.
         verdict = self._overseer.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
@@ -301,7 +289,7 @@ class _Run:
         )
         self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
 
-    def _leave(self, reason: str) -> Ending:
+    def _leave(self, reason: str) -> RunExit:
         """Save, and say that starting again goes on."""
         in_trouble = self._in_trouble(self._overseer.look(all_of_them=True))
         self._write_rows(all_of_them=True)
@@ -311,11 +299,9 @@ class _Run:
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        ending = self._ending(REQUEUE, reason)
-        again = ending.checkpoint or "the beginning"
-        return dataclasses.replace(ending, reason=f"{reason}; starting again goes on from {again}")
+        return self._ending(REQUEUE, f"{reason}; starting again goes on from {self._newest or 'the beginning'}")
 
-    def _finish(self) -> Ending:
+    def _finish(self) -> RunExit:
         """Save, evaluate, and export."""
         if self._meter.open_steps:  # the data ended between two logged steps
             self._close_row()
@@ -340,9 +326,13 @@ class _Run:
         )
         return self._ending(0, "finished")
 
-    def _ending(self, exit_code: int, reason: str) -> Ending:
-        newest = self._keeper.newest or self._start.origin
-        return Ending(exit_code=exit_code, reason=reason, steps=self._done, checkpoint=newest)
+    @property
+    def _newest(self) -> str | None:
+        """The newest checkpoint, or, while this run has none, the one that it began from."""
+        return self._keeper.newest or self._start.origin
+
+    def _ending(self, exit_code: int, reason: str) -> RunExit:
+        return self._clock.exit(exit_code, reason, self._done, self._newest)
 
     # What is written down.
 
@@ -371,8 +361,7 @@ class _Run:
                 self._done,
                 progressed=self._watch.beat,
             )
-        self._evaluated_s = row.seconds
-        self._reserve.evaluation_took(row.seconds)
+        self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 
     def _tell_startup(self) -> None:

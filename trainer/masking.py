@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.plan import GOLDEN, Uint64, hash_words, mix, to_unit
+from trainer.plan import GOLDEN, Int64, Uint64, hash_words, mix, to_unit
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
@@ -28,7 +28,6 @@ SLOTS_MULTIPLE = 64
 _SLOTS_SIGMAS = 6.0
 """So many standard deviations above the mean: more tokens to predict come once in a billion micro-batches."""
 
-Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.integer[Any]]
 
 
@@ -45,10 +44,7 @@ class MaskingRule:
 
 
 def head_slots(places: int, probability: float) -> int:
-    """How many tokens to predict a micro-batch has room for, so that the head's shapes never change.
-
-    ``places`` are its tokens, padding included, of which each is drawn independently, or not at all.
-    """
+    """How many tokens to predict a micro-batch of so many places has room for, so that the head's shapes stay."""
     mean = places * probability
     slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
     return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
@@ -75,13 +71,11 @@ class Masker:
     def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
         """Corrupt samples in ``ids``, which have ``tokens`` ids from ``places`` on, special tokens not counted.
 
-        Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,).
+        Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,). An id that
+        is not below the vocabulary size raises ``IndexError``.
 
         Returns:
             Places in ``ids`` of the tokens to predict, and the ids that stood there, both of shape (P,).
-
-        Raises:
-            IndexError: If an id is not below the vocabulary size.
         """
         drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
         quads = (tokens + 3) >> 2

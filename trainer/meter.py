@@ -8,16 +8,15 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainer.events import Finding
+from trainer.events import Action, Finding, Kind
 from trainer.feed import DataWait, MicroBatch
-from trainer.pace import PaceMonitor
 from trainer.parallel import Ranks
 from trainer.peaks import ModelWork
 from trainer.record import StepRow
@@ -34,9 +33,7 @@ class NoiseScale:
     The squared norm of a mean gradient over B tokens is expected to be G² + S / B: that of the true gradient, and
     noise. Two batch sizes give both (McCandlish et al. 2018, appendix A.1); here the batch of one rank, or of one
     micro-batch, and that of the whole step. Their ratio S / G² is the batch in which both are equal. Left out: how the
-    optimizer scales coordinates, so it is a sign of the order of magnitude.
-
-    Both parts are smoothed separately, as their ratio would be biased.
+    optimizer scales coordinates, so it is a sign of the order of magnitude. Both parts are smoothed separately.
     """
 
     def __init__(self) -> None:
@@ -73,9 +70,92 @@ class NoiseScale:
         self._signal, self._noise = saved
 
 
+STARVED_SHARE = 0.1
+"""Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""
+STRAGGLER_RATIO = 1.25
+"""A rank's computing time over the median of all ranks; less is the ordinary scatter of cards and data."""
+ROWS = 5
+"""Logged rows in a row before it is said, and of calm before it is said again: single rows are often disturbed."""
+
+
+class PaceMonitor:
+    """Looks at every logged row, in order."""
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self._hosts = hosts
+        self._rows = 0
+        self._starved = _Streak()
+        self._slow: dict[int, _Streak] = {}
+
+    def look(self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]) -> list[Finding]:
+        """Return what a row shows: a step's time, and each rank's waiting and computing in it; None if unknown."""
+        self._rows += 1
+        return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
+
+    def _starvation(self, step_s: float, data_wait_s: Sequence[float]) -> list[Finding]:
+        # Loader processes are still starting in the first rows.
+        if self._rows <= ROWS or step_s <= 0 or not data_wait_s:
+            return []
+        wait_s = max(data_wait_s)
+        share = wait_s / step_s
+        if not self._starved.look(share > STARVED_SHARE):
+            return []
+        rank = data_wait_s.index(wait_s)
+        message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
+        message += f"{wait_s:.4g} of {step_s:.4g} s per step"
+        values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
+        return [Finding(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
+
+    def _stragglers(self, compute_s: Sequence[float | None]) -> list[Finding]:
+        """The slowest of the ranks that have just been slow for long enough, and the names of the others."""
+        known_s = [seconds for seconds in compute_s if seconds is not None]
+        median_s = statistics.median_low(known_s) if known_s else 0.0
+        if len(known_s) < len(compute_s) or median_s <= 0:
+            return []
+        ratios = [seconds / median_s for seconds in known_s]
+        told = [
+            rank
+            for rank, ratio in enumerate(ratios)
+            if self._slow.setdefault(rank, _Streak()).look(ratio > STRAGGLER_RATIO)
+        ]
+        if not told:
+            return []
+        slowest = max(told, key=ratios.__getitem__)
+        others = ", ".join(str(rank) for rank in told if rank != slowest)
+        message = f"{self._named(slowest)} computes {ratios[slowest]:.2f} times as long as the median rank: "
+        message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
+        message += f" (slow as well: {others})" if others else ""
+        values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
+        return [Finding(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
+
+    def _named(self, rank: int) -> str:
+        """With its host, where people go and look."""
+        return f"rank {rank} ({self._hosts[rank][:64]})" if rank < len(self._hosts) else f"rank {rank}"
+
+
+class _Streak:
+    """Whether something is to be said now: it was bad for long enough, and was not said since it was last fine."""
+
+    def __init__(self) -> None:
+        self._bad_rows = 0
+        self._fine_rows = 0
+        self._is_told = False
+
+    def look(self, is_bad: bool) -> bool:
+        self._bad_rows = self._bad_rows + 1 if is_bad else 0
+        self._fine_rows = 0 if is_bad else self._fine_rows + 1
+        if self._fine_rows >= ROWS:
+            self._is_told = False
+        if self._is_told or self._bad_rows < ROWS:
+            return False
+        self._is_told = True
+        return True
+
+
 _FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
 """What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
-rank, the seconds of a step in which it computed, and in which it waited for its loader, in the interval before."""
+rank, the seconds of a step in which it computed, and those in which it waited for its loader, in the interval before;
+and the peak of its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,42 +171,25 @@ class DeviceFacts:
 
 @dataclass(slots=True, kw_only=True)
 class _Interval:
-    """One rank's figures since the last logged step."""
+    """One rank's figures since the last logged step; from when it is closed on also those on their way to the host."""
 
     began: Mark
-    steps: int = 0
-    data_wait_s: float = 0.0
-    """Known when the interval is closed."""
+    results: list[StepResult] = field(default_factory=list)
     real_tokens: int = 0
     slot_tokens: int = 0
     flops: float = 0.0
-    parts: int = 0
-    part_share: float = 0.0
-    part_square: torch.Tensor | None = None
-    whole_square: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
-    """A row that is on its way from the device."""
-
-    known: dict[str, Any]
-    """What it says of what the host knows."""
-    interval: _Interval
-    results: Sequence[StepResult]
-    ended: Mark
-    fetched: Sequence[torch.Tensor]
-    """Sums over ranks, loss, gradient's norm, and peak of memory."""
-    copied: Mark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pace:
-    """How this rank spent a step in an interval that was read."""
-
-    step_s: float
-    compute_s: float | None
-    data_wait_s: float
+    partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Shares of steps' tokens, and the squared norms of the gradients of these parts, and of the whole steps."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """What its row says of what the caller knows."""
+    data_wait_s: float = 0.0
+    """Mean over steps."""
+    pace: tuple[float, float | None, float] | None = None
+    """How this rank spent a step in the last interval that was read by then: wall time, computing, waiting for data."""
+    ended: Mark | None = None
+    fetched: Sequence[torch.Tensor] = ()
+    """Sums over ranks, loss, and gradient's norm."""
+    copied: Mark | None = None
 
 
 class Meter:
@@ -136,24 +199,23 @@ class Meter:
         self._facts = facts
         self._ranks = ranks
         self.noise = NoiseScale()
-        self._pace: _Pace | None = None
-        self._pace_told: deque[_Pace | None] = deque()
+        self._pace: tuple[float, float | None, float] | None = None
         self._monitor = PaceMonitor(facts.hosts)
         self._findings: list[Finding] = []
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
+        self.take = self._wait.take
+        """Takes micro-batches from a loader; the wait for them is counted as far as the device waited, too."""
         self.restart()
 
     def restart(self) -> None:
         """Begin a new interval now; what was not closed is forgotten."""
         self._interval = _Interval(began=mark(self._ranks.device))
         self._wait.read()
-        self._results: list[StepResult] = []
 
     def forget(self) -> None:
         """The same, and rows that were not read are left out: their steps are undone."""
         self._pending.clear()
-        self._pace_told.clear()
         self.restart()
 
     def take_findings(self) -> list[Finding]:
@@ -164,73 +226,52 @@ class Meter:
     @property
     def open_steps(self) -> int:
         """Steps since the last logged one."""
-        return self._interval.steps
-
-    def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
-        """The micro-batches of one optimizer step; the wait for them is counted as far as the device waited, too."""
-        return self._wait.take(loader, count)
+        return len(self._interval.results)
 
     def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Count a step that was handed to the device."""
         interval = self._interval
-        interval.steps += 1
         for batch in batches:
             lengths = batch.tokens_N.numpy().astype(np.int64)
             interval.real_tokens += batch.real_tokens
             interval.slot_tokens += batch.ids_BS.numel()
             interval.flops += self._facts.work.step_flops(lengths, batch.predicted_tokens)
-        self._results.append(result)
+        interval.results.append(result)
         self._wait.gave(result.updated)
-        if result.partial is not None:
-            whole = result.grad_norm.square().double()
-            part = result.partial.square.double()
-            interval.whole_square = whole if interval.whole_square is None else interval.whole_square + whole
-            interval.part_square = part if interval.part_square is None else interval.part_square + part
-            interval.part_share += result.partial.share
-            interval.parts += 1
+        if (part := result.partial) is not None:
+            interval.partials.append((part.share, part.square.double(), result.grad_norm.square().double()))
 
     def close(self, step: int, **known: float) -> None:
         """End the interval, and begin to fetch its figures; ``known`` is what else its row says."""
-        device, interval, result = self._ranks.device, self._interval, self._results[-1]
-        interval.data_wait_s = self._wait.read()
-        ended = mark(device)
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        counts = [float(interval.real_tokens), float(interval.slot_tokens), interval.flops]
-        squares = [
-            zero if square is None else square / interval.parts
-            for square in (interval.part_square, interval.whole_square)
-        ]
+        device, interval, world = self._ranks.device, self._interval, self._ranks.world_size
+        interval.known, interval.pace = {"step": step, **known}, self._pace
+        interval.data_wait_s = self._wait.read() / len(interval.results)
+        interval.ended = mark(device)
+        # This rank's own places; all others are zero, so that sums over ranks are theirs.
+        of_ranks = np.zeros((3, world))
+        of_ranks[2, self._ranks.rank] = _peak_bytes(device)
+        if interval.pace is not None:
+            _, compute_s, data_wait_s = interval.pace
+            # Where nobody can tell how long a rank computed, no rank can.
+            of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
+        counts = torch.tensor([interval.real_tokens, interval.slot_tokens, interval.flops], dtype=torch.float64)
+        squares = torch.zeros(2, dtype=torch.float64, device=device)
+        if interval.partials:
+            _, parts, wholes = zip(*interval.partials, strict=True)
+            squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
         sums = torch.cat(
             [
-                torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True),
-                torch.stack(squares),
-                torch.tensor(self._pace_of_ranks(), dtype=torch.float64).to(device, non_blocking=True),
+                counts.to(device, non_blocking=True),
+                squares,
+                torch.from_numpy(of_ranks.ravel()).to(device, non_blocking=True),
             ]
         )
-        peak = torch.full((), float(_peak_bytes(device)), dtype=torch.float64, device=device)
-        for summed in (self._ranks.begin_sum(sums), self._ranks.begin_max(peak)):
-            summed()
-        fetched = [to_host(tensor) for tensor in (sums, result.loss, result.grad_norm, peak)]
-        pending = _Pending(
-            known={"step": step, **known},
-            interval=interval,
-            results=self._results,
-            ended=ended,
-            fetched=fetched,
-            copied=mark(device),
-        )
-        self._pending.append(pending)
+        self._ranks.begin_sum(sums)()
+        last = interval.results[-1]
+        interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]
+        interval.copied = mark(device)
+        self._pending.append(interval)
         self.restart()
-
-    def _pace_of_ranks(self) -> list[float]:
-        """This rank's seconds in its own two places; all others are zero, so that sums over ranks are theirs."""
-        self._pace_told.append(self._pace)
-        places = [0.0] * (2 * self._ranks.world_size)
-        if self._pace is not None:
-            # Where nobody can tell how long a rank computed, no rank can.
-            places[self._ranks.rank] = math.nan if self._pace.compute_s is None else self._pace.compute_s
-            places[self._ranks.world_size + self._ranks.rank] = self._pace.data_wait_s
-        return places
 
     def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
         """Rows that have arrived, on every rank the same but for rank 0's times; the last one with ``all_of_them``."""
@@ -239,28 +280,24 @@ class Meter:
         while len(self._pending) > left:
             yield self._read(self._pending.popleft())
 
-    def _read(self, row: _Pending) -> StepRow:
+    def _read(self, row: _Interval) -> StepRow:
+        assert row.copied is not None
+        assert row.ended is not None
         row.copied.wait()
-        interval, world, steps = row.interval, self._ranks.world_size, row.interval.steps
+        world, steps = self._ranks.world_size, len(row.results)
         fetched: list[Any] = [one.tolist() for one in row.fetched]
-        numbers, loss, grad_norm, peak_bytes = fetched
-        sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
-        told = self._look_at_pace(numbers[len(_FIELDS) :], world)
-        seconds = row.ended.seconds_since(interval.began)
+        numbers, loss, grad_norm = fetched
+        sums = dict(zip(_FIELDS, numbers, strict=False))
+        computed_s, waits_s, peaks_bytes = np.reshape(numbers[len(_FIELDS) :], (3, world)).tolist()
+        told = self._look_at_pace(row, computed_s, waits_s)
+        seconds = row.ended.seconds_since(row.began)
         compute_s = _mean(row.results, _computed_s)
         communication_s = _communication_s(row.results, world)
-        self._pace = _Pace(
-            step_s=seconds / steps,
-            # Without the moment of departure, computing and waiting for others are one.
-            compute_s=None if communication_s is None else compute_s,
-            data_wait_s=interval.data_wait_s / steps,
-        )
-        if interval.parts and 0 < interval.part_share / interval.parts < 1:
+        # Without the moment of departure, computing and waiting for others are one.
+        self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
+        if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
             self.noise.update(
-                sums["whole_square"] / world,
-                sums["part_square"] / world,
-                interval.part_share / interval.parts,
-                sums["real_tokens"] / steps,
+                sums["whole_square"] / world, sums["part_square"] / world, share, sums["real_tokens"] / steps
             )
         flops_per_s = sums["flops"] / seconds / world
         six_n_per_s = self._facts.work.six_n_flops(sums["real_tokens"]) / seconds / world
@@ -270,7 +307,7 @@ class Meter:
             loss=_finite(loss),
             grad_norm=_finite(grad_norm),
             step_s=seconds / steps,
-            data_wait_s=interval.data_wait_s / steps,
+            data_wait_s=row.data_wait_s,
             compute_s=compute_s,
             communication_s=communication_s,
             optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
@@ -284,19 +321,19 @@ class Meter:
             model_flops_per_s_per_rank=flops_per_s,
             mfu=flops_per_s / peak if peak else None,
             mfu_6n=six_n_per_s / peak if peak else None,
-            peak_memory_bytes=round(peak_bytes),
+            peak_memory_bytes=round(max(peaks_bytes)),
             gradient_noise_scale_tokens=self.noise.tokens,
             **told,
         )
 
-    def _look_at_pace(self, numbers: Sequence[float], world: int) -> dict[str, Any]:
+    def _look_at_pace(self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]) -> dict[str, Any]:
         """What all ranks' times of the interval before show, and what a row says of them, as far as it is known."""
-        before = self._pace_told.popleft()
+        world = len(waits_s)
         said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
-        if before is None:
+        if row.pace is None:
             return said
-        compute_s, waits_s = [_finite(value) for value in numbers[:world]], numbers[world:]
-        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=waits_s, compute_s=compute_s)
+        compute_s = [_finite(value) for value in computed_s]
+        self._findings += self._monitor.look(step_s=row.pace[0], data_wait_s=waits_s, compute_s=compute_s)
         if world == 1:
             return said
         waiting = max(range(world), key=waits_s.__getitem__)

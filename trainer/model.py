@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from trainer.attention import dropout_key, register_varlen
+from trainer.attention import VARLEN_NAME, attend_within_documents, dropout_key
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
@@ -46,11 +46,6 @@ def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
 
 
-def padded_vocab_size(vocab_size: int) -> int:
-    """The vocabulary rounded up to whole tiles."""
-    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-
 def build_config(
     settings: ModelSettings,
     *,
@@ -77,7 +72,7 @@ def build_config(
         config = AutoConfig.for_model(
             model_type,
             **shape,
-            vocab_size=padded_vocab_size(vocab_size),
+            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
             pad_token_id=special_ids.pad,
             bos_token_id=special_ids.cls,
             eos_token_id=special_ids.sep,
@@ -108,7 +103,7 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
 
     An architecture without a choice of ``implementation`` takes its own ``eager`` one, and ``model.config`` says so.
     """
-    register_varlen()
+    AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     with torch.device(device):
         try:
             try:

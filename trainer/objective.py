@@ -12,13 +12,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from trainer.attention import (
-    ChosenAttention,
-    EncoderInputs,
-    asked_in_documents,
-    asked_in_rows,
-    encoder_inputs,
-)
+from trainer.attention import ChosenAttention, EncoderInputs, asked_in_documents, asked_in_rows, encoder_inputs
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
 from trainer.masking import IGNORED_LABEL, head_slots
@@ -57,7 +51,9 @@ class MaskedLM(nn.Module):
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """What the encoder and its head are computed under, by the kind of device."""
-        self.narrow = _can_be_narrow(model, config, attention)
+        kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
+        wanted = config.head == "masked" and config.last_layer == "predicted"
+        self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
             narrow_layer(model_layers(model)[-1], family)
@@ -87,8 +83,7 @@ class MaskedLM(nn.Module):
                 first_position=self._first_position,
                 window_tokens=self._window_tokens,
             )
-            if inputs.edges is not None:
-                self._let_vary(inputs.edges)
+            self._let_vary(inputs.edges)
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             slots = _enough(self._slots, batch.predicted_tokens)
@@ -121,21 +116,14 @@ class MaskedLM(nn.Module):
         row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
         return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
 
-    def _let_vary(self, tensor: torch.Tensor) -> None:
+    def _let_vary(self, tensor: torch.Tensor | None) -> None:
         """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""
-        if self._compiled:
+        if self._compiled and tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments).logits
         return logits.flatten(0, 1)
-
-
-def _can_be_narrow(model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> bool:
-    if attention.kind == "row" or config.head != "masked" or config.last_layer != "predicted":
-        return False
-    kinds = getattr(model.config, "layer_types", None)
-    return kinds is None or kinds[-1] == "full_attention"
 
 
 def _enough(slots: int | None, needed: int) -> int:

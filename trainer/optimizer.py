@@ -18,25 +18,17 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    final = config.final_learning_rate_share
-    return config.learning_rate * (final + (1 - final) * _above_final(config, step))
-
-
-def _above_final(config: TrainConfig, step: int) -> float:
-    """From 1 at the end of the warm-up to 0 at ``max_steps``."""
-    first = config.warmup_steps
+    first, final = config.warmup_steps, config.final_learning_rate_share
     if config.schedule == "wsd":
         first = max(first, config.max_steps - max(1, round(config.decay_share * config.max_steps)))
     done = min(1.0, max(0.0, (step - first) / max(1, config.max_steps - first)))
-    match config.schedule:
-        case "constant":
-            return 1.0
-        case "linear":
-            return 1 - done
-        case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        case "wsd":
-            return 1 - math.sqrt(done)
+    left = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "wsd": 1 - math.sqrt(done),
+    }
+    return config.learning_rate * (final + (1 - final) * left[config.schedule])
 
 
 def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torch.optim.Optimizer:

@@ -32,21 +32,16 @@ def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_du
 def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
     """What the sums over all ranks of what ``tell`` gave mean: why to save and leave, if so, and whether to save."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
-    reason = None
+    reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over" if time_is_over else None
     if count:
         number, rest = divmod(numbers, count)
-        known = not rest and number in SIGNALS
-        name = signal.Signals(number).name if known else "signals"
+        name = signal.Signals(number).name if not rest and number in SIGNALS else "signals"
         reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
-    elif time_is_over:
-        reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over"
     return reason, bool(save_is_due)
 
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """While a step's numbers travel from a GPU, it has the next one, and the one after, to work on."""
-_REMEMBERED_STEPS = 8
-"""Whose samples an event can name: no step's numbers are read later than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +65,12 @@ class Verdict:
 
 
 class Overseer:
-    """Watches over a run's steps.
-
-    Each rank has one of these, and calls it at the same steps.
-    """
+    """Watches over a run's steps; every rank calls it at the same ones."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
         self._config, self._ranks, self._tell_event = config, ranks, tell_event
         self._travelling: deque[tuple[int, torch.Tensor, Mark]] = deque()
-        self._samples: deque[tuple[int, npt.NDArray[np.int64]]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
 
@@ -90,7 +82,7 @@ class Overseer:
         fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
         numbers = to_host(torch.cat([fixed, result.told]))
         self._travelling.append((step, numbers, mark(self._ranks.device)))
-        self._samples.append((step, samples))
+        self._samples[step] = samples
 
     def look(self, *, all_of_them: bool = False) -> Verdict:
         """Judge the steps whose numbers have arrived; with ``all_of_them`` it waits for the last."""
@@ -104,7 +96,9 @@ class Overseer:
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
             findings = self.health.look(Vitals(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
-            samples = self._samples_of(step) if findings else []
+            own = self._samples.pop(step)
+            # All ranks find the same at the same step, so all of them come here.
+            samples = sorted(np.concatenate(self._ranks.gather(own)).tolist()) if findings else []
             for one in findings:
                 self._tell_event(one.event(step, samples))
             found += [(step, one) for one in findings]
@@ -124,8 +118,3 @@ class Overseer:
         self._travelling.clear()
         self._samples.clear()
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)
-
-    def _samples_of(self, step: int) -> list[int]:
-        """Of all ranks; they all find the same at the same step, so all of them come here."""
-        own = next((samples for number, samples in self._samples if number == step), np.zeros(0, dtype=np.int64))
-        return sorted(np.concatenate(self._ranks.gather(own)).tolist())

@@ -9,10 +9,8 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -48,11 +46,9 @@ class GradientTraffic:
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, Mark | None]:
-        """What the last synchronised backward was on this rank.
+        """Return the squared L2 norm of this rank's own gradient, shape (), and when its last bucket left.
 
-        Returns:
-            The squared L2 norm of this rank's own gradient, shape (), and the moment when the last bucket left: what
-            follows until the end of backward is waiting for the network.
+        What follows until the end of backward is waiting for the network.
         """
         square, self._square = self._square, torch.zeros((), device=self._device)
         departed, self._departed = self._departed, None
@@ -69,22 +65,15 @@ class GradientTraffic:
             reduced: torch.Tensor = future.value()[0]
             return gradient if reduced is gradient else gradient.copy_(reduced)
 
-        if not self.travels:
-            stayed: torch.futures.Future[Any] = torch.futures.Future()
-            stayed.set_result([travelling])
-            return stayed.then(arrived)
-        sent: torch.futures.Future[torch.Tensor] = dist.all_reduce(travelling, async_op=True).get_future().then(arrived)
-        return sent
+        sent: torch.futures.Future[Any] = torch.futures.Future()
+        if self.travels:
+            sent = dist.all_reduce(travelling, async_op=True).get_future()
+        else:
+            sent.set_result([travelling])
+        return sent.then(arrived)
 
 
-_SYNC_BUFFERS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
-"""The newer name, where torch has it: the older one then warns."""
-
-
+ValueT = TypeVar("ValueT")
 _GROUP_LATER_S = 60.0
 TORCHS_BUCKET_CAP_MIB = 25
 _OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
@@ -142,31 +131,23 @@ class Ranks:
         dist.all_reduce(tensor, operation)
         return [float(value) for value in tensor.tolist()]
 
-    def gather(self, numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        """A list of numbers of every rank, by rank, each of its own length; the host waits for all hosts."""
-        if self.world_size == 1:
-            return [numbers]
-        lengths = [round(length) for length in self.each(len(numbers))]
-        room = torch.zeros(max(1, *lengths), dtype=torch.int64)
-        room[: len(numbers)] = torch.from_numpy(numbers)
-        found = [torch.empty_like(room) for _ in lengths]
-        dist.all_gather(found, room)
-        return [one.numpy()[:length] for one, length in zip(found, lengths, strict=True)]
+    def gather(self, value: ValueT) -> list[ValueT]:
+        """Return every rank's value, by rank; the host waits for all hosts."""
+        found = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(found, value)
+        return found
 
-    def tell(self, text: str) -> str:
-        """The first rank's text, on every rank."""
-        if self.world_size == 1:
-            return text
-        raw = text.encode() if self.leads else b""
-        room = torch.empty(round(self.max(len(raw))[0]), dtype=torch.uint8)
-        if self.leads:
-            room.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
-        dist.broadcast(room, 0)
-        return bytes(room.numpy()).decode()
+    def tell(self, value: ValueT) -> ValueT:
+        """Return the first rank's value on every rank."""
+        told = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(told)
+        return told[0]
 
     def tell_number(self, value: float) -> float:
-        """The first rank's number, on every rank."""
-        return self.sum(value if self.leads else 0.0)[0]
+        """Return the first rank's number on every rank."""
+        return self.tell(value)
 
     def send_from_first(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the device with the first rank's."""
@@ -174,21 +155,10 @@ class Ranks:
             dist.broadcast(tensor, 0)
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Begin to add a tensor on the device up over all ranks, in place.
-
-        Returns:
-            What makes the device wait for the result; on a CPU that is this process.
-        """
-        return self._begin(tensor, dist.ReduceOp.SUM)
-
-    def begin_max(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """The same for the largest."""
-        return self._begin(tensor, dist.ReduceOp.MAX)
-
-    def _begin(self, tensor: torch.Tensor, operation: Any) -> Callable[[], object]:  # noqa: ANN401 - torch's own enum
+        """Begin to add a tensor up over all ranks, in place; what is returned makes its device, or a CPU, wait."""
         if self.world_size == 1:
             return lambda: None
-        wait: Callable[[], object] = dist.all_reduce(tensor, operation, async_op=True).wait
+        wait: Callable[[], object] = dist.all_reduce(tensor, async_op=True).wait
         return wait
 
 
@@ -204,33 +174,30 @@ def join_ranks(
         DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
-    local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-    device = pick_device(config.device, local_rank)
-    cpus = len(os.sched_getaffinity(0))
+    device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
+    ranks = Ranks(
+        rank=int(environment.get("RANK", "0")),
+        local_rank=local_rank,
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        device=device,
+        cpus_before_binding=cpus,
+    )
     if device.type == "cuda":
         gpu: Any = torch.cuda.get_device_properties(device)
         bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
     else:
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
-        torch.set_num_threads(max(1, cpus // local_world_size))
-    if world_size > 1:
+        torch.set_num_threads(max(1, cpus // ranks.local_world_size))
+    if ranks.world_size > 1:
         timeout = datetime.timedelta(seconds=longest_join_s(config))
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if rendezvous is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            store = dist.FileStore(str(rendezvous), world_size)  # type: ignore[attr-defined]  # there, though unlisted
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    return Ranks(
-        rank=rank,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        world_size=world_size,
-        device=device,
-        cpus_before_binding=cpus,
-    )
+        store = None
+        if rendezvous is not None:
+            store = dist.FileStore(str(rendezvous), ranks.world_size)  # type: ignore[attr-defined]  # unlisted
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+    return ranks
 
 
 def longest_join_s(config: TrainConfig) -> float:
@@ -288,11 +255,7 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
-    """The device of a local rank.
-
-    Raises:
-        DeviceMissing: If there is no such GPU.
-    """
+    """Return the device of a local rank; raise ``DeviceMissing`` if there is no such GPU."""
     if kind == "cpu":
         return torch.device("cpu")
     set_cuda_defaults(os.environ)
@@ -338,9 +301,10 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     if ranks.world_size == 1:
         return SharedModule(module=module, traffic=None)
     if parallel.strategy == "fsdp2":
-        _shard(module, layers, config, ranks)
-        return SharedModule(module=module, traffic=None)
-    unchanged_buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
+        return SharedModule(module=_shard(module, layers, config, ranks), traffic=None)
+    # The newer name, if torch has it: the older one then warns.
+    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    unchanged_buffers: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
@@ -359,7 +323,7 @@ def give_up_gathered(module: nn.Module) -> None:
         module.reshard()
 
 
-def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> None:
+def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
     if config.parallel.gradient_dtype != "fp32" and accumulation_steps(config, ranks.world_size) > 1:
         raise BadConfig(
             f"fsdp2 would add micro-batches up in {config.parallel.gradient_dtype} as well, not only send them",
@@ -381,3 +345,4 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(module, "evaluate")
+    return module

@@ -10,12 +10,11 @@ structured sparsity; dense is half of that. Read in 2026.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from trainer.plan import Int64
 
 _FORWARD_AND_BACKWARD = 3
 _MULTIPLY_AND_ADD = 2
@@ -40,10 +39,7 @@ class ModelWork:
     """Whether only tokens to predict ask in the last layer's attention."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
-        """Operations of one step.
-
-        ``lengths``, shape (N,), are the real tokens of each document.
-        """
+        """Return the operations of one step; ``lengths``, shape (N,), are the real tokens of each document."""
         tokens = float(lengths.sum())
         products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
         pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
@@ -70,11 +66,10 @@ def attended_pairs(lengths: Int64, reach: int | None) -> float:
 
 Format = Literal["bf16", "tf32", "fp32"]
 
-TERA = 1e12
+GIGA, TERA = 1e9, 1e12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(NamedTuple):
     """One kind of GPU."""
 
     name: str
@@ -84,6 +79,9 @@ class Peak:
     tf32: float
     fp32: float
     """Without matrix units."""
+    link_bytes_per_s: float
+    """Of all links, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against data
+    sheets; it only bounds what is plausible."""
     source: str
 
 
@@ -96,41 +94,32 @@ _PARTS = {"MIG", "Laptop", "D"}
 # Left out, as no data sheet with a dense figure was found: A10G, of which others print 62.5, 70 and 125 TFLOP/s in
 # bf16; RTX PRO 6000 Server Edition, which has the chip of the others, and clocks and power of its own.
 PEAKS = (
-    Peak(name="H100 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H100 data sheet, NVL"),
-    Peak(name="H100 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H100 data sheet, PCIe"),
-    Peak(name="H100", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H100 data sheet, SXM"),
-    Peak(name="H200 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H200 data sheet, NVL"),
-    Peak(name="H200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H200 data sheet, SXM"),
-    Peak(name="GH200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA GH200 data sheet"),
-    Peak(name="H800 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H800 data sheet, PCIe"),
-    Peak(name="H800", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H800 data sheet, SXM"),
-    Peak(name="H20", bf16=148 * TERA, tf32=74 * TERA, fp32=44 * TERA, source="specifications that sellers print"),
-    Peak(name="B200", bf16=2250 * TERA, tf32=1100 * TERA, fp32=75 * TERA, source="NVIDIA HGX B200 data sheet"),
-    Peak(name="GB200", bf16=2500 * TERA, tf32=1250 * TERA, fp32=80 * TERA, source="a 72nd of NVIDIA GB200 NVL72's"),
-    Peak(name="B300", bf16=2250 * TERA, tf32=1125 * TERA, fp32=75 * TERA, source="an 8th of NVIDIA HGX B300's"),
-    Peak(name="GB300", bf16=2500 * TERA, tf32=1250 * TERA, fp32=80 * TERA, source="a 72nd of NVIDIA GB300 NVL72's"),
-    Peak(name="A100", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A100 data sheet"),
-    Peak(name="A800", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A800 data sheet"),
-    Peak(name="A40", bf16=150 * TERA, tf32=75 * TERA, fp32=37 * TERA, source="NVIDIA A40 data sheet"),
-    Peak(name="A30", bf16=165 * TERA, tf32=82 * TERA, fp32=10.3 * TERA, source="NVIDIA A30 data sheet"),
-    Peak(name="A10", bf16=125 * TERA, tf32=62.5 * TERA, fp32=31 * TERA, source="NVIDIA A10 data sheet"),
-    Peak(name="L40S", bf16=362 * TERA, tf32=183 * TERA, fp32=91.6 * TERA, source="NVIDIA L40S data sheet"),
-    Peak(name="L40", bf16=181 * TERA, tf32=90.5 * TERA, fp32=90.5 * TERA, source="NVIDIA L40 data sheet"),
-    Peak(name="RTX 6000 Ada", bf16=364 * TERA, tf32=182 * TERA, fp32=91 * TERA, source=_ADA),
-    Peak(name="RTX 4090", bf16=165 * TERA, tf32=82.6 * TERA, fp32=82.6 * TERA, source=_ADA),
-    Peak(name="RTX PRO 6000 Max Q", bf16=438 * TERA, tf32=219 * TERA, fp32=110 * TERA, source=_PRO_MAX_Q),
-    Peak(name="RTX PRO 6000 Workstation", bf16=504 * TERA, tf32=252 * TERA, fp32=126 * TERA, source=_PRO),
-    Peak(name="L4", bf16=121 * TERA, tf32=60 * TERA, fp32=30 * TERA, source="NVIDIA L4 data sheet"),
+    Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
+    Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),
+    Peak("H100", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H100 data sheet, SXM"),
+    Peak("H200 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, NVL"),
+    Peak("H200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, SXM"),
+    Peak("GH200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA GH200 data sheet"),
+    Peak("H800 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, PCIe"),
+    Peak("H800", 989 * TERA, 494 * TERA, 67 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, SXM"),
+    Peak("H20", 148 * TERA, 74 * TERA, 44 * TERA, 900 * GIGA, "specifications that sellers print"),
+    Peak("B200", 2250 * TERA, 1100 * TERA, 75 * TERA, 1800 * GIGA, "NVIDIA HGX B200 data sheet"),
+    Peak("GB200", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB200 NVL72's"),
+    Peak("B300", 2250 * TERA, 1125 * TERA, 75 * TERA, 1800 * GIGA, "an 8th of NVIDIA HGX B300's"),
+    Peak("GB300", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB300 NVL72's"),
+    Peak("A100", 312 * TERA, 156 * TERA, 19.5 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
+    Peak("A800", 312 * TERA, 156 * TERA, 19.5 * TERA, 400 * GIGA, "NVIDIA A800 data sheet"),
+    Peak("A40", 150 * TERA, 75 * TERA, 37 * TERA, 112.5 * GIGA, "NVIDIA A40 data sheet"),
+    Peak("A30", 165 * TERA, 82 * TERA, 10.3 * TERA, 200 * GIGA, "NVIDIA A30 data sheet"),
+    Peak("A10", 125 * TERA, 62.5 * TERA, 31 * TERA, 64 * GIGA, "NVIDIA A10 data sheet"),
+    Peak("L40S", 362 * TERA, 183 * TERA, 91.6 * TERA, 64 * GIGA, "NVIDIA L40S data sheet"),
+    Peak("L40", 181 * TERA, 90.5 * TERA, 90.5 * TERA, 64 * GIGA, "NVIDIA L40 data sheet"),
+    Peak("RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 64 * GIGA, _ADA),
+    Peak("RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 64 * GIGA, _ADA),
+    Peak("RTX PRO 6000 Max Q", 438 * TERA, 219 * TERA, 110 * TERA, 128 * GIGA, _PRO_MAX_Q),
+    Peak("RTX PRO 6000 Workstation", 504 * TERA, 252 * TERA, 126 * TERA, 128 * GIGA, _PRO),
+    Peak("L4", 121 * TERA, 60 * TERA, 30 * TERA, 64 * GIGA, "NVIDIA L4 data sheet"),
 )
-
-LINK_BYTES_PER_S = {
-    "H100 NVL": 600e9, "H100 PCIe": 600e9, "H100": 900e9, "H200 NVL": 900e9, "H200": 900e9, "GH200": 900e9,
-    "H800 PCIe": 400e9, "H800": 400e9, "H20": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "GB300": 1800e9,
-    "A100": 600e9, "A800": 400e9, "A40": 112.5e9, "A30": 200e9, "A10": 64e9, "L40S": 64e9, "L40": 64e9,
-    "RTX 6000 Ada": 64e9, "RTX 4090": 64e9, "RTX PRO 6000 Max Q": 128e9, "RTX PRO 6000 Workstation": 128e9, "L4": 64e9,
-}  # fmt: skip
-"""All links of a GPU, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against data
-sheets; they only bound what is plausible."""
 
 
 def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
@@ -147,7 +136,7 @@ def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
 def peak_link_bytes_per_s(device_name: str) -> float | None:
     """Return the bandwidth of a device's links, both directions together, or None if the table does not know it."""
     found = _peak(device_name)
-    return None if found is None else LINK_BYTES_PER_S.get(found.name)
+    return None if found is None else found.link_bytes_per_s
 
 
 def _peak(device_name: str) -> Peak | None:

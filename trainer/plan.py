@@ -20,13 +20,12 @@ import numpy.typing as npt
 from trainer.config import Layout
 from trainer.schema import Table
 
+Int64 = npt.NDArray[np.int64]
 Uint64 = npt.NDArray[np.uint64]
 
 FEISTEL_ROUNDS = 6
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: the increment of SplitMix64."""
-_WORD = 2**64 - 1
-_TO_UNIT = 2.0**-53
 
 
 def mix(value: Uint64) -> Uint64:
@@ -39,18 +38,18 @@ def mix(value: Uint64) -> Uint64:
     return value
 
 
-def hash_words(*words: int | npt.NDArray[np.int64] | Uint64) -> Uint64:
+def hash_words(*words: int | Int64 | Uint64) -> Uint64:
     """Hash integers and arrays of them, elementwise, into one 64-bit word each."""
     state = np.zeros(1, dtype=np.uint64)
     for word in words:
-        array = np.asarray(word & _WORD if isinstance(word, int) else word).astype(np.uint64)
+        array = np.asarray(word & (2**64 - 1) if isinstance(word, int) else word).astype(np.uint64)
         state = mix((state ^ array) + GOLDEN)
     return state
 
 
 def to_unit(words: Uint64) -> npt.NDArray[np.float64]:
     """Words to numbers in [0, 1)."""
-    return (words >> np.uint64(11)).astype(np.float64) * _TO_UNIT
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
@@ -79,22 +78,14 @@ def _feistel(words: Uint64, bits: int, keys: list[np.uint64]) -> Uint64:
     return (left << np.uint64(right_bits)) | right
 
 
-Int64 = npt.NDArray[np.int64]
-
-
 def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
     """Put samples into as few rows as best fit finds: longest first, each into the fullest row that has room.
 
     Open rows are kept by their free places, and one bit per number of free places says which numbers occur, so that the
     best row is found by the lowest set bit, without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
 
-    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``.
-
-    Returns:
-        Shape (N,): the number of each sample's row; rows are numbered from 0 without gaps.
-
-    Raises:
-        ValueError: If a sample is longer than a row, or empty.
+    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``; else
+    ``ValueError`` is raised. Returned are the samples' rows, shape (N,), which are numbered from 0 without gaps.
     """
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {row_tokens}")
@@ -276,26 +267,15 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: SampleIndex) -> Segme
     if plan.layout != "packed":
         return segments
     lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
-    rows = _shuffled(pack_rows(lengths, plan.row_tokens), hash_words(plan.seed, lane, block))
+    packed = pack_rows(lengths, plan.row_tokens)
+    numbers = np.arange(int(packed.max(initial=-1)) + 1)
+    drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
+    place = np.empty_like(numbers)
+    place[np.argsort(drawn, kind="stable")] = numbers
+    rows = place[packed]
     order = np.argsort(rows, kind="stable")
-    segments = segments[order]
+    segments, lengths = segments[order], lengths[order]
     segments.rows[:] = rows[order]
-    segments.columns[:] = _columns(segments.rows, lengths[order])
+    begins = np.cumsum(lengths) - lengths
+    segments.columns[:] = begins - begins[np.searchsorted(segments.rows, segments.rows, side="left")]
     return segments
-
-
-def _shuffled(rows: Int64, key: npt.NDArray[np.uint64]) -> Int64:
-    count = int(rows.max(initial=-1)) + 1
-    drawn = mix(key + hash_words(np.arange(count, dtype=np.uint64)))
-    place = np.empty(count, dtype=np.int64)
-    place[np.argsort(drawn, kind="stable")] = np.arange(count)
-    return place[rows]
-
-
-def _columns(rows: Int64, lengths: Int64) -> Int64:
-    """Where each sample begins in its row, for samples sorted by row."""
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    first_of_row = np.searchsorted(rows, rows, side="left")
-    columns: Int64 = begins - begins[first_of_row]
-    return columns

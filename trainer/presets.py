@@ -44,11 +44,7 @@ _NOT_SHAPE = {
 
 
 def model_settings(name: str) -> ModelSettings:
-    """Look up a preset, or read a transformers ``config.json``.
-
-    Raises:
-        BadConfig: If it is neither, with the nearest preset; or if the file is not a model config.
-    """
+    """Look up a preset, or read a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
     path = Path(name)

@@ -27,9 +27,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from trainer.errors import BadConfig
-from trainer.events import EventRow
+from trainer.events import EventRow, utc_now
 from trainer.plan import BatchSplit
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
+from trainer.watch import REQUEUE
 
 
 def code_sha256(package: Path = Path(__file__).parent) -> str:
@@ -303,6 +304,18 @@ class StartClock:
     def total_s(self) -> float:
         """Since the beginning."""
         return time.time() - self._began_s
+
+    def exit(self, code: int, reason: str, steps: int, checkpoint: str | None) -> RunExit:
+        """Return how a run ends at this moment."""
+        return RunExit(
+            exit_code=code,
+            reason=reason,
+            requeue=code == REQUEUE,
+            steps=steps,
+            checkpoint=checkpoint,
+            seconds=self.total_s(),
+            finished_utc=utc_now(),
+        )
 
     def startup(self) -> StartUp:
         """All phases; those that did not happen took no time."""

@@ -36,11 +36,7 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path) -> dict[str, Any]:
-    """Read a profile's tables and check its schema version.
-
-    Raises:
-        BadConfig: If it is missing, not TOML, of another schema version, or has no ``[train]`` table.
-    """
+    """Read a profile's tables; raise ``BadConfig`` without a ``[train]`` table, or for another schema version."""
     tables = read_toml(path, if_missing="Write one with: autotune tune --model MODEL --data DIR")
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
@@ -81,21 +77,16 @@ def resolve(
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
     for assignment in assignments:
-        key, value = _assignment(assignment)
-        _put(train, key, value)
-        sources[".".join(["train", *key])] = "command line"
+        sources[_assign(train, assignment)] = "command line"
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, source = find_data(profile, config, data, environment)
     sources["train.data.path"] = source
     for name in dotted(config.model_dump(mode="json"), "train."):
         sources.setdefault(name, "default")
-    fingerprint = tables.get("fingerprint")
+    found = tables.get("fingerprint")
+    fingerprint = found if isinstance(found, dict) else {}
     return ResolvedConfig(
-        config=config,
-        sources=sources,
-        data_dir=data_dir,
-        profile_sha256=said,
-        fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
+        config=config, sources=sources, data_dir=data_dir, profile_sha256=said, fingerprint=fingerprint
     )
 
 
@@ -108,11 +99,7 @@ def profile_sha256(tables: dict[str, Any]) -> str:
 def find_data(
     profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[Path, str]:
-    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile.
-
-    Raises:
-        BadConfig: If none of them names one.
-    """
+    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile."""
     if data is not None:
         return data, "command line"
     if environment.get("AUTOTUNE_DATA"):
@@ -122,25 +109,24 @@ def find_data(
     raise BadConfig("no dataset was named", next_step="Give --data DIR, or set AUTOTUNE_DATA.")
 
 
-def _assignment(text: str) -> tuple[list[str], object]:
+def _assign(train: dict[str, Any], text: str) -> str:
+    """Put what ``train.key=value`` says into the table, and return the dotted key."""
     name, equals, raw = text.partition("=")
-    key = name.strip().split(".")
-    if not equals or len(key) < 2 or key[0] != "train":
+    dotted_key = name.strip()
+    *tables, key = dotted_key.split(".")
+    if not equals or tables[:1] != ["train"]:
         raise BadConfig(f"--set {text!r} is not of the form train.key=value", next_step="Try --set train.max_steps=30")
     try:
         value: object = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
-    return key[1:], value
-
-
-def _put(table: dict[str, Any], key: Sequence[str], value: object) -> None:
-    for part in key[:-1]:
-        child = table.setdefault(part, {})
-        if not isinstance(child, dict):
-            raise BadConfig(f"{part!r} in --set train.{'.'.join(key)} is not a table", next_step="Check the key.")
-        table = child
+    table = train
+    for part in tables[1:]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise BadConfig(f"{part!r} in --set {dotted_key} is not a table", next_step="Check the key.")
     # TOML tells 1 from 1.0, people at a prompt do not, and transformers does.
-    if isinstance(value, int) and not isinstance(value, bool) and isinstance(table.get(key[-1]), float):
+    if isinstance(value, int) and not isinstance(value, bool) and isinstance(table.get(key), float):
         value = float(value)
-    table[key[-1]] = value
+    table[key] = value
+    return dotted_key

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -30,44 +31,23 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
-    """Read a TOML file of bounded size and depth.
+    """Read a TOML file; raise ``BadConfig`` if it is missing, too large, too deep, or not TOML.
 
-    ``if_missing`` is the next step where there is no file, nor one of a name that is close.
-
-    Raises:
-        BadConfig: If the file is missing, too large, too deep, or not TOML.
+    ``if_missing`` is the next step if there is no file, nor one of a name that is close.
     """
-    text = _read_text(path, max_bytes, if_missing)
-    try:
-        value = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadConfig(f"{path} is not valid TOML: {error}", next_step="Correct the file at that place.") from error
-    _check_depth(value, path)
+    value: dict[str, Any] = _read(path, max_bytes, if_missing, "TOML", tomllib.loads)
     return value
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: ANN401 - JSON may hold anything
-    """Read a JSON file of bounded size and depth.
-
-    Raises:
-        BadConfig: If the file is missing, too large, too deep, or not JSON.
-    """
-    text = _read_text(path, max_bytes)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # of JSON's grammar, or a number of too many digits
-        raise BadConfig(f"{path} is not valid JSON: {error}", next_step="Correct the file at that place.") from error
-    _check_depth(value, path)
-    return value
+    """Read a JSON file; raise ``BadConfig`` if it is missing, too large, too deep, or not JSON."""
+    return _read(path, max_bytes, CHECK_PATH, "JSON", json.loads)
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate plain data into a strict table.
+    """Validate plain data, called ``where`` in messages, into a strict table.
 
-    ``where`` is what the data is called in messages, such as a file name.
-
-    Raises:
-        BadConfig: With the first offending key, its value, and the nearest valid key if one is close.
+    ``BadConfig`` names the first offending key, its value, and the nearest valid key if one is close.
     """
     try:
         return kind.model_validate(value)
@@ -82,11 +62,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def refuse_infinite(value: object, where: str) -> None:
-    """No measurement gives an infinite figure, and none can be hashed or shown.
-
-    Raises:
-        BadConfig: If there is one, with its key.
-    """
+    """Raise ``BadConfig`` for a figure that is not finite: none is measured, and none can be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -105,7 +81,7 @@ def nearest(name: str, known: list[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def _read_text(path: Path, max_bytes: int, if_missing: str = CHECK_PATH) -> str:
+def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - as above
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -116,9 +92,21 @@ def _read_text(path: Path, max_bytes: int, if_missing: str = CHECK_PATH) -> str:
             f"{path} is larger than {max_bytes} bytes", next_step="This cannot be such a file; check the path."
         )
     try:
-        return raw.decode()
+        value = parse(raw.decode())
     except UnicodeDecodeError as error:
         raise BadConfig(f"{path} is not UTF-8 text", next_step="Check that the path names the right file.") from error
+    except (ValueError, RecursionError) as error:  # of the grammar, or a number of too many digits
+        raise BadConfig(f"{path} is not valid {kind}: {error}", next_step="Correct the file at that place.") from error
+    frontier, depth = [value], 0
+    while frontier:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadConfig(f"{path} is nested deeper than {MAX_DEPTH} levels", next_step="This cannot be such a file.")
+        tables = [
+            node.values() if isinstance(node, dict) else node for node in frontier if isinstance(node, dict | list)
+        ]
+        frontier = [child for table in tables for child in table]
+    return value
 
 
 def _close_to(path: Path) -> str | None:
@@ -131,25 +119,9 @@ def _close_to(path: Path) -> str | None:
     return None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
 
 
-def _check_depth(value: object, path: Path) -> None:
-    frontier, depth = [value], 0
-    while frontier:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise BadConfig(f"{path} is nested deeper than {MAX_DEPTH} levels", next_step="This cannot be such a file.")
-        children: list[object] = []
-        for node in frontier:
-            if isinstance(node, dict):
-                children.extend(node.values())
-            elif isinstance(node, list):
-                children.extend(node)
-        frontier = children
-
-
 def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
     """One message and one next step for the first problem, unknown keys before all others."""
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    problem = problems[0]
+    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         name = str(problem["loc"][-1])
@@ -176,11 +148,7 @@ def _keys_at(kind: type[Table], path: list[str]) -> list[str]:
 
 
 def _table_in(annotation: object) -> type[BaseModel] | None:
-    """The table type inside an annotation such as ``Table | None`` or ``list[Table]``."""
+    """Return the table type inside an annotation such as ``Table | None`` or ``list[Table]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in get_args(annotation):
-        found = _table_in(argument)
-        if found is not None:
-            return found
-    return None
+    return next(filter(None, map(_table_in, get_args(annotation))), None)

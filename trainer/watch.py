@@ -8,6 +8,7 @@ leave. A second one leaves at once; so does a rank that has not moved for too lo
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import re
 import select
@@ -20,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 REQUEUE = 75
@@ -40,21 +40,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SQUEUE_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Why a process leaves without its main thread."""
-
-    reason: str
-    step: int
-    """Steps finished."""
-    perhaps: bool = False
-    """Whether it is only to be feared: the process may be killed, and have no time to say so then."""
-
-
 class Watch:
     """What the training tells and asks; does nothing until it is started."""
 
-    def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
+    def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
+        """Watch; ``record`` is told why the process leaves without its main thread, after how many steps.
+
+        Its last value is true if that is only to be feared: the process may be killed, and have no time to say so then.
+        """
         self.timeout_s = timeout_s
         """Longest time without a sign of life."""
         self._record = record
@@ -144,7 +137,10 @@ class Watch:
         now_s = time.monotonic()
         still_s = now_s - self._beat_s
         if still_s > self.timeout_s:
-            self._dump()
+            faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
+            if self.traceback_file is not None:
+                with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
             where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
             self._leave(
                 f"nothing moved for {still_s:.0f} s after step {self.step}: it hangs, or waits for a rank that "
@@ -157,18 +153,12 @@ class Watch:
             if not self.step:
                 reason = f"{name} before the first step; another rank's messages may say why"
             with contextlib.suppress(Exception):  # this thread must go on
-                self._record(Leaving(reason=reason, step=self.step, perhaps=True))
-
-    def _dump(self) -> None:
-        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
-        if self.traceback_file is not None:
-            with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
+                self._record(reason, self.step, True)
 
     def _leave(self, reason: str) -> None:
         _say(reason)
         with contextlib.suppress(Exception):
-            self._record(Leaving(reason=reason, step=self.step))
+            self._record(reason, self.step, False)
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
@@ -209,18 +199,29 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+_STEPS = 4
+"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
+_SAVES = 1.5
+_LEAVING_S = 2.0
+
+
 class TimeBudget:
-    """When the run has to be over."""
+    """When the run has to be over, and what is still to be done then, learned from what was done so far."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
         if slurm_left_s is not None:
             ends.append(time.monotonic() + slurm_left_s)
-        self._end_s = min(ends, default=None)
+        self._end_s = min(ends, default=math.inf)
+        self.step_s: deque[float] = deque(maxlen=20)
+        """What the last steps took, the evaluations that may have followed them not included."""
+        self.evaluation_s = 0.0
+        """What the last evaluation took."""
 
-    def over(self, reserve_s: float) -> bool:
+    def over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Whether what has yet to be done would otherwise not be done in time."""
-        return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
+        reserve_s = _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S
+        return time.monotonic() + reserve_s + evaluation_due * self.evaluation_s >= self._end_s
 
 
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
@@ -245,31 +246,3 @@ def parse_slurm_time_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-_STEPS = 4
-"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
-_SAVES = 1.5
-_LEAVING_S = 2.0
-_RECENT_STEPS = 20
-
-
-class Reserve:
-    """Learns from what steps and evaluations took."""
-
-    def __init__(self) -> None:
-        self.step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._evaluation_s = 0.0
-
-    def step_took(self, seconds: float) -> None:
-        """A step is over, the evaluation that may have followed it not included."""
-        self.step_s.append(seconds)
-
-    def evaluation_took(self, seconds: float) -> None:
-        """An evaluation is over."""
-        self._evaluation_s = seconds
-
-    def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
-        """What is still to be done when the time is over."""
-        evaluation_s = self._evaluation_s if evaluation_due else 0.0
-        return evaluation_s + _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

@@ -15,18 +15,16 @@ _TIMEOUT = datetime.timedelta(seconds=5)
 
 
 def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Say why this rank leaves, where there is a torchrun to keep it."""
+    """Say why this rank leaves, if there is a torchrun to keep it."""
     with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
-        store = _store(environment)
-        if store is not None:
-            store.set(_key(environment), json.dumps([exit_code, reason]))
+        _store(environment).set(_key(environment), json.dumps([exit_code, reason]))
 
 
 def read_word(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Exit code and reason of a rank that left before it knew the run; None where none did."""
+    """Return exit code and reason of a rank that left before it knew the run; None if none did."""
     with contextlib.suppress(Exception):
         store = _store(environment)
-        if store is not None and store.check([_key(environment)]):
+        if store.check([_key(environment)]):
             exit_code, reason = json.loads(store.get(_key(environment)))
             return int(exit_code), str(reason)
     return None
@@ -37,9 +35,9 @@ def _key(environment: Mapping[str, str]) -> str:
 
 
 def _store(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - torch's own, and untyped
-    """The store that torchrun's agent keeps, beside its ranks; None without one."""
+    """Return the store that torchrun's agent keeps beside its ranks."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
+        raise LookupError("no torchrun")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
 
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])

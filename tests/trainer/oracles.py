@@ -1,5 +1,6 @@
 """What tests hold the trainer's fast ways against: plain loops, and models small enough for a CPU."""
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -10,51 +11,24 @@ from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
 from trainer.parallel import join_ranks
 
+Learned = tuple[float, dict[str, torch.Tensor]]
+FAMILIES = ("bert", "roberta", "modernbert")
+_SMALL = {"hidden_size": 32, "num_attention_heads": 2}
 SHAPES = {
-    "bert": {
-        "model_type": "bert",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-    "modernbert": {
-        "model_type": "modernbert",
-        "num_hidden_layers": 4,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-        "local_attention": 8,
-        "global_attn_every_n_layers": 3,
-    },
-}
+    "bert": _SMALL | {"model_type": "bert", "num_hidden_layers": 2, "intermediate_size": 64,
+                      "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "modernbert": _SMALL | {"model_type": "modernbert", "num_hidden_layers": 4, "intermediate_size": 48,
+                            "local_attention": 8, "global_attn_every_n_layers": 3},
+    "distilbert": {"model_type": "distilbert", "n_layers": 2, "dim": 32, "n_heads": 2, "hidden_dim": 64,
+                   "dropout": 0.0, "attention_dropout": 0.0},
+}  # fmt: skip
 SHAPES["roberta"] = SHAPES["bert"] | {"model_type": "roberta", "max_position_embeddings": 514}
 SHAPES["xlm-roberta"] = SHAPES["roberta"] | {"model_type": "xlm-roberta"}
 SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size": 32}
-SHAPES["distilbert"] = {
-    "model_type": "distilbert",
-    "n_layers": 2,
-    "dim": 32,
-    "n_heads": 2,
-    "hidden_dim": 64,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
 
 
 def attend_document_by_document(
-    query_THE,
-    key_THE,
-    value_THE,
-    query_edges,
-    key_edges,
-    most_queries,
-    most_keys,
-    *,
-    scale=None,
-    window_size,
+    query_THE, key_THE, value_THE, query_edges, key_edges, most_queries, most_keys, *, scale=None, window_size
 ):
     """Varlen attention as its definition says it, one document after the other."""
     parts = []
@@ -103,7 +77,7 @@ def micro_batches(dataset: TokenDataset, config: TrainConfig, steps: int = 1) ->
     return [source.__getitems__(one) for one in micro_batch_plans(dataset, config, plan, 0, steps=steps)]
 
 
-def gradients_of(training: Training, batches: list[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
     """Loss and gradients of one step, as the optimizer gets them."""
     seen: dict[str, torch.Tensor] = {}
 
@@ -115,6 +89,17 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> tuple[float, 
     result = training.step.run(batches, 0.0)
     handle.remove()
     return float(result.loss), seen
+
+
+def learned(config: TrainConfig, dataset: TokenDataset) -> Learned:
+    """Loss and gradients of the first step of a training."""
+    return gradients_of(training_of(config, dataset), micro_batches(dataset, config))
+
+
+def check_alike(one: Learned, other: Learned, *, loss=1e-6, gradient=1e-6) -> None:
+    """Assert that losses and gradients differ by less than such shares."""
+    assert one[0] == pytest.approx(other[0], rel=loss)
+    assert relative_distance(other[1], one[1]) < gradient
 
 
 def relative_distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

@@ -1,24 +1,27 @@
+import dataclasses
+
 import pytest
 import torch
 
-from tests.conftest import write_dataset
 from tests.trainer.oracles import (
+    FAMILIES,
+    SHAPES,
     attend_document_by_document,
+    check_alike,
     config_of,
-    gradients_of,
+    learned,
     micro_batches,
-    relative_distance,
     training_of,
 )
 from trainer import attention, narrow
 from trainer.attention import attend_within_documents, choose_attention, document_places
 from trainer.config import ModelSettings
-from trainer.dataset import SpecialIds, TokenDataset
+from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
-from trainer.model import build_config
+from trainer.model import build_config, build_model
+from trainer.objective import MaskedLM
 
-FAMILIES = ("bert", "roberta", "modernbert")
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 META = torch.device("meta")
 
@@ -31,8 +34,14 @@ def _model_config(family: str = "bert", dropout: float = 0.0, **changes):
 
 
 @pytest.fixture
-def batch(patterned_dataset) -> MicroBatch:
-    return micro_batches(TokenDataset.open(patterned_dataset), config_of())[0]
+def batch(dataset) -> MicroBatch:
+    return micro_batches(dataset, config_of())[0]
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """The kernel of varlen attention, as its definition says it."""
+    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
 
 
 def test_places_tell_document_and_position_of_every_token(batch):
@@ -47,16 +56,13 @@ def test_places_tell_document_and_position_of_every_token(batch):
 
 
 def test_places_of_a_batch_without_documents_are_all_padding():
-    batch = _nothing()
-    assert not document_places(batch)[0].any()
+    assert not document_places(_nothing())[0].any()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
-def test_a_document_never_influences_another(family, way, patterned_dataset, monkeypatch):
+def test_a_document_never_influences_another(family, way, dataset, varlen):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
-    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
-    dataset = TokenDataset.open(patterned_dataset)
     # Without masks, as the perturbed document is to differ in all its tokens.
     config = config_of(family, head="dense", micro_batch_rows=2, global_batch_rows=2)
     training = training_of(config, dataset)
@@ -73,35 +79,23 @@ def test_a_document_never_influences_another(family, way, patterned_dataset, mon
     changed = torch.where(inside.view_as(wide), (wide + 1) % 120, wide).to(torch.uint16)
     with torch.no_grad():
         before, _ = training.module._predict(batch)
-        after, _ = training.module._predict(MicroBatch(**_fields(batch) | {"ids_BS": changed}))
+        after, _ = training.module._predict(dataclasses.replace(batch, ids_BS=changed))
     assert torch.equal(before[~inside], after[~inside])
     # And every token of it does influence it.
     assert ((before[inside] - after[inside]).abs().amax(dim=1) > 0).all()
-
-
-def _fields(batch: MicroBatch) -> dict[str, object]:
-    return {name: getattr(batch, name) for name in MicroBatch.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
 @pytest.mark.parametrize("last_layer", ["predicted", "all"])
 def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
-    family, layout, last_layer, patterned_dataset, monkeypatch
+    family, layout, last_layer, dataset, varlen, monkeypatch
 ):
-    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
-    dataset = TokenDataset.open(patterned_dataset)
-    found = {}
-    for way in ("sdpa", "varlen"):
-        config = config_of(family, layout=layout, last_layer=last_layer)
-        monkeypatch.setattr(
-            "trainer.build.choose_attention",
-            lambda *_, way=way, **__: attention.ChosenAttention(kind=way, reason="test"),
-        )
-        training = training_of(config, dataset)
-        found[way] = gradients_of(training, micro_batches(dataset, config))
-    assert found["varlen"][0] == pytest.approx(found["sdpa"][0], rel=1e-6)
-    assert relative_distance(found["sdpa"][1], found["varlen"][1]) < 1e-5
+    config = config_of(family, layout=layout, last_layer=last_layer)
+    under_a_mask = learned(config, dataset)
+    chosen = attention.ChosenAttention(kind="varlen", reason="test")
+    monkeypatch.setattr("trainer.build.choose_attention", lambda *_: chosen)
+    check_alike(learned(config, dataset), under_a_mask, gradient=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -120,11 +114,8 @@ def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(family, precision="bf16", device="cuda")
-    chosen = choose_attention(config, model_config, META, known=True)
+    chosen = choose_attention(config, model_config, META)
     assert chosen.kind == "varlen"
-    from trainer.model import build_model
-    from trainer.objective import MaskedLM
-
     model = build_model(model_config, META, attention.VARLEN_NAME).to(torch.bfloat16)
     loss = MaskedLM(model, config, chosen)(batch.to(META))
     loss.backward()
@@ -139,52 +130,45 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
         attend_within_documents(torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=8, dropout=0.1)
 
 
-def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_so():
-    config, model_config = _model_config(dropout=0.1, precision="bf16", device="cuda")
-    chosen = choose_attention(config, model_config, META, known=True)
-    assert chosen.kind == "sdpa"
-    assert "dropout of attention weights" in chosen.reason
-
-
 @pytest.mark.parametrize(
-    ("device", "changes", "dropout", "reason"),
+    ("device", "changes", "reason"),
     [
-        ("cpu", {"precision": "bf16"}, 0.0, "CPU"),
-        ("meta", {"precision": "bf16", "device": "cpu"}, 0.0, "CPU"),
-        ("meta", {"precision": "fp32", "device": "cuda"}, 0.0, "bf16"),
-        ("meta", {"precision": "bf16", "device": "cuda"}, 0.1, "dropout"),
+        ("cpu", {"precision": "bf16"}, "CPU"),
+        ("meta", {"precision": "bf16", "device": "cpu"}, "CPU"),
+        ("meta", {"precision": "fp32", "device": "cuda"}, "bf16"),
+        ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "dropout of attention weights"),
     ],
 )
-def test_varlen_by_name_is_refused_where_it_cannot_be_had(device, changes, dropout, reason):
-    config, model_config = _model_config(dropout=dropout, attention="varlen", **changes)
+def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
+    config, model_config = _model_config(attention="varlen", **changes)
     with pytest.raises(BadConfig, match=reason):
-        choose_attention(config, model_config, torch.device(device), known=True)
+        choose_attention(config, model_config, torch.device(device))
+    chosen = choose_attention(config.model_copy(update={"attention": "auto"}), model_config, torch.device(device))
+    assert chosen.kind == "sdpa"
+    assert reason in chosen.reason
 
 
 def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
     config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
     for active in (None, "FA2"):
         monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
-        assert choose_attention(config, model_config, META, known=True).kind == "varlen"
+        assert choose_attention(config, model_config, META).kind == "varlen"
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
     with pytest.raises(BadConfig, match="FA3 is activated") as refused:
-        choose_attention(config, model_config, META, known=True)
+        choose_attention(config, model_config, META)
     assert "restore_flash_attention_impl" in refused.value.next_step
 
 
 def test_an_unknown_encoder_takes_padded_rows_only():
-    shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = config_of(model=ModelSettings(name="m", config=shape))
-    model_config = build_config(config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64)
+    config, model_config = _model_config("electra")
     with pytest.raises(BadConfig, match="attend across"):
-        choose_attention(config, model_config, torch.device("cpu"), known=False)
+        choose_attention(config, model_config, torch.device("cpu"))
     padded = config.model_copy(update={"layout": "padded"})
-    assert choose_attention(padded, model_config, torch.device("cpu"), known=False).kind == "row"
+    assert choose_attention(padded, model_config, torch.device("cpu")).kind == "row"
 
 
-def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(tmp_path):
-    dataset = TokenDataset.open(write_dataset(tmp_path / "d", [[5, 6, 7]] * 8))
-    shape = config_of().model.config | {"attention_probs_dropout_prob": 0.1}
+def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
+    shape = SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
     config = config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
     training = training_of(config, dataset)
     assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
@@ -193,14 +177,12 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [2, 7])
-def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, patterned_dataset):
+def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, dataset):
     """What kernels are not told of they leave undefined."""
-    dataset = TokenDataset.open(patterned_dataset)
-    config = config_of(micro_batch_rows=8, global_batch_rows=8 - rows)
-    (batch,) = micro_batches(dataset, config)
+    (batch,) = micro_batches(dataset, config_of(micro_batch_rows=8, global_batch_rows=8 - rows))
     ids = torch.zeros(8, 64, dtype=torch.uint16)
     ids[: len(batch.ids_BS)] = batch.ids_BS
-    for one in (MicroBatch(**_fields(batch) | {"ids_BS": ids}), _nothing()):
+    for one in (dataclasses.replace(batch, ids_BS=ids), _nothing()):
         edges = attention._document_edges(one)
         assert (int(edges[0]), int(edges[-1])) == (0, one.ids_BS.numel())
         assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]

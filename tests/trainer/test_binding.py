@@ -54,24 +54,23 @@ def affinity(monkeypatch):
     return bound
 
 
-def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node(root, affinity):
-    assert bind_near(GPU, {}, root(1, "0-3", "4-5,6,7")) == {4, 5}
-    assert affinity[os.getpid()] == {4, 5}
-
-
 @pytest.mark.parametrize(
-    ("node", "environment"),
-    [(0, {}), (-1, {}), (7, {}), (1, {NUMA_VARIABLE: "0"})],
-    ids=["not allotted", "a single node", "not listed", "not wanted"],
+    ("address", "node", "environment", "near"),
+    [
+        (GPU, 1, {}, {4, 5}),
+        (GPU, 0, {}, set()),
+        (GPU, -1, {}, set()),
+        (GPU, 7, {}, set()),
+        (GPU, 1, {NUMA_VARIABLE: "0"}, set()),
+        ("0000:01:00.0", 1, {}, set()),
+    ],
+    ids=["near", "not allotted", "a single node", "not listed", "not wanted", "another GPU"],
 )
-def test_a_rank_stays_unbound_otherwise(root, affinity, node, environment):
-    assert bind_near(GPU, environment, root(node, "0-1", "4-7")) == frozenset()
-    assert affinity == {}
-
-
-def test_a_gpu_that_the_system_does_not_know_binds_nothing(tmp_path, affinity):
-    assert bind_near(GPU, {}, tmp_path) == frozenset()
-    assert affinity == {}
+def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node_or_stays_unbound(
+    root, affinity, address, node, environment, near
+):
+    assert bind_near(address, environment, root(node, "0-1", "4-5,6,7")) == near
+    assert affinity.get(os.getpid(), set()) == near
 
 
 def test_lists_are_read_as_the_kernel_writes_them():

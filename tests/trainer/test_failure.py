@@ -37,19 +37,20 @@ def cuda_with(monkeypatch, free_bytes):
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
 
 
-@pytest.mark.parametrize("text", OUTRIGHT)
-def test_an_allocators_or_a_librarys_refusal_is_out_of_memory(text):
-    assert out_of_memory(RuntimeError(text)) == text
-
-
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("the allocator had to retry")])
-def test_errors_that_are_made_for_it_need_no_text(error):
-    assert out_of_memory(error) in ("MemoryError", "the allocator had to retry")
-
-
-def test_the_line_that_says_so_is_returned_and_no_other():
-    nccl = "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"
-    assert out_of_memory(RuntimeError(nccl)) == "Cuda failure 2 'out of memory'"
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        *((RuntimeError(text), text) for text in OUTRIGHT),
+        (MemoryError(), "MemoryError"),
+        (torch.OutOfMemoryError("the allocator had to retry"), "the allocator had to retry"),
+        (
+            RuntimeError("NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"),
+            "Cuda failure 2 'out of memory'",
+        ),
+    ],
+)
+def test_out_of_memory_is_told_by_the_line_that_says_so(error, line):
+    assert out_of_memory(error) == line
 
 
 @pytest.mark.parametrize("text", PERHAPS)

@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 import random
@@ -52,22 +51,20 @@ def actions(findings):
     return [one.action for one in findings]
 
 
-def reloaded(health, **changes):
-    return HealthMonitor(HealthSettings(**changes), CLIP, json.loads(json.dumps(health.to_json())))
-
-
 # --- what is unusual
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", ["warn", "skip", "rollback"])
-def test_a_noisy_falling_loss_is_no_trouble(seed, policy):
+@pytest.mark.parametrize(("steps", "fall_steps"), [(5000, 2000), (1500, 300)], ids=["slow", "fast"])
+def test_a_noisy_falling_loss_is_no_trouble(seed, policy, steps, fall_steps):
     """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it stands still."""
     scatter = random.Random(seed)
     health = monitor(on_spike=policy, on_explosion=policy)
-    for step in range(1, 5001):
-        loss = (2 + 8 * math.exp(-step / 2000)) * (1 + scatter.gauss(0, 0.05))
-        assert as_the_device(health, step, loss, math.exp(scatter.gauss(0, 0.3))) == []
+    for step in range(1, steps + 1):
+        loss = (2 + 8 * math.exp(-step / fall_steps)) * (1 + scatter.gauss(0, 0.05))
+        norm = 20 * math.exp(-step / 50) * (policy == "warn") + math.exp(scatter.gauss(0, 0.3))
+        assert as_the_device(health, step, loss, norm) == []
         assert health.calm
 
 
@@ -80,15 +77,6 @@ def test_limits_that_lag_by_some_steps_leave_out_nothing_usual(seed):
         loss = (2 + 8 * math.exp(-step / 600)) * (1 + scatter.gauss(0, 0.05))
         assert Action.SKIP not in actions(as_the_device(health, step, loss, limits=asked[-4]))
         asked.append(health.limits())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_loss_that_falls_fast_at_first_is_no_trouble(seed):
-    scatter = random.Random(seed)
-    health = monitor()
-    for step in range(1, 1501):
-        loss = (2 + 8 * math.exp(-step / 300)) * (1 + scatter.gauss(0, 0.05))
-        assert look(health, step, loss, 20 * math.exp(-step / 50) + math.exp(scatter.gauss(0, 0.3))) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,13 +101,64 @@ def test_a_spike_is_found_at_once_with_the_values_that_show_it():
     assert spike.causes
 
 
-def test_an_excursion_is_said_once_and_again_after_a_usual_value():
-    health = ready()
-    assert [kinds(look(health, 101 + step, 3.5)) for step in range(5)] == [[Kind.SPIKE], [], [], [], []]
+SKIP_BOTH = {"on_spike": "skip", "on_explosion": "skip"}
+COURSES = {
+    "an excursion is said once and again after a usual value": (
+        {}, [(3.5,), (math.nan,), (3.5,), (3.5,), (2.0,), (3.5,)],
+        ["spike:warn", "non_finite:skip", "", "", "", "spike:warn"], "update was taken",
+    ),
+    "an explosion is far above the clip": ({}, [(2.0, 9.9), (2.0, 10.1)], ["", "explosion:warn"], "update was taken"),
+    "a spike and an explosion come together": (
+        {"on_spike": "skip", "on_explosion": "rollback"}, [(5.0, 50.0)], ["spike:skip explosion:rollback"],
+        "training rolls back",
+    ),
+    "a value that is not finite rolls back": (
+        {"on_non_finite": "rollback"}, [(math.nan,)], ["non_finite:rollback"], "training rolls back",
+    ),
+    "skipping for too long rolls back whatever was the reason": (
+        SKIP_BOTH | {"patience_steps": 4}, [(math.nan,), (3.5,), (2.0, 30.0), (math.inf,)],
+        ["non_finite:skip", "spike:skip", "explosion:skip", "non_finite:rollback"],
+        "4 in a row were; training rolls back",
+    ),
+    "a step that is taken ends a row of skipped ones": (
+        {"on_spike": "skip", "patience_steps": 2}, [(3.5,), (2.0,), (3.5,)], ["spike:skip", "", "spike:skip"],
+        "update was left out",
+    ),
+    "no rollback is allowed": (
+        {"on_spike": "skip", "patience_steps": 2, "max_rollbacks": 0}, [(3.5,)] * 2, ["spike:skip", "spike:give_up"],
+        "train.health.max_rollbacks",
+    ),
+    "a limit that lags lets a spike through, which is said": (
+        {"on_spike": "skip"}, [(3.5, 0.5, True)], ["spike:warn"], "update was taken",
+    ),
+    "or undone": ({"on_spike": "rollback"}, [(3.5, 0.5, True)], ["spike:rollback"], "update was taken"),
+    **{
+        f"a step that a lagging limit left out counts as skipped, {loss} {norm}": (
+            SKIP_BOTH | {"patience_steps": 2}, [(loss, norm, False)] * 2, [f"{kind}:skip", f"{kind}:rollback"],
+            "some steps before",
+        )
+        for loss, norm, kind in ((2.2, 0.5, "spike"), (2.0, 9.8, "explosion"), (0.1, 0.1, "spike"))
+    },
+    "only what is skipped is blamed": (
+        {"on_explosion": "skip"}, [(3.5, 0.5, False), (2.0, 30.0, False)],
+        ["spike:warn explosion:skip", "explosion:skip"], "update was left out",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "course", "expected", "message"), COURSES.values(), ids=list(COURSES))
+def test_what_is_found_in_steps_after_a_hundred_usual_ones(changes, course, expected, message):
+    health = ready(**changes)
+    found = []
+    for step, (loss, *others) in enumerate(course, start=101):
+        norm, *applied = others or [0.5]
+        found.append(look(health, step, loss, norm, applied=applied[0]) if applied else
+                     as_the_device(health, step, loss, norm))  # fmt: skip
+    assert [" ".join(f"{one.kind}:{one.action}" for one in of_step) for of_step in found] == expected
+    assert message in found[-1][-1].message
     assert not health.calm
-    assert look(health, 106) == []
+    assert as_the_device(health, 101 + len(course)) == []
     assert health.calm
-    assert kinds(look(health, 107, 3.5)) == [Kind.SPIKE]
 
 
 def test_a_lasting_change_becomes_usual_when_it_is_only_warned_of():
@@ -138,26 +177,13 @@ def test_nothing_is_judged_before_enough_values_are_there(window_steps, enough):
     assert health.limits().loss == pytest.approx(2.2)
 
 
-def test_an_explosion_is_far_above_the_clip_and_above_the_norms_before_it():
-    health = ready()
-    assert look(health, 101, grad_norm=9.9) == []
-    (explosion,) = look(health, 102, grad_norm=10.1)
-    assert explosion.kind is Kind.EXPLOSION
+def test_an_explosion_is_above_the_norms_before_it_and_told_with_the_clip():
+    (explosion,) = look(ready(), 101, grad_norm=10.1)
     assert explosion.values["clip"] == CLIP
     assert "train.max_grad_norm" in explosion.next_step
     always_large = monitor()
     for step, (_, norm) in zip(range(1, 200), noisy(1), strict=False):
         assert look(always_large, step, grad_norm=60 * norm) == []
-
-
-def test_a_spike_and_an_explosion_can_come_together_and_the_strongest_action_rules():
-    health = ready(on_spike="skip", on_explosion="rollback")
-    found = as_the_device(health, 101, 5.0, 50.0)
-    assert [(one.kind, one.action) for one in found] == [
-        (Kind.SPIKE, Action.SKIP),
-        (Kind.EXPLOSION, Action.ROLL_BACK),
-    ]
-    assert strongest(found).action is Action.ROLL_BACK
 
 
 def test_actions_have_an_order_and_the_first_of_the_strongest_rules():
@@ -205,23 +231,10 @@ def test_a_value_that_is_not_finite_is_named_alone(loss, norm, said):
 
 
 def test_a_value_that_is_not_finite_leaves_no_trace_in_what_is_usual():
-    with_it, without = ready(on_spike="skip"), ready(on_spike="skip")
-    as_the_device(with_it, 101, math.nan, 7.0)
-    assert with_it.limits() == without.limits()
-
-
-def test_a_value_that_is_not_finite_rolls_back_where_the_settings_say_so():
-    health = ready(on_non_finite="rollback")
-    (found,) = as_the_device(health, 101, math.nan)
-    assert found.action is Action.ROLL_BACK
-    assert "training rolls back" in found.message
-
-
-def test_a_value_that_is_not_finite_does_not_end_an_excursion():
-    health = ready()
-    assert kinds(look(health, 101, 3.5)) == [Kind.SPIKE]
-    assert kinds(as_the_device(health, 102, math.nan)) == [Kind.NON_FINITE]
-    assert look(health, 103, 3.5) == []
+    health = ready(on_spike="skip")
+    limits = health.limits()
+    as_the_device(health, 101, math.nan, 7.0)
+    assert health.limits() == limits
 
 
 # --- skipping
@@ -248,61 +261,6 @@ def test_a_skipped_value_does_not_become_usual():
     assert health.calm
 
 
-def test_skipping_for_too_long_rolls_back_whatever_was_the_reason():
-    health = ready(on_spike="skip", on_explosion="skip", patience_steps=4)
-    found = [
-        *as_the_device(health, 101, math.nan),
-        *as_the_device(health, 102, 3.5),
-        *as_the_device(health, 103, grad_norm=30.0),
-        *as_the_device(health, 104, math.inf),
-    ]
-    assert actions(found) == [Action.SKIP] * 3 + [Action.ROLL_BACK]
-    assert "4 in a row were; training rolls back" in found[-1].message
-
-
-def test_a_step_that_is_taken_ends_a_row_of_skipped_ones():
-    health = ready(on_spike="skip", patience_steps=2)
-    for step in range(101, 121):
-        found = as_the_device(health, step, 3.5 if step % 2 else 2.0)
-        assert actions(found) == ([Action.SKIP] if step % 2 else [])
-
-
-def test_a_limit_that_lags_lets_a_spike_through_which_is_then_only_said():
-    health = ready(on_spike="skip")
-    (found,) = look(health, 101, 3.5, applied=True)
-    assert found.action is Action.WARN
-    assert "update was taken" in found.message
-    assert not health.calm
-    undone = ready(on_spike="rollback")
-    assert actions(look(undone, 101, 3.5, applied=True)) == [Action.ROLL_BACK]
-
-
-@pytest.mark.parametrize(
-    ("loss", "norm", "blamed"), [(2.2, 0.5, Kind.SPIKE), (2.0, 9.8, Kind.EXPLOSION), (0.1, 0.1, Kind.SPIKE)]
-)
-def test_a_step_that_a_lagging_limit_left_out_counts_as_skipped(loss, norm, blamed):
-    health = ready(on_spike="skip", on_explosion="skip", patience_steps=2)
-    (first,) = look(health, 101, loss, norm, applied=False)
-    assert (first.kind, first.action) == (blamed, Action.SKIP)
-    assert "some steps before" in first.message
-    assert not health.calm
-    assert actions(look(health, 102, loss, norm, applied=False)) == [Action.ROLL_BACK]
-
-
-def test_only_what_is_skipped_is_blamed_for_a_skipped_step():
-    health = ready(on_spike="warn", on_explosion="skip")
-    found = look(health, 101, 3.5, applied=False)
-    assert [(one.kind, one.action) for one in found] == [(Kind.SPIKE, Action.WARN), (Kind.EXPLOSION, Action.SKIP)]
-    found = look(health, 102, 2.0, 30.0, applied=False)
-    assert [(one.kind, one.action) for one in found] == [(Kind.EXPLOSION, Action.SKIP)]
-
-
-def test_rolling_back_comes_at_once_where_the_settings_say_so():
-    health = ready(on_spike="rollback")
-    (found,) = as_the_device(health, 101, 3.5)
-    assert (found.kind, found.action) == (Kind.SPIKE, Action.ROLL_BACK)
-
-
 # --- rolling back
 
 
@@ -318,22 +276,18 @@ def test_after_a_rollback_it_looks_back_as_at_the_checkpoint():
     assert health.rollbacks == 1
 
 
-def test_training_gives_up_when_rollbacks_do_not_help():
+def test_training_gives_up_when_rollbacks_do_not_help_until_they_are_forgiven():
     health = ready(on_spike="rollback", max_rollbacks=2)
     saved = health.to_json()
     for _ in range(2):
-        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
-        health.roll_back(saved, at_step=101, to_step=100)
-    (found,) = as_the_device(health, 101, 3.5)
-    assert found.action is Action.GIVE_UP
-    assert "2 rollbacks before it did not help" in found.message
-
-
-def test_training_gives_up_at_once_where_no_rollback_is_allowed():
-    health = ready(on_spike="skip", patience_steps=2, max_rollbacks=0)
-    found = as_the_device(health, 101, 3.5) + as_the_device(health, 102, 3.5)
-    assert actions(found) == [Action.SKIP, Action.GIVE_UP]
-    assert "train.health.max_rollbacks" in found[-1].message
+        for _ in range(2):
+            assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
+            health.roll_back(saved, at_step=101, to_step=100)
+        (found,) = as_the_device(health, 101, 3.5)
+        assert found.action is Action.GIVE_UP
+        assert "2 rollbacks before it did not help" in found.message
+        health.forgive()
+    assert health.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 
 
 def test_progress_past_the_furthest_trouble_makes_earlier_rollbacks_count_no_more():
@@ -352,20 +306,6 @@ def test_progress_past_the_furthest_trouble_makes_earlier_rollbacks_count_no_mor
     # The trouble that came first lies behind, the furthest does not.
     assert actions(as_the_device(health, 222, 3.5)) == [Action.GIVE_UP]
     assert actions(as_the_device(health, 223, 3.5)) == [Action.ROLL_BACK]
-
-
-def test_rollbacks_count_afresh_when_they_are_forgiven():
-    health = ready(on_spike="rollback", max_rollbacks=2)
-    saved = health.to_json()
-    for _ in range(2):
-        health.roll_back(saved, at_step=101, to_step=100)
-    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
-    health.forgive()
-    for _ in range(2):
-        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
-        health.roll_back(saved, at_step=101, to_step=100)
-    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
-    assert health.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 
 
 def test_trouble_that_comes_sooner_does_not_bring_progress_nearer():
@@ -407,17 +347,30 @@ def plateau_findings(losses, **changes):
     return [(step, one.kind) for step, one in found if one.kind in {Kind.PLATEAU, Kind.RISE}]
 
 
-def flat(steps, seed):
-    return [loss for loss, _ in itertools.islice(noisy(seed), steps)]
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_a_loss_that_stands_still_is_said_once(seed):
+def test_noise_hides_neither_a_plateau_nor_a_fall_nor_a_rise(seed):
+    """2 % of noise, and a fall by 0.03 in half a window, whose error is 0.005."""
+    scatter = random.Random(seed)
+    noise = [scatter.gauss(0, 0.04) for _ in range(4000)]
     # By chance alone, flat noise looks like a fall now and then, and a plateau is said again after it.
-    found = plateau_findings(flat(1000, seed))
-    assert found[0][1] is Kind.PLATEAU
-    assert found[0][0] <= 600
-    assert plateau_findings([2.0] * 3000) == [(400, Kind.PLATEAU)]
+    at_step, kind = plateau_findings([2 + one for one in noise[:1000]])[0]
+    assert (at_step <= 600, kind) == (True, Kind.PLATEAU)
+    assert plateau_findings([4 - 0.00015 * step + one for step, one in enumerate(noise)]) == []
+    rises = plateau_findings([2 + 0.0005 * step + one for step, one in enumerate(noise[:800])])
+    assert rises == [(400, Kind.RISE), (600, Kind.RISE), (800, Kind.RISE)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "at_steps"),
+    [
+        ([2.0] * 3000, [400]),
+        ([2.0] * 1000 + [1.0] * 1000, [400, 1920]),
+        ([2 + 1e-6 * step for step in range(400)], [400]),
+    ],
+    ids=["said once", "said again after a fall", "a rise too small to tell"],
+)
+def test_a_loss_that_stands_still_is_said(losses, at_steps):
+    assert plateau_findings(losses) == [(step, Kind.PLATEAU) for step in at_steps]
 
 
 def test_a_plateau_warns_with_both_medians():
@@ -428,13 +381,6 @@ def test_a_plateau_warns_with_both_medians():
     assert health.calm
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_slow_fall_above_the_noise_is_no_plateau(seed):
-    """2 % of noise, and a fall by 0.03 in half a window, whose error is 0.005."""
-    scatter = random.Random(seed)
-    assert plateau_findings([4 - 0.00015 * step + scatter.gauss(0, 0.04) for step in range(4000)]) == []
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_loss_that_falls_as_a_power_of_time_neither_stands_still_nor_rises(seed):
     """What 2,000 steps gain at the end of it, 0.009, is a fifth of the noise."""
@@ -443,24 +389,6 @@ def test_a_loss_that_falls_as_a_power_of_time_neither_stands_still_nor_rises(see
     losses = (1.4 + 9 * step**-0.3 + scatter.gauss(0, 0.05) for step in range(1, 30_001))
     found = [one.kind for step, loss in enumerate(losses, start=1) for one in look(health, step, loss)]
     assert not {Kind.PLATEAU, Kind.RISE} & set(found)
-
-
-def test_a_plateau_is_said_again_after_the_loss_fell():
-    found = plateau_findings([2.0] * 1000 + [1.0] * 1000)
-    assert [kind for _, kind in found] == [Kind.PLATEAU, Kind.PLATEAU]
-    assert found[1][0] > 1000
-
-
-def test_a_rising_loss_is_no_plateau():
-    scatter = random.Random(0)
-    found = plateau_findings([2 + 0.0005 * step + scatter.gauss(0, 0.04) for step in range(800)])
-    assert found[0] == (400, Kind.RISE)
-    assert {kind for _, kind in found} == {Kind.RISE}
-    assert len(found) > 1
-
-
-def test_a_rise_lost_in_the_noise_is_only_a_plateau():
-    assert [kind for _, kind in plateau_findings([2 + 0.000001 * step for step in range(400)])] == [Kind.PLATEAU]
 
 
 def test_steps_that_were_left_out_say_nothing_of_a_plateau():
@@ -512,7 +440,7 @@ def whole_course(health, first_step, course, saved):
 def test_a_monitor_that_was_saved_goes_on_as_if_nothing_had_happened(before, after, changes):
     health = monitor(**changes)
     whole_course(health, 1, before, {})
-    again = reloaded(health, **changes)
+    again = HealthMonitor(HealthSettings(**changes), CLIP, json.loads(json.dumps(health.to_json())))
     assert again.to_json() == health.to_json()
     saved = json.loads(json.dumps(health.to_json()))
     first = len(before) + 1
@@ -537,7 +465,8 @@ def test_an_older_checkpoint_that_lacks_the_state_starts_it_afresh(saved):
 
 
 def test_shorter_windows_than_those_saved_keep_the_newest_values():
-    health = ready(on_spike="skip", window_steps=64, plateau_window_steps=400)
-    saved = reloaded(health, on_spike="skip", window_steps=8, plateau_window_steps=20).to_json()
-    assert saved["loss"]["window"] == health.to_json()["loss"]["window"][-8:]
-    assert kinds(look(HealthMonitor(HealthSettings(plateau_window_steps=20), CLIP, saved), 101)) == []
+    saved = ready(on_spike="skip", window_steps=64, plateau_window_steps=400).to_json()
+    shorter = HealthSettings(on_spike="skip", window_steps=8, plateau_window_steps=20)
+    again = HealthMonitor(shorter, CLIP, saved)
+    assert again.to_json()["loss"]["window"] == saved["loss"]["window"][-8:]
+    assert look(again, 101) == []

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.dataset import TokenDataset
 from trainer.events import Kind
 from trainer.meter import DeviceFacts, Meter, NoiseScale
 from trainer.parallel import Ranks, join_ranks
@@ -15,8 +14,7 @@ from trainer.stopwatch import Mark
 
 
 @pytest.fixture
-def rig(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
+def rig(dataset):
     config = config_of(micro_batch_rows=4)
     training = training_of(config, dataset)
     meter = Meter(DeviceFacts(work=training.work, peak_flops_per_s=1e12), join_ranks(config, environment={}))
@@ -58,11 +56,9 @@ def test_a_row_holds_the_interval_since_the_last(rig):
 def test_without_a_peak_there_is_no_mfu(rig):
     training, meter, batches = rig
     meter._facts = DeviceFacts(work=training.work, peak_flops_per_s=None)
-    taken = meter.take(batches, 2)
-    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.add(meter.take(batches, 2), _result())
     row = _close(meter)
-    assert row.mfu is None
-    assert row.mfu_6n is None
+    assert (row.mfu, row.mfu_6n) == (None, None)
     assert row.model_flops_per_s_per_rank > 0
 
 
@@ -108,10 +104,8 @@ class _ThreeRanks(Ranks):
     def begin_sum(self, tensor):
         own = float(tensor[5])
         if own:
-            tensor[5:] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
-        return lambda: None
-
-    def begin_max(self, tensor):
+            tensor[5:11] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
+        tensor[13] = 2 * tensor[11]  # the last one's memory
         return lambda: None
 
 
@@ -132,8 +126,7 @@ def _rows(meter, batch, count, **result):
     rows = []
     for step in range(1, count + 1):
         meter.add([batch], _result(**result))
-        meter.close(step, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0)
-        rows += meter.rows(all_of_them=True)
+        rows.append(_close(meter, step))
     return rows
 
 
@@ -144,6 +137,7 @@ def test_the_slowest_rank_of_the_interval_before_is_named_with_its_time_over_the
     assert (second.slowest_rank, third.slowest_rank) == (1, 1)
     assert second.slowest_rank_ratio == pytest.approx(1.5)
     assert (second.compute_s, second.communication_s) == (0.5, 0.5)
+    assert second.peak_memory_bytes > 2**28
 
 
 def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(shared):
@@ -161,32 +155,27 @@ def test_where_nobody_can_tell_when_gradients_left_no_rank_is_the_slowest(shared
     assert [(row.slowest_rank, row.slowest_rank_ratio, row.communication_s) for row in rows] == [(None, None, None)] * 3
 
 
-def test_a_rank_that_stays_slow_is_found_once_and_findings_are_taken_once(shared):
+@pytest.mark.parametrize(
+    ("waits", "kind", "rank"), [((0.0, 0.0, 0.0), Kind.STRAGGLER, 1.0), ((0.0, 0.0, 1e9), Kind.STARVED, 2.0)]
+)
+def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_are_taken_once(shared, waits, kind, rank):
     make, batch = shared
-    meter = make()
+    meter = make(times=(1.0, 1.5 if kind is Kind.STRAGGLER else 1.0, 1.0), waits=waits)
     _rows(meter, batch, 12, departed_s=0.5)
     (found,) = meter.take_findings()
-    assert (found.kind, found.values["rank"], found.values["ratio"]) == (Kind.STRAGGLER, 1.0, pytest.approx(1.5))
+    assert (found.kind, found.values["rank"]) == (kind, rank)
     assert meter.take_findings() == []
 
 
-def test_a_rank_that_waits_for_its_loader_is_found(shared):
-    make, batch = shared
-    meter = make(times=(1.0, 1.0, 1.0), waits=(0.0, 0.0, 1e9))
-    _rows(meter, batch, 12, departed_s=0.5)
-    (found,) = meter.take_findings()
-    assert (found.kind, found.values["rank"]) == (Kind.STARVED, 2.0)
-
-
 def test_rows_of_steps_that_are_undone_are_left_out(rig):
-    training, meter, batches = rig
+    _, meter, batches = rig
     taken = meter.take(batches, 2)
-    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.add(taken, _result())
     meter.close(1, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0)
-    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.add(taken, _result())
     meter.forget()
     assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)
-    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.add(taken, _result())
     assert _close(meter).step == 1
 
 

@@ -6,7 +6,8 @@ import torch
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
-from trainer.model import build_config, build_model
+from trainer.families import FAMILIES
+from trainer.model import build_config, build_model, model_layers
 from trainer.presets import PRESETS, model_settings
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -14,6 +15,11 @@ IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 def _config(settings: ModelSettings, seq_length: int = 64, vocab_size: int = 1000):
     return build_config(settings, vocab_size=vocab_size, special_ids=IDS, seq_length_tokens=seq_length)
+
+
+def _small(model_type: str, layers: int = 1) -> ModelSettings:
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": layers}
+    return ModelSettings(name="x", config=shape | {"model_type": model_type})
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -32,40 +38,31 @@ def test_presets_have_about_the_size_in_their_name(name, millions):
 
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert", "electra", "esm", "mpnet"])
 def test_other_encoders_build_from_their_type_alone(model_type):
-    shape = {"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("meta"))
+    model = build_model(_config(_small(model_type)), torch.device("meta"))
     assert model.config.pad_token_id == 0
 
 
-def test_a_decoder_is_refused():
-    settings = ModelSettings(name="x", config={"model_type": "bert", "is_decoder": True})
-    with pytest.raises(BadConfig, match="not an encoder"):
-        _config(settings)
+@pytest.mark.parametrize(
+    ("shape", "seq_length", "why"),
+    [
+        ({"model_type": "bert", "is_decoder": True}, 64, "not an encoder"),
+        ({"model_type": "bart"}, 64, "not an encoder"),
+        ({"model_type": "gpt2"}, 64, "no masked-LM model of type 'gpt2'"),
+        ({"model_type": "bertt"}, 64, "no masked-LM model of type 'bertt'"),
+        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers refuses the config"),
+        ({"model_type": "bert", "max_position_embeddings": 128}, 129, "rows of 129 tokens"),
+        ({"model_type": "roberta", "max_position_embeddings": 128}, 128, "longer than the 127 positions"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(shape, seq_length, why):
+    with pytest.raises(BadConfig, match=why):
+        _config(ModelSettings(name="x", config=shape), seq_length)
 
 
-@pytest.mark.parametrize("model_type", ["bart", "gpt2", "bertt"])
-def test_what_is_no_masked_lm_encoder_is_refused(model_type):
-    with pytest.raises(BadConfig):
-        _config(ModelSettings(name="x", config={"model_type": model_type}))
-
-
-def test_rows_longer_than_the_positions_are_refused():
-    settings = ModelSettings(name="x", config={"model_type": "bert", "max_position_embeddings": 128})
-    _config(settings, seq_length=128)
-    with pytest.raises(BadConfig, match="129"):
-        _config(settings, seq_length=129)
-
-
-def test_roberta_loses_positions_to_its_padding():
-    settings = ModelSettings(name="x", config={"model_type": "roberta", "max_position_embeddings": 128})
-    _config(settings, seq_length=127)
-    with pytest.raises(BadConfig, match="127 positions"):
-        _config(settings, seq_length=128)
-
-
-def test_a_config_that_transformers_refuses_is_bad_input():
-    with pytest.raises(BadConfig):
-        _config(ModelSettings(name="x", config={"model_type": "modernbert", "num_hidden_layers": "many"}))
+@pytest.mark.parametrize(("model_type", "positions"), [("bert", 128), ("roberta", 127)])
+def test_rows_may_be_as_long_as_the_positions_that_padding_leaves(model_type, positions):
+    settings = ModelSettings(name="x", config={"model_type": model_type, "max_position_embeddings": 128})
+    assert _config(settings, positions).max_position_embeddings == 128
 
 
 def test_a_config_file_gives_its_shape_without_vocabulary_and_with_its_nulls(tmp_path):
@@ -112,28 +109,23 @@ def test_a_profile_cannot_name_a_model_that_leads_elsewhere():
             ModelSettings(name=name, config={"model_type": "bert"})
 
 
-def test_parameters_that_the_loss_does_not_depend_on_are_frozen_and_no_others():
-    shape = {
-        "model_type": "esm",
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "intermediate_size": 64,
-    }
-    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
+@pytest.mark.parametrize(("model_type", "unused"), [("esm", {"contact_head"}), ("bert", set())])
+def test_parameters_that_the_loss_does_not_depend_on_are_frozen_and_no_others(model_type, unused):
+    model = build_model(_config(_small(model_type)), torch.device("cpu"))
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen
-    assert all("contact_head" in name for name in frozen)
+    assert {part for name in frozen for part in name.split(".") if part.endswith("_head")} == unused
+    assert bool(frozen) == bool(unused)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_nothing_is_frozen_in_bert():
-    shape = {
-        "model_type": "bert",
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "intermediate_size": 64,
-    }
-    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
-    assert all(parameter.requires_grad for parameter in model.parameters())
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_known_architecture_has_its_parts_where_they_are_said_to_be(model_type):
+    model = build_model(_config(_small(model_type, layers=3)), torch.device("cpu")).eval()
+    family = FAMILIES[model_type]
+    assert len(model_layers(model)) == 3
+    ids = torch.randint(5, 100, (2, 16))
+    with torch.no_grad():
+        output = getattr(model, family.encoder)(input_ids=ids).last_hidden_state
+        for name in family.head:
+            output = getattr(model, name)(output)
+        assert torch.equal(output, model(input_ids=ids).logits)

@@ -4,14 +4,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainer.oracles import config_of, gradients_of, micro_batches, relative_distance, training_of
+from tests.trainer.oracles import (
+    FAMILIES,
+    check_alike,
+    config_of,
+    gradients_of,
+    learned,
+    micro_batches,
+    training_of,
+)
 from trainer.batch import make_plan
-from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, micro_batch_plans
 from trainer.masking import IGNORED_LABEL, head_slots
-
-FAMILIES = ("bert", "roberta", "modernbert")
 
 
 def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tuple[int, int], float]:
@@ -34,8 +39,7 @@ def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tu
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family, patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family, dataset):
     padded = _losses_by_token(dataset, family, "padded")
     assert len({sample for sample, _ in padded}) > 350
     for layout in ("packed", "bucketed"):
@@ -46,44 +50,25 @@ def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(family, layout, patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-    found = {}
-    for head, last_layer in (("dense", "all"), ("masked", "all"), ("masked", "predicted")):
-        config = config_of(family, layout=layout, head=head, last_layer=last_layer)
+def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(family, layout, dataset):
+    whole = learned(config_of(family, layout=layout, head="dense", last_layer="all"), dataset)
+    for last_layer in ("all", "predicted"):
+        config = config_of(family, layout=layout, head="masked", last_layer=last_layer)
         training = training_of(config, dataset)
         assert training.module.narrow == (last_layer == "predicted")
-        found[head, last_layer] = gradients_of(training, micro_batches(dataset, config))
-    loss, gradients = found.pop(("dense", "all"))
-    for other_loss, other in found.values():
-        assert other_loss == pytest.approx(loss, rel=1e-6)
-        assert relative_distance(gradients, other) < 1e-6
+        check_alike(gradients_of(training, micro_batches(dataset, config)), whole)
 
 
-def test_a_head_of_fixed_slots_has_the_same_loss_and_gradient(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-    config = config_of()
-    free, fixed = training_of(config, dataset), training_of(config, dataset)
-    fixed.module._slots, fixed.module._row_slots = 192, 64
-    loss, gradients = gradients_of(free, micro_batches(dataset, config))
-    fixed_loss, fixed_gradients = gradients_of(fixed, micro_batches(dataset, config))
-    assert fixed.module.overflows == 0
-    assert fixed_loss == pytest.approx(loss, rel=1e-6)
-    assert relative_distance(gradients, fixed_gradients) < 1e-6
-
-
-def test_more_tokens_to_predict_than_slots_are_counted_and_none_is_dropped(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-    config = config_of()
-    batches = micro_batches(dataset, config)
-    free, tight = training_of(config, dataset), training_of(config, dataset)
-    tight.module._slots, tight.module._row_slots = 16, 4
-    assert batches[0].predicted_tokens > 16
-    loss, gradients = gradients_of(free, batches)
-    tight_loss, tight_gradients = gradients_of(tight, batches)
-    assert tight.module.overflows == 1
-    assert tight_loss == pytest.approx(loss, rel=1e-6)
-    assert relative_distance(gradients, tight_gradients) < 1e-6
+@pytest.mark.parametrize(("slots", "row_slots", "overflows"), [(192, 64, 0), (16, 4, 1)])
+def test_a_head_of_fixed_slots_drops_nothing_and_counts_micro_batches_that_need_more(
+    slots, row_slots, overflows, dataset
+):
+    fixed = training_of(config_of(), dataset)
+    fixed.module._slots, fixed.module._row_slots = slots, row_slots
+    batches = micro_batches(dataset, config_of())
+    assert 16 < batches[0].predicted_tokens <= 192
+    check_alike(gradients_of(fixed, batches), learned(config_of(), dataset))
+    assert fixed.module.overflows == overflows
 
 
 @pytest.mark.parametrize(("places", "probability"), [(64, 0.15), (4096, 0.15), (94_208, 0.3), (64, 0.99)])
@@ -94,26 +79,17 @@ def test_head_slots_are_whole_tiles_six_sigmas_above_the_mean_and_never_more_tha
     assert min(places, mean + 6 * sigma) <= slots <= max(64, min(places, mean + 6 * sigma + 64))
 
 
-def test_a_micro_batch_with_nothing_to_predict_weighs_nothing(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_a_micro_batch_with_nothing_to_predict_weighs_nothing(dataset):
     config = config_of(masking_probability=1e-6)
-    training = training_of(config, dataset)
-    (batch,) = micro_batches(dataset, config)
-    assert batch.predicted_tokens == 0
-    loss, gradients = gradients_of(training, [batch])
+    assert micro_batches(dataset, config)[0].predicted_tokens == 0
+    loss, gradients = learned(config, dataset)
     assert loss == 0
     assert all(not gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_hits_and_loss_are_those_of_the_library(family, patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-    config = config_of(layout="padded")
-    if family == "electra":
-        shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
-                 "intermediate_size": 64, "embedding_size": 32, "hidden_dropout_prob": 0.0,
-                 "attention_probs_dropout_prob": 0.0}  # fmt: skip
-        config = config.model_copy(update={"model": ModelSettings(name="m", config=shape)})
+def test_hits_and_loss_are_those_of_the_library(family, dataset):
+    config = config_of(family, layout="padded")
     training = training_of(config, dataset)
     (batch,) = micro_batches(dataset, config)
     labels = batch.labels_BS()

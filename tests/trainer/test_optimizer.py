@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Trainer
 
-from tests.trainer.oracles import config_of, training_of
-from trainer.dataset import TokenDataset
+from tests.trainer.oracles import FAMILIES, config_of, training_of
 from trainer.optimizer import learning_rate
 
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
@@ -33,38 +32,36 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(sc
         assert learning_rate(config, steps) == pytest.approx(final)
 
 
-def test_each_schedule_has_its_shape():
-    def halfway(schedule: str, step: int) -> float:
-        config = config_of(schedule=schedule, warmup_steps=0, max_steps=100, learning_rate=1.0, decay_share=0.2)
-        return learning_rate(config, step)
-
-    assert halfway("constant", 99) == 1
-    assert halfway("linear", 25) == pytest.approx(0.75)
-    assert halfway("cosine", 50) == pytest.approx(0.5)
-    assert halfway("cosine", 25) == pytest.approx(0.853, abs=1e-3)
-    assert halfway("wsd", 79) == 1
-    assert halfway("wsd", 85) == pytest.approx(0.5)
-
-
-def test_weight_decay_falls_on_what_transformers_lets_decay(patterned_dataset):
-    for family in ("bert", "roberta", "modernbert"):
-        config = config_of(family)
-        training = training_of(config, TokenDataset.open(patterned_dataset))
-        names = {id(parameter): name for name, parameter in training.model.named_parameters()}
-        decayed, plain = (
-            {names[id(parameter)] for parameter in group["params"]} for group in training.optimizer.param_groups
-        )
-        expected = set(Trainer.get_decay_parameter_names(None, training.model)) & set(names.values())
-        assert decayed == expected
-        assert decayed | plain == set(names.values())
-        assert [group["weight_decay"] for group in training.optimizer.param_groups] == [config.weight_decay, 0.0]
-        norms = [module for module in training.model.modules() if isinstance(module, nn.LayerNorm)]
-        assert {names[id(norm.weight)] for norm in norms} <= plain
+@pytest.mark.parametrize(
+    ("schedule", "step", "rate"),
+    [
+        ("constant", 99, 1), ("linear", 25, 0.75), ("cosine", 50, 0.5), ("cosine", 25, 0.8536), ("wsd", 79, 1),
+        ("wsd", 85, 0.5),
+    ],
+)  # fmt: skip
+def test_each_schedule_has_its_shape(schedule, step, rate):
+    config = config_of(schedule=schedule, warmup_steps=0, max_steps=100, learning_rate=1.0, decay_share=0.2)
+    assert learning_rate(config, step) == pytest.approx(rate, abs=1e-4)
 
 
-def test_the_optimizer_is_fused_with_the_configured_moments(patterned_dataset):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weight_decay_falls_on_what_transformers_lets_decay(family, dataset):
+    config = config_of(family)
+    training = training_of(config, dataset)
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    decayed, plain = (
+        {names[id(parameter)] for parameter in group["params"]} for group in training.optimizer.param_groups
+    )
+    assert decayed == set(Trainer.get_decay_parameter_names(None, training.model)) & set(names.values())
+    assert decayed | plain == set(names.values())
+    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [config.weight_decay, 0.0]
+    norms = [module for module in training.model.modules() if isinstance(module, nn.LayerNorm)]
+    assert {names[id(norm.weight)] for norm in norms} <= plain
+
+
+def test_the_optimizer_is_fused_with_the_configured_moments(dataset):
     config = config_of(adam_beta2=0.98, adam_epsilon=1e-6)
-    training = training_of(config, TokenDataset.open(patterned_dataset))
+    training = training_of(config, dataset)
     assert all(group["fused"] for group in training.optimizer.param_groups)
     assert training.optimizer.param_groups[0]["betas"] == (0.9, 0.98)
     assert training.optimizer.param_groups[0]["eps"] == 1e-6

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.events import Action, Kind
 from trainer.health import centre_and_scatter, level_and_scatter, median_and_error, middle
-from trainer.pace import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
+from trainer.meter import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
 
 FINE = [1.0, 1.0, 1.0, 1.0]
 
@@ -31,13 +31,17 @@ def slow(ratio, rows):
     return [([0.0] * 4, [1.0, 1.0, ratio, 1.0])] * rows
 
 
-def test_a_loader_that_starves_a_rank_is_said_once():
-    assert told(waiting(0.0, ROWS) + waiting(0.2, 50)) == [(2 * ROWS, Kind.STARVED)]
-
-
-def test_the_first_rows_say_nothing_of_loaders():
-    assert told(waiting(0.9, ROWS) + waiting(0.0, 50)) == []
-    assert told(waiting(0.9, 50)) == [(2 * ROWS, Kind.STARVED)]
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (waiting(0.0, ROWS) + waiting(0.2, 50), [(2 * ROWS, Kind.STARVED)]),
+        (waiting(0.9, ROWS) + waiting(0.0, 50), []),
+        (waiting(0.9, 50), [(2 * ROWS, Kind.STARVED)]),
+    ],
+    ids=["later", "in the first rows", "always"],
+)
+def test_a_loader_that_starves_a_rank_is_said_once_and_not_of_the_first_rows(rows, found):
+    assert told(rows) == found
 
 
 def test_a_starved_rank_is_named_with_what_to_do():
@@ -62,39 +66,30 @@ def test_single_bad_rows_are_no_matter_and_it_is_said_again_only_after_a_time_of
     assert [number for number, _ in again] == [first, first + 2 * ROWS]
 
 
-def test_a_slow_rank_is_named_with_how_slow_it_is():
+def test_the_slowest_rank_is_named_with_how_slow_it_is_and_with_the_others():
     pace = PaceMonitor()
     for _ in range(ROWS):
-        found = pace.look(step_s=3.0, data_wait_s=[0.0] * 4, compute_s=[1.0, 1.0, 1.0, 2.0])
+        found = pace.look(step_s=3.0, data_wait_s=[0.0] * 6, compute_s=[1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     assert [(one.kind, one.action) for one in found] == [(Kind.STRAGGLER, Action.WARN)]
-    assert found[0].values == {"rank": 3.0, "ratio": 2.0, "compute_s": 2.0, "median_s": 1.0}
-    assert "rank 3 computes 2.00 times as long" in found[0].message
+    assert found[0].values == {"rank": 5.0, "ratio": 3.0, "compute_s": 3.0, "median_s": 1.0}
+    assert "rank 5 computes 3.00 times as long" in found[0].message
+    assert "slow as well: 4" in found[0].message
     assert "nvidia-smi -q -d PERFORMANCE" in found[0].next_step
     assert any("hot" in cause for cause in found[0].causes)
 
 
-def test_slow_ranks_of_one_node_are_said_together():
-    pace = PaceMonitor()
-    for _ in range(ROWS):
-        found = pace.look(step_s=3.0, data_wait_s=[0.0] * 6, compute_s=[1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
-    assert len(found) == 1
-    assert found[0].values["rank"] == 5
-    assert "slow as well: 4" in found[0].message
-
-
-def test_changing_ranks_that_are_slow_in_turn_are_no_straggler():
-    rows = [([0.0] * 4, [2.0 if rank == row % 4 else 1.0 for rank in range(4)]) for row in range(100)]
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [([0.0] * 4, [2.0 if rank == row % 4 else 1.0 for rank in range(4)]) for row in range(100)],
+        [([0.0] * 4, [1.0, None, 5.0, 1.0])] * 50,
+        [([], [])] * 50,
+        [([0.0], [9.0])] * 50,
+    ],
+    ids=["ranks in turn", "unknown times", "no ranks", "a rank alone"],
+)
+def test_nothing_is_said_of_stragglers_where_none_can_be_told(rows):
     assert told(rows) == []
-
-
-def test_nothing_is_said_of_stragglers_where_it_cannot_be_told():
-    assert told([([0.0] * 4, [1.0, None, 5.0, 1.0])] * 50) == []
-    assert told([([], [])] * 50) == []
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=1))
-def test_a_single_rank_is_never_slow(compute_s):
-    assert told([([0.0], compute_s)] * (2 * ROWS)) == []
 
 
 @given(
@@ -105,16 +100,12 @@ def test_what_stays_within_the_bounds_is_never_said(share, ratios):
     assert told([([share] * len(ratios), list(ratios))] * (3 * ROWS)) == []
 
 
-def test_both_can_be_said_of_one_row():
-    rows = waiting(0.0, ROWS) + [([0.5, 0.0], [1.0, 9.0])] * ROWS
-    assert [kind for _, kind in told(rows)] == [Kind.STARVED, Kind.STRAGGLER]
-
-
-def test_ranks_are_named_with_their_host_where_it_is_known():
+def test_both_can_be_said_of_one_row_and_ranks_are_named_with_their_host_where_it_is_known():
     pace = PaceMonitor(hosts=("n1", "n1", "n2"))
     found = []
     for _ in range(2 * ROWS):
         found += pace.look(step_s=1.0, data_wait_s=[0.0, 0.0, 0.5], compute_s=[1.0, 2.0, 1.0])
+    assert {one.kind for one in found} == {Kind.STARVED, Kind.STRAGGLER}
     assert {"rank 2 (n2) waits", "rank 1 (n1) computes"} == {" ".join(one.message.split()[:4]) for one in found}
 
 

@@ -21,7 +21,8 @@ rank = sys.argv[1]
 environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 ranks = join_ranks(config_of(), environment, Path(sys.argv[2]))
 value = 10.0 ** ranks.rank
-print(json.dumps([ranks.sum(value, 1.0), ranks.max(value, -value), ranks.each(value), ranks.leads]))
+agreed = [ranks.sum(value, 1.0), ranks.max(value, -value), ranks.each(value)]
+print(json.dumps([*agreed, ranks.gather([rank]), ranks.tell([rank])]))
 leave_ranks(together=True)
 """
 
@@ -38,15 +39,15 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
         )
         for rank in range(2)
     ]
-    found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
-    agreed = [[11.0, 2.0], [10.0, -1.0], [1.0, 10.0]]
-    assert found == [[*agreed, True], [*agreed, False]]
+    found = [json.loads(process.communicate(timeout=180)[0]) for process in both]
+    assert found == [[[11.0, 2.0], [10.0, -1.0], [1.0, 10.0], [["0"], ["1"]], ["0"]]] * 2
     assert [process.returncode for process in both] == [0, 0]
 
 
 def test_a_rank_alone_agrees_with_itself():
     ranks = join_ranks(config_of(), environment={})
     assert (ranks.sum(1.0, 2.0), ranks.max(1.0, 2.0), ranks.each(3.0)) == ([1.0, 2.0], [1.0, 2.0], [3.0])
+    assert (ranks.gather("a"), ranks.tell("a")) == (["a"], "a")
 
 
 OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
@@ -58,6 +59,7 @@ OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_
         ({}, {NEWER: ON}),
         ({NEWER: "max_split_size_mb:64"}, {NEWER: f"max_split_size_mb:64,{ON}"}),
         ({NEWER: "expandable_segments:False"}, {}),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", NEWER: ON}, {}),
         ({OLDER: "max_split_size_mb:64"}, {OLDER: f"max_split_size_mb:64,{ON}"}),
         ({OLDER: "max_split_size_mb:64", NEWER: ON}, {OLDER: f"max_split_size_mb:64,{ON}"}),
         ({OLDER: "", NEWER: ON}, {OLDER: ON}),
@@ -68,10 +70,4 @@ OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_
 def test_segments_expand_unless_the_variable_that_torch_reads_says_otherwise(given, added):
     environment = dict(given)
     set_cuda_defaults(environment)
-    assert environment == given | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | added
-
-
-def test_an_order_of_gpus_that_is_set_is_kept():
-    environment = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    set_cuda_defaults(environment)
-    assert environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    assert environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | given | added

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.dataset import TokenDataset
 from trainer.peaks import PEAKS, ModelWork, attended_pairs, peak_flops_per_s
 
 
@@ -20,10 +19,9 @@ def test_pairs_are_those_within_reach(length, reach):
     assert attended_pairs(np.array([length]), reach) == counted
 
 
-def test_operations_agree_with_torchs_own_count(patterned_dataset):
+def test_operations_agree_with_torchs_own_count(dataset):
     """Of rows that one document fills, torch counts the products we count; its backward of attention multiplies 5 times
     instead of 4, as it computes the scores anew, so attention is told apart."""
-    dataset = TokenDataset.open(patterned_dataset)
     config = config_of(layout="padded", seq_length_tokens=16)
     training = training_of(config, dataset)
     batches = [batch for batch in micro_batches(dataset, config, steps=30) if batch.real_tokens == 8 * 16]
@@ -49,8 +47,7 @@ def test_the_other_convention_is_six_operations_for_each_parameter_and_token():
     assert work.six_n_flops(7.0) == 420
 
 
-def test_sliding_windows_cost_less(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_sliding_windows_cost_less(dataset):
     work = training_of(config_of("modernbert"), dataset).work
     assert work.reaches == (None, 4, 4, None)
     everywhere = dataclasses.replace(work, reaches=(None,) * 4)
@@ -60,37 +57,18 @@ def test_sliding_windows_cost_less(patterned_dataset):
 @pytest.mark.parametrize(
     ("name", "tera"),
     [
-        ("NVIDIA H100 NVL", 835),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H200", 989),
-        ("NVIDIA H200 NVL", 835),
-        ("NVIDIA H800", 989),
-        ("NVIDIA H800 PCIe", 756),
-        ("NVIDIA H20", 148),
-        ("NVIDIA GH200 144G HBM3e", 989),
-        ("NVIDIA B200", 2250),
-        ("NVIDIA GB200", 2500),
-        ("NVIDIA B300 SXM6 AC", 2250),
-        ("NVIDIA GB300", 2500),
-        ("NVIDIA A800-SXM4-80GB", 312),
-        ("NVIDIA L40", 181),
-        ("NVIDIA RTX 6000 Ada Generation", 364),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504),
+        ("NVIDIA H100 NVL", 835), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835), ("NVIDIA H800", 989), ("NVIDIA H800 PCIe", 756), ("NVIDIA H20", 148),
+        ("NVIDIA GH200 144G HBM3e", 989), ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA GB300", 2500), ("NVIDIA A800-SXM4-80GB", 312), ("NVIDIA L40", 181),
+        ("NVIDIA RTX 6000 Ada Generation", 364), ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
-        ("NVIDIA A10G", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA GeForce GTX 1080", None),
-        ("NVIDIA A100X-unknown", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None), ("NVIDIA A10G", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362), ("NVIDIA GeForce GTX 1080", None), ("NVIDIA A100X-unknown", None),
     ],
-)
+)  # fmt: skip
 def test_a_device_is_known_by_the_words_of_its_name(name, tera):
     found = peak_flops_per_s(name, "bf16")
     assert found == (None if tera is None else tera * 1e12)

@@ -19,77 +19,55 @@ class Outer(Table):
     rows: Annotated[int, Field(gt=0)] = 1
 
 
-def test_a_misspelt_key_is_named_with_the_nearest_valid_one():
+@pytest.mark.parametrize(
+    ("value", "message", "next_step"),
+    [
+        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
+        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
+        ({"zzz": 1}, "zzz", "inner, others, rows"),
+        ({"rows": -3}, "rows = -3", "Correct 'rows'"),
+        ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step):
     with pytest.raises(BadConfig) as caught:
-        parse_table(Outer, {"inner": {"learning_rat": 1.0}}, where="p.toml")
-    assert "inner.learning_rat" in caught.value.message
-    assert "'learning_rate'" in caught.value.next_step
+        parse_table(Outer, value, where="p.toml")
+    assert message in caught.value.message
+    assert next_step in caught.value.next_step
 
 
-def test_a_misspelt_key_inside_a_list_of_tables_is_suggested_too():
-    with pytest.raises(BadConfig) as caught:
-        parse_table(Outer, {"others": [{"learning_ratee": 1.0}]}, where="p.toml")
-    assert "'learning_rate'" in caught.value.next_step
+@pytest.mark.parametrize(
+    ("read", "content", "why"),
+    [
+        (read_toml, b"a = 1\n" * 200_000, "larger than 1048576 bytes"),
+        (read_json, b"[" * 40 + b"]" * 40, "nested deeper than 32"),
+        (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
+        (read_json, b"{", "not valid JSON"),
+        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested deeper|not valid TOML"),
+        (read_toml, b"x =", "not valid TOML"),
+        (read_toml, b"\xff\xfe\x00", "not UTF-8"),
+    ],
+    ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"],
+)
+def test_a_file_that_is_no_such_file_is_refused(tmp_path, read, content, why):
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(BadConfig, match=why):
+        read(tmp_path / "f")
 
 
-def test_a_key_like_no_other_lists_the_known_ones():
-    with pytest.raises(BadConfig) as caught:
-        parse_table(Outer, {"zzz": 1}, where="p.toml")
-    assert "inner, others, rows" in caught.value.next_step
-
-
-def test_a_wrong_value_is_shown():
-    with pytest.raises(BadConfig, match="rows = -3"):
-        parse_table(Outer, {"rows": -3}, where="p.toml")
-
-
-def test_nothing_is_converted_silently():
-    with pytest.raises(BadConfig):
-        parse_table(Outer, {"rows": "3"}, where="p.toml")
-
-
-def test_a_file_that_is_too_large_is_not_parsed(tmp_path):
-    path = tmp_path / "large.toml"
-    path.write_text("a = 1\n" * 1000)
-    with pytest.raises(BadConfig, match="larger than 100 bytes"):
-        read_toml(path, max_bytes=100)
-
-
-@pytest.mark.parametrize("depth", [40, 100_000])
-def test_a_file_that_is_nested_too_deep_is_refused(tmp_path, depth):
-    path = tmp_path / "deep.json"
-    path.write_text("[" * depth + "]" * depth)
-    with pytest.raises(BadConfig):
-        read_json(path)
-
-
-def test_deeply_dotted_toml_is_refused(tmp_path):
-    path = tmp_path / "deep.toml"
-    path.write_text("x" + ".x" * 5000 + " = 1\n")
-    with pytest.raises(BadConfig):
-        read_toml(path)
-
-
-def test_what_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "bytes.toml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadConfig, match="UTF-8"):
-        read_toml(path)
-
-
-def test_a_file_that_is_missing_is_asked_for_by_the_name_that_is_close(tmp_path):
-    (tmp_path / "bert-mini-cpu.toml").touch()
-    with pytest.raises(BadConfig) as refused:
-        read_toml(tmp_path / "bert-mini-cpy.toml", if_missing="Write one.")
-    assert refused.value.next_step == f"Did you mean {tmp_path / 'bert-mini-cpu.toml'}?"
-
-
-@pytest.mark.parametrize("name", ["other.toml", "none/bert-mini-cpu.toml"])
-def test_where_no_name_is_close_the_next_step_is_what_the_caller_knows(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "next_step"),
+    [
+        ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
+        ("other.toml", "Write one."),
+        ("none/bert-mini-cpu.toml", "Write one."),
+    ],
+)
+def test_a_file_that_is_missing_is_asked_for_by_a_name_that_is_close_or_as_the_caller_knows(tmp_path, name, next_step):
     (tmp_path / "bert-mini-cpu.toml").touch()
     with pytest.raises(BadConfig) as refused:
         read_toml(tmp_path / name, if_missing="Write one.")
-    assert refused.value.next_step == "Write one."
+    assert refused.value.next_step == next_step.format(tmp_path)
 
 
 json_values = st.recursive(

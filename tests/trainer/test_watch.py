@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import subprocess
@@ -13,25 +14,22 @@ from hypothesis import strategies as st
 from trainer import watch
 from trainer.watch import (
     REQUEUE,
-    SIGNALS,
-    Reserve,
     TimeBudget,
     Watch,
-    heard_signals,
     ignore_signals,
     parse_slurm_time_s,
     slurm_left_s,
 )
 
 PROGRAM = """
-import ctypes, json, signal, sys, time
+import ctypes, json, os, signal, sys, time
 from pathlib import Path
 from trainer import watch
 watch.PATIENCE_S, watch._LAST_RESORT_S, watch._REARM_EVERY_S = 0.5, 0.7, 0.1
 
-def record(leaving):
+def record(*leaving):
     with (place / "left.jsonl").open("a") as file:
-        file.write(json.dumps([leaving.reason, leaving.step, leaving.perhaps]) + "\\n")
+        file.write(json.dumps(leaving) + "\\n")
 
 def sleep_in_c():
     time.sleep(30)
@@ -96,26 +94,16 @@ def test_signals_that_come_within_a_second_are_one_request(process):
     assert err.count("saving and leaving") == 1
 
 
-def test_under_nohup_the_terminal_may_go(process):
+@pytest.mark.parametrize(("handler", "heard"), [("DFL", "SIGHUP"), ("IGN", "SIGTERM")], ids=["terminal", "nohup"])
+def test_a_terminal_that_goes_asks_to_leave_but_not_under_nohup(process, handler, heard):
     one = process(
         "while watching.asked_by is None: time.sleep(0.01)\nprint(watching.asked_by)\nwatching.stop()",
-        before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+        before=f"import signal; signal.signal(signal.SIGHUP, signal.SIG_{handler})\n",
     )
     one.send_signal(signal.SIGHUP)
     time.sleep(0.2)
     one.send_signal(signal.SIGTERM)
-    assert one.communicate(timeout=20)[0] == f"{signal.SIGTERM.value}\n"
-
-
-def test_the_signal_of_a_terminal_that_goes_is_heard_unless_it_is_ignored_already():
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert heard_signals() == SIGNALS
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert set(SIGNALS) - set(heard_signals()) == {signal.SIGHUP}
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert one.communicate(timeout=20)[0] == f"{signal.Signals[heard].value}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -136,25 +124,34 @@ def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(proce
     assert last.endswith("7, false]")
 
 
-def test_a_program_that_hangs_leaves_and_says_in_which_function(process, tmp_path):
-    one = process("sleep_in_c()", timeout_s=1.0)
-    _, err = one.communicate(timeout=20)
-    assert one.returncode == REQUEUE
-    assert "nothing moved for 1 s after step 7: it hangs, or waits for a rank that does" in err
-    assert "in sleep_in_c" in err
-    assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
-    (line,) = left(tmp_path)
-    assert "traceback.txt says where" in line
+ENDS = {
+    "hangs": ("sleep_in_c()", 1.0, REQUEUE, "", "nothing moved for 1 s after step 7: it hangs, or waits"),
+    "hangs, and no disk takes a record": (
+        "place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()",
+        0.5, REQUEUE, "", "in sleep_in_c",
+    ),
+    "lets no other thread run": ("keep_the_interpreter()", 0.5, 1, "", "in keep_the_interpreter"),
+    "shows signs of life": (
+        "for step in range(8, 24): time.sleep(0.1); watching.beat(step)\nwatching.stop()\nprint(watching.step)",
+        1.0, 0, "23\n", "",
+    ),
+    "takes long after it stopped watching": (
+        "watching.stop()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(2)\nprint('end')", 0.5, 0, "end\n", "",
+    ),
+}  # fmt: skip
 
 
-def test_a_program_that_shows_signs_of_life_does_not_hang(process, tmp_path):
-    one = process(
-        "for step in range(8, 24):\n    time.sleep(0.1)\n    watching.beat(step)\n"
-        "watching.stop()\nprint(watching.step)",
-        timeout_s=1.0,
-    )
-    assert one.communicate(timeout=20)[0] == "23\n"
-    assert (one.returncode, left(tmp_path)) == (0, [])
+@pytest.mark.parametrize(("body", "timeout_s", "code", "said", "told"), ENDS.values(), ids=list(ENDS))
+def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, timeout_s, code, said, told):
+    one = process(body, timeout_s=timeout_s)
+    out, err = one.communicate(timeout=20)
+    assert (one.returncode, out) == (code, said)
+    assert told in err
+    if code == REQUEUE and "nowhere" not in body:
+        assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
+        assert "traceback.txt says where" in left(tmp_path)[0]
+    else:
+        assert left(tmp_path) == []
 
 
 def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_not_hang(process, tmp_path):
@@ -172,29 +169,6 @@ def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_no
     out, err = one.communicate("\n", timeout=20)
     assert (out, one.returncode) == ("end\n", 0), err
     assert left(tmp_path) == []
-
-
-def test_a_main_thread_that_lets_no_other_run_is_ended_by_the_interpreter(process, tmp_path):
-    one = process("keep_the_interpreter()", timeout_s=0.5)
-    began_s = time.monotonic()
-    _, err = one.communicate(timeout=20)
-    assert time.monotonic() - began_s < 10
-    assert one.returncode == 1
-    assert "in keep_the_interpreter" in err
-
-
-def test_a_watch_that_was_stopped_leaves_a_slow_end_alone(process, tmp_path):
-    one = process("watching.stop()\ntime.sleep(2)\nprint('end')", timeout_s=0.5)
-    one.send_signal(signal.SIGTERM)
-    assert one.communicate(timeout=20)[0] == "end\n"
-    assert (one.returncode, left(tmp_path)) == (0, [])
-
-
-def test_a_disk_that_takes_no_record_does_not_keep_a_program_from_leaving(process):
-    one = process("place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()", timeout_s=0.5)
-    _, err = one.communicate(timeout=20)
-    assert one.returncode == REQUEUE
-    assert "in sleep_in_c" in err
 
 
 def test_a_watch_that_was_not_started_only_remembers():
@@ -224,28 +198,35 @@ def now(monkeypatch):
     return moment
 
 
-def test_a_budget_is_over_when_what_is_left_to_do_would_be_late(now):
-    budget = TimeBudget(100.0, 450.0)  # the process began 50 s ago
-    assert not budget.over(49.9)
-    assert budget.over(50.0)
-    now[0] = 549.0
-    assert not budget.over(0.5)
-    assert budget.over(2.0)
-    now[0] = 551.0
-    assert budget.over(0.0)
-
-
-def test_without_a_budget_there_is_time_for_ever(now):
-    assert not TimeBudget(None, 0.0).over(1e12)
+def over(budget, save_s=0.0, *, evaluation_due=False):
+    return budget.over(save_s=save_s, evaluation_due=evaluation_due)
 
 
 @pytest.mark.parametrize(
-    ("stop_after_s", "slurm_left", "expected"), [(None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20)]
+    ("stop_after_s", "slurm_left_s", "left_s"),
+    [(100.0, None, 50), (None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20), (None, None, math.inf)],
 )
-def test_the_nearer_end_counts(now, stop_after_s, slurm_left, expected):
-    budget = TimeBudget(stop_after_s, 450.0, slurm_left)
-    assert not budget.over(expected - 0.1)
-    assert budget.over(expected)
+def test_a_budget_is_over_when_saving_and_leaving_would_be_late_for_the_nearer_end(
+    now, stop_after_s, slurm_left_s, left_s
+):
+    budget = TimeBudget(stop_after_s, 450.0, slurm_left_s)  # the process began 50 s ago
+    now[0] += min(left_s, 1e12) - 17.1
+    assert not over(budget, save_s=10.0)  # one and a half saves, and 2 s to leave
+    now[0] += 0.2
+    assert over(budget, save_s=10.0) == (left_s < math.inf)
+
+
+def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reserved(now):
+    budget = TimeBudget(100.0, 450.0)
+    budget.step_s.extend([9.0, *[1.0] * 19])  # four times, for those whose numbers are late
+    budget.evaluation_s = 5.0
+    now[0] += 50 - 38 - 0.1
+    assert (over(budget), over(budget, evaluation_due=True)) == (False, True)
+    budget.step_s.append(1.0)  # the slow one is long ago
+    now[0] += 27
+    assert (over(budget), over(budget, evaluation_due=True)) == (False, False)
+    now[0] += 3
+    assert (over(budget), over(budget, evaluation_due=True)) == (False, True)
 
 
 def test_slurm_tells_the_end_of_a_job_in_the_environment(now):
@@ -259,16 +240,15 @@ def test_older_versions_of_slurm_are_asked(monkeypatch):
 
     def run(command, **_):
         asked.append(command)
+        if len(asked) > 1:
+            raise OSError
         return SimpleNamespace(stdout="  1:30\n")
 
     monkeypatch.setattr(watch.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(watch.subprocess, "run", run)
-    assert slurm_left_s({"SLURM_JOB_ID": "17"}) == 90
+    assert [slurm_left_s({"SLURM_JOB_ID": job}) for job in ("17", "17; rm", "17")] == [90, None, None]
     assert "17" in asked[0]
-    assert slurm_left_s({"SLURM_JOB_ID": "17; rm"}) is None
-    assert len(asked) == 1
-    monkeypatch.setattr(watch.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(OSError))
-    assert slurm_left_s({"SLURM_JOB_ID": "17"}) is None
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "1-", "1:2:3:4", "-5"])
@@ -283,25 +263,3 @@ def test_slurms_times_are_understood_with_and_without_days_and_hours(days, hours
     expected = [seconds, 60 * minutes, 3600 * hours, 86400 * days]
     assert [parse_slurm_time_s(text) for text in texts] == [sum(expected[: count + 1]) for count in range(4)]
     assert all(parse_slurm_time_s(one) <= parse_slurm_time_s(other) for one, other in pairwise(texts))
-
-
-def test_before_anything_was_timed_only_saving_and_leaving_are_reserved():
-    assert Reserve().seconds(save_s=10.0, evaluation_due=True) == 1.5 * 10 + 2
-
-
-def test_the_slowest_of_the_recent_steps_counts_for_those_whose_numbers_are_late():
-    reserve = Reserve()
-    for seconds in (9.0, *[1.0] * 19):
-        reserve.step_took(seconds)
-    assert reserve.seconds(save_s=0.0, evaluation_due=False) == 4 * 9 + 2
-    reserve.step_took(1.0)  # the slow one is long ago
-    assert reserve.seconds(save_s=0.0, evaluation_due=False) == 4 + 2
-
-
-def test_an_evaluation_counts_only_where_one_is_due():
-    reserve = Reserve()
-    reserve.evaluation_took(30.0)
-    assert reserve.seconds(save_s=0.0, evaluation_due=False) == 2
-    assert reserve.seconds(save_s=0.0, evaluation_due=True) == 32
-    reserve.evaluation_took(5.0)
-    assert reserve.seconds(save_s=0.0, evaluation_due=True) == 7

@@ -23,7 +23,6 @@ from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
-from trainer.peaks import LINK_BYTES_PER_S, PEAKS
 from trainer.presets import model_settings
 
 NVL = "NVIDIA H100 NVL"
@@ -44,10 +43,6 @@ def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit():
 @pytest.mark.parametrize("name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"])
 def test_nothing_is_known_of_other_devices(name):
     check_rates(name, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
-
-
-def test_every_gpu_with_a_peak_has_a_bandwidth_of_links():
-    assert set(LINK_BYTES_PER_S) == {peak.name for peak in PEAKS}
 
 
 BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_rows=32, micro_batch_rows=4)

@@ -1,0 +1,10 @@
+"""The dataset that tests of the trainer learn from."""
+
+import pytest
+
+from trainer.dataset import TokenDataset
+
+
+@pytest.fixture
+def dataset(patterned_dataset) -> TokenDataset:
+    return TokenDataset.open(patterned_dataset)
