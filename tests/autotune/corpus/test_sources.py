@@ -109,8 +109,8 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
 
 def test_hidden_files_are_taken_only_by_name(tmp_path):
     (tmp_path / ".bashrc").write_text("alias")
-    assert not SOURCES["text"].takes(tmp_path / ".bashrc", named=False)
-    assert SOURCES["text"].takes(tmp_path / ".bashrc", named=True)
+    assert not SOURCES["text"].takes(tmp_path / ".bashrc", False)
+    assert SOURCES["text"].takes(tmp_path / ".bashrc", True)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
