@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.cluster.site import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
@@ -24,7 +24,6 @@ from trainer.errors import TrainerError
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3
 """Tasks that each worker has, so that none waits; never all of them, as there may be many."""
-_CLOSE_S = 3.0
 _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue; the others join as they start."""
@@ -48,6 +47,9 @@ class Task:
 
 
 OnDone = Callable[[Task, Receipt], None]
+Engine = Callable[[Iterable[Task], OnDone, int], None]
+"""Runs tasks, in any order and place, and reports each to ``OnDone``, in this process, as it is finished; raises what a
+task raises. Tasks are drawn as there is room for more, so that they may stop early; each worker has so many at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +64,15 @@ class Workers:
     """A site file: workers are jobs of its SLURM cluster."""
 
 
-class Engine(Protocol):
-    """Runs tasks, in any order and place."""
-
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """Run all, and report each to ``on_done``, in this process, as it is finished.
-
-        Tasks are drawn as there is room for more, so that they may stop early; each worker has ``ahead`` at once.
-
-        Raises:
-            AutotuneError, OSError: What a task raises.
-        """
-        ...
-
-
 def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
-    """Start what runs tasks, of which the longest stage has so many; it ends with the block.
-
-    Raises:
-        BadConfig, BadInput, MachineLacks: If the workers cannot be used; see each engine.
-    """
+    """Start what runs tasks, of which the longest stage has so many; it ends with the block."""
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
         return slurm_engine(workplace, workers.site, workers.count or _DEFAULT_JOBS)
     count = workers.count or len(os.sched_getaffinity(0))
     if min(count, tasks) == 1:
-        return contextlib.nullcontext(InProcessEngine(threads=count > 1))
+        return contextlib.nullcontext(in_process(workplace, threads=count > 1))
     return local_engine(workplace, count)
 
 
@@ -101,43 +85,39 @@ def perform(workplace: Workplace, task: Task) -> Receipt:
         return unfinished.finish(task.work(workplace, unfinished, **task.arguments))
 
 
-class InProcessEngine:
-    """One task after the other, here; libraries may use several ``threads``."""
+def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
+    """Run one task after the other, here; libraries may use several ``threads``."""
+    if not threads:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-    def __init__(self, *, threads: bool = True) -> None:
-        if not threads:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """See ``Engine``."""
+    def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         for task in tasks:
             on_done(task, perform(workplace, task))
 
+    return run
 
-class DaskEngine:
-    """The workers of a dask client."""
 
-    def __init__(self, client: Any, workers: int) -> None:  # noqa: ANN401 - distributed.Client, imported late
-        self._client, self._workers = client, workers
+def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
+    """Run tasks on the workers of a dask client."""
+    from distributed import as_completed
 
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """See ``Engine``."""
-        from distributed import as_completed
-
+    def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         waiting = iter(tasks)
         running: dict[str, Task] = {}
 
         def submit(task: Task) -> Any:  # noqa: ANN401 - a distributed.Future
-            future = self._client.submit(_perform_there, workplace, task, pure=False, retries=0)
+            future = client.submit(_perform_there, workplace, task, pure=False, retries=0)
             running[future.key] = task
             return future
 
-        completed = as_completed([submit(task) for task in islice(waiting, ahead * self._workers)])
+        completed = as_completed([submit(task) for task in islice(waiting, ahead * workers)])
         for future in completed:
             task = running.pop(future.key)
             on_done(task, _result(future, task))
             for following in islice(waiting, 1):
                 completed.add(submit(following))
+
+    return run
 
 
 def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
@@ -201,13 +181,13 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         closing.callback(_close, cluster)
         client = _started(Client, cluster)
         closing.callback(_close, client)
-        yield DaskEngine(client, workers)
+        yield _on_workers(workplace, client, workers)
 
 
 def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
     """End a client or workers; on a busy machine that may take longer, and what they made is there all the same."""
     with contextlib.suppress(TimeoutError):
-        what.close(timeout=_CLOSE_S)
+        what.close(timeout=3.0)
 
 
 def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - dask has no types
@@ -248,7 +228,7 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         if not there:
             raise BadInput(f"the scheduler at {address} has no workers", next_step="Start some: dask worker ADDRESS")
         _check_workers(client, workplace)
-        yield DaskEngine(client, workers or len(there))
+        yield _on_workers(workplace, client, workers or len(there))
     finally:
         _close(client)
 
@@ -272,13 +252,19 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
         raise MachineLacks(
             "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
         )
-    with _own_handler():
-        from dask_jobqueue.slurm import SLURMCluster
-
-    with contextlib.closing(SLURMCluster(**job_settings(site, workplace.path / "jobs"))) as cluster:
+    with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:
             yield engine
+
+
+def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
+    """Import it, and keep what Ctrl-C does here: the library takes it over, and would end with code 0."""
+    before = signal.getsignal(signal.SIGINT)
+    from dask_jobqueue.slurm import SLURMCluster
+
+    signal.signal(signal.SIGINT, before)
+    return SLURMCluster
 
 
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
@@ -305,16 +291,6 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
         "local_directory": site.node_local_path,
         "scheduler_options": {"dashboard_address": None},
     }
-
-
-@contextlib.contextmanager
-def _own_handler() -> Iterator[None]:
-    """Keep what Ctrl-C does here: the library takes it over when it is imported, and would end with code 0."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client

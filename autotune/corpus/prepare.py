@@ -361,7 +361,7 @@ class _Preparation:
                         note(task, receipt, fresh=False)
 
             # With a bound, what is begun beyond enough is for nothing.
-            self.engine.run(self.workplace, unfinished(), note, ahead=AHEAD if first is None else 1)
+            self.engine(unfinished(), note, AHEAD if first is None else 1)
             meter.finish()
         return [receipts[number] for number in sorted(receipts)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template, render
-from autotune.cluster.site import NetworkSettings, SiteFile, SlurmSettings, Templates, read_site
+from autotune.cluster.site import SiteFile, SlurmSettings, Templates, read_site
 from autotune.cluster.training import train_script
 from autotune.errors import BadInput
 from tests.autotune.cluster.test_training import with_gpus
@@ -201,8 +201,3 @@ def test_a_wrong_template_is_refused_with_what_it_may_use(template, words):
         render(template, {"command": "c", "purpose": "p"})
     assert words in refused.value.message
     assert "command, purpose" in refused.value.next_step
-
-
-def test_network_variables_are_names_of_variables():
-    with pytest.raises(ValueError, match="pattern"):
-        NetworkSettings(nccl={"A; rm": "x"})
