@@ -34,7 +34,7 @@ from autotune.corpus.bounded import (
 from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
 from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
-from autotune.corpus.workplace import Receipt
+from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
 from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
@@ -53,15 +53,11 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.
 
 
 def extract_partition(
-    partition: Partition, options: SourceOptions, directory: Path, *, most: int | None = None
+    workplace: Workplace, task: UnfinishedTask, *, partition: Partition, options: SourceOptions, most: int | None = None
 ) -> Receipt:
-    """Write a partition's samples as pieces into an empty directory, and what could not be used as JSON lines.
+    """Write a partition's samples as pieces, and what could not be used as JSON lines.
 
-    Args:
-        partition: What to read.
-        options: How to read it.
-        directory: Where to.
-        most: Stop when there are that many distinct samples; others are written too.
+    With ``most``, stop when there are that many distinct samples; others are written too.
 
     Returns:
         ``samples`` and ``text_bytes`` of each piece; ``files`` of which the first slice was read; ``raw_bytes``, the
@@ -71,6 +67,7 @@ def extract_partition(
         MachineLacks: If the extraction process cannot start.
         OSError: If the directory cannot be written, as when the disk is full.
     """
+    directory = task.directory
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()

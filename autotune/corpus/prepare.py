@@ -31,12 +31,12 @@ from autotune.corpus.pieces import (
     write_pieces,
 )
 from autotune.corpus.request import Input, Request, find_input, request_key
+from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Reject
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.workplace import (
     Receipt,
     StageMeter,
-    UnfinishedTask,
     Workplace,
     check_place,
     open_workplace,
@@ -69,7 +69,6 @@ _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
 """Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
-_HERE = Workers()
 
 
 class NothingUsableError(BadInput):
@@ -80,7 +79,6 @@ class NothingUsableError(BadInput):
 class PreparedDataset:
     """A published dataset, and the first things that were left out on the way."""
 
-    directory: Path
     manifest: Manifest
     first_rejects: tuple[Reject, ...]
     other_files: int
@@ -92,20 +90,13 @@ def prepare(
     stages: Stages,
     tell: Callable[[str], None],
     *,
-    workers: Workers = _HERE,
-    strict: bool = False,
-    overwrite: bool = False,
+    workers: Workers,
+    strict: bool,
+    overwrite: bool,
 ) -> PreparedDataset:
-    """Build the dataset and publish it, continuing where an earlier run of the same request ended.
+    """Build the dataset and publish it as ``out``, continuing where an earlier run of the same request ended.
 
-    Args:
-        request: What to do.
-        out: The directory that is to become the dataset.
-        stages: Where progress is shown.
-        tell: Called with a line for the user.
-        workers: Where tasks run.
-        strict: Whether anything that cannot be used ends the preparation.
-        overwrite: Whether a dataset at ``out`` may be replaced.
+    ``tell`` is called with a line for the user; ``strict`` ends the preparation at anything that cannot be used.
 
     Raises:
         BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full.
@@ -146,7 +137,6 @@ def prepare(
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
     return PreparedDataset(
-        directory=shown,
         manifest=manifest,
         first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
         other_files=sum(each.other_files for each in found.found),
@@ -190,7 +180,9 @@ class _Preparation:
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
             found = self._run("find duplicates", DISTINCT, find_duplicates, compared)
             duplicates = sum(one["duplicates"] for one in found)
-        selection = Selection(buckets=buckets, split=self.request.validation)
+        selection = Selection(
+            buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
+        )
         tokenizer = given or self._learn(selection)
         write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
         encoded = self._run_pieces("encode", ENCODE, encode_piece, selection=selection, limit=self.request.limit)
@@ -242,7 +234,7 @@ class _Preparation:
         arguments = [{"partition": part, "options": self.request.options, "most": most} for part in parts]
         sizes = [part.raw_bytes for part in parts]
         receipts = self._run(
-            "extract samples", EXTRACT, _extract_task, arguments, sizes_bytes=sizes, on_done=on_done, first=first
+            "extract samples", EXTRACT, extract_partition, arguments, sizes_bytes=sizes, on_done=on_done, first=first
         )
         if first is None:
             self.pieces = [piece for number, one in enumerate(receipts) for piece in pieces_of(number, one)]
@@ -255,7 +247,7 @@ class _Preparation:
             why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
             raise NothingUsableError(
                 f"no sample in {files} files{why}",
-                next_step=f"Name a place that holds some, such as {self.input.sources[0].example}",
+                next_step=f"Name a place that holds some, such as {SOURCES[self.input.kinds[0]].example}",
             )
         return receipts
 
@@ -364,7 +356,3 @@ class _Preparation:
             self.engine(unfinished(), note, AHEAD if first is None else 1)
             meter.finish()
         return [receipts[number] for number in sorted(receipts)]
-
-
-def _extract_task(workplace: Workplace, task: UnfinishedTask, **arguments: Any) -> Receipt:  # noqa: ANN401 - see Work
-    return extract_partition(directory=task.directory, **arguments)

@@ -100,7 +100,7 @@ def sample_texts(
     """Put down a share of the training samples of one piece."""
     paths, kept, _ = selection.of(workplace, number)
     if share < 1:
-        kept &= drawn(paths.read_index(), share, f"tokenizer {selection.split.seed}")
+        kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
     texts = 0
     with (task.directory / "texts").open("w", encoding="utf-8") as file:
         for text in paths.read_samples(kept):

@@ -13,7 +13,6 @@ from autotune.corpus.pieces import (
     PiecePaths,
     PieceWriter,
     Selection,
-    ValidationSplit,
     buckets_for,
     digest,
     drawn,
@@ -21,8 +20,6 @@ from autotune.corpus.pieces import (
     write_pieces,
 )
 from autotune.corpus.workplace import Workplace
-
-EVERYTHING = ValidationSplit(share=0.0, seed=0)
 
 
 def write(workplace, pieces):
@@ -44,7 +41,7 @@ def kept(workplace, listed, buckets):
     for bucket in range(buckets):
         with workplace.unfinished(DISTINCT, bucket) as task:
             duplicates += task.finish(find_duplicates(workplace, task, bucket=bucket, buckets=buckets))["duplicates"]
-    selection = Selection(buckets=buckets, split=EVERYTHING)
+    selection = Selection(buckets=buckets, validation_share=0.0, seed=0)
     found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
     assert duplicates == sum(piece.samples for piece in listed) - sum(map(sum, found))
     return found
