@@ -1,4 +1,5 @@
 import contextlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,33 +84,28 @@ def test_an_object_file_is_refused(compile_c):
     assert "not a linked program" in refusal(compile_c("int f(int x) { return x; }", "-c"))
 
 
-def test_a_program_without_a_frame_table_is_refused(compile_c, tmp_path):
-    program = compile_c("int main(void) { return 1; }")
+def test_a_program_without_a_frame_table_is_refused(first_program, tmp_path):
     without = tmp_path / "without"
-    subprocess.run(["objcopy", "-R", ".eh_frame", str(program), str(without)], check=True)
+    subprocess.run(["objcopy", "-R", ".eh_frame", str(first_program), str(without)], check=True)
     assert ".eh_frame" in refusal(without)
 
 
 def test_another_machine_is_refused(first_program, tmp_path):
-    other = bytearray(first_program.read_bytes())
-    other[18:20] = (183).to_bytes(2, "little")
-    path = tmp_path / "arm"
-    path.write_bytes(other)
-    assert "not x86-64 but 64-bit EM_AARCH64" in refusal(path)
+    program = first_program.read_bytes()
+    (tmp_path / "arm").write_bytes(program[:18] + (183).to_bytes(2, "little") + program[20:])
+    assert "not x86-64 but 64-bit EM_AARCH64" in refusal(tmp_path / "arm")
 
 
 @pytest.mark.parametrize("content", [b"", b"plain text", ELF_MAGIC, ELF_MAGIC + b"\x02\x01\x01" + bytes(60)])
 def test_what_is_no_program_is_refused(content, tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    assert refusal(path)
+    (tmp_path / "file").write_bytes(content)
+    assert refusal(tmp_path / "file")
 
 
 def test_a_file_beyond_the_size_bound_is_refused_unread(tmp_path):
-    path = tmp_path / "huge"
-    with path.open("wb") as file:
-        file.truncate(2**40)
-    assert "larger than 256 MiB" in refusal(path)
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    assert "larger than 256 MiB" in refusal(tmp_path / "huge")
 
 
 def frames_of(program: Path) -> tuple[bytes, int]:
@@ -121,9 +117,8 @@ def frames_of(program: Path) -> tuple[bytes, int]:
 def test_ranges_are_those_that_pyelftools_reads(first_program):
     with first_program.open("rb") as file:
         entries = ELFFile(file).get_dwarf_info(relocate_dwarf_sections=False).EH_CFI_entries()
-        truth = [
-            (entry.header.initial_location, entry.header.address_range) for entry in entries if isinstance(entry, FDE)
-        ]
+        headers = [entry.header for entry in entries if isinstance(entry, FDE)]
+    truth = [(header.initial_location, header.address_range) for header in headers]
     assert list(function_ranges(*frames_of(first_program))) == truth
 
 
@@ -157,13 +152,6 @@ def test_an_empty_section_holds_no_function():
 def test_a_malformed_section_is_named_as_such(section):
     with pytest.raises(UnusableFileError, match=r"\.eh_frame"):
         list(function_ranges(section, 0x1000))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_give_ranges_or_the_one_error(section):
-    with contextlib.suppress(UnusableFileError):
-        list(function_ranges(section, 0))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 from contextlib import contextmanager
@@ -9,13 +10,9 @@ from hypothesis import strategies as st
 
 from autotune.corpus.verify import inspect, verify
 from tests.conftest import write_dataset
+from trainer.progress import progress
 
 SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
-
-
-@contextmanager
-def silent(title):
-    yield lambda done, total, note: None
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +20,22 @@ def good(tmp_path_factory):
     directory = write_dataset(
         tmp_path_factory.mktemp("verify") / "data", SAMPLES * 20, shards=3, validation=[[20, 21], [22]]
     )
+    with changed(directory) as manifest:
+        manifest["source"]["token_bytes"] = 2 * sum(shard["tokens"] for shard in shards_of(manifest))
+    return directory
+
+
+@contextmanager
+def changed(directory):
+    """A manifest, to be changed in place."""
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())
-    tokens = sum(shard["tokens"] for split in ("train", "validation") for shard in manifest[split]["shards"])
-    manifest["source"]["token_bytes"] = 2 * tokens
+    yield manifest
     path.write_text(json.dumps(manifest))
-    return directory
+
+
+def shards_of(manifest):
+    return [shard for split in ("train", "validation") for shard in manifest[split]["shards"]]
 
 
 @pytest.fixture
@@ -37,11 +44,11 @@ def copy(good, tmp_path):
 
 
 def faults(directory):
-    return [(fault.file, fault.what) for fault in verify(directory, silent).faults]
+    return [(fault.file, fault.what) for fault in verify(directory, progress).faults]
 
 
 def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
-    found = verify(good, silent)
+    found = verify(good, progress)
     assert found.faults == ()
     assert found.files == 10
     headers = 8 * 128
@@ -68,6 +75,7 @@ def test_all_faults_are_found_not_the_first(copy):
             file.write(b"\xff\xff")
     (copy / "tokenizer.json").write_text("{}")
     (copy / "stray").write_text("")
+    (copy / "rejects.jsonl").write_text("")  # is no fault
     (copy / "validation-tokens-00000.npy").unlink()
     found = faults(copy)
     assert {file for file, _ in found} == {
@@ -75,19 +83,6 @@ def test_all_faults_are_found_not_the_first(copy):
         "validation-tokens-00000.npy",
     }  # fmt: skip
     assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
-
-
-def rehash(directory, name):
-    import hashlib
-
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for split in ("train", "validation"):
-        for shard in manifest[split]["shards"]:
-            for kind in ("tokens", "offsets"):
-                if shard[f"{kind}_file"] == name:
-                    shard[f"{kind}_sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
-    path.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,10 @@ def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kin
     numbers = np.load(copy / name)
     numbers[place] = value
     np.save(copy / name, numbers)
-    rehash(copy, name)
+    with changed(copy) as manifest:
+        for shard in shards_of(manifest):
+            if shard[f"{kind}_file"] == name:
+                shard[f"{kind}_sha256"] = hashlib.sha256((copy / name).read_bytes()).hexdigest()
     found = faults(copy)
     if what is None:
         assert found == []
@@ -124,11 +122,6 @@ def test_a_file_behind_a_link_is_not_read(copy, tmp_path):
     ((file, what),) = faults(copy)
     assert file == "train-tokens-00000.npy"
     assert "cannot read" in what
-
-
-def test_the_list_of_rejects_is_expected(copy):
-    (copy / "rejects.jsonl").write_text("")
-    assert faults(copy) == []
 
 
 def test_figures_are_those_of_the_lengths(tmp_path):
