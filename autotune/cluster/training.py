@@ -90,7 +90,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
             next_step="Raise it: --time, or slurm.time in the site file.",
         )
     meeting = Meeting(
-        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", is_host="$is_host"
+        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", node_rank="$SLURM_NODEID"
     )
     torchrun = torchrun_command(
         request.python,

@@ -66,7 +66,7 @@ def log_of(place: Path) -> str:
 
 def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
     trained(tmp_path)
-    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--rdzv-conf=is_host=1,", "--local-addr=10.0.0.1"):
+    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--node-rank=0", "--local-addr=10.0.0.1"):
         assert f" {word}" in log_of(tmp_path)
 
 
