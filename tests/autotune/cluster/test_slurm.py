@@ -14,6 +14,7 @@ from autotune.cluster.slurm import (
     submit,
     verdict,
 )
+from autotune.core.hardware import SlurmFacts
 from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
 JOB = {
@@ -40,13 +41,9 @@ def test_job_is_described_from_its_environment():
 
 def test_outside_a_cluster_everything_is_missing():
     facts = read_slurm({}, nothing)
-    assert (facts.job_id, facts.end_time_s, facts.nodes, facts.tasks, facts.gpus_per_node) == (None,) * 5
-    assert facts.commands == ()
+    assert facts == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
     assert not facts.in_job
     assert not facts.is_login_node
-
-
-def test_sbatch_without_a_job_is_a_login_node():
     assert read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
 
 
@@ -65,20 +62,6 @@ SAID = (
     "JobId=12 JobName=train NodeList=x UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:0 "
     "ReqNodeList=(null) ExcNodeList=(null) NodeList=lab[1-2] Command=/a b/JobState=FAILED"
 )
-
-
-@pytest.fixture
-def put(tmp_path, monkeypatch):
-    """Puts a scripted SLURM command on PATH."""
-
-    def write(name: str, body: str) -> None:
-        place = tmp_path / "bin"
-        place.mkdir(exist_ok=True)
-        (place / name).write_text(f"#!/bin/sh\n{body}\n")
-        (place / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
-
-    return write
 
 
 def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
