@@ -13,7 +13,7 @@ import numpy.typing as npt
 from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus.pieces import Selection
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
 from trainer.dataset import TOKENIZER_NAME, Shard
 
@@ -48,7 +48,7 @@ class LengthLimit:
 
 
 def encode_piece(
-    workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection, limit: LengthLimit
+    workplace: Workplace, directory: Path, *, number: int, selection: Selection, limit: LengthLimit
 ) -> Receipt:
     """Encode the samples of one piece that are to be used."""
     tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
@@ -56,8 +56,8 @@ def encode_piece(
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
         with (
-            (task.directory / f"{name}.ids").open("wb") as ids,
-            (task.directory / f"{name}.lengths").open("wb") as lengths,
+            (directory / f"{name}.ids").open("wb") as ids,
+            (directory / f"{name}.lengths").open("wb") as lengths,
         ):
             receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
     return receipt
@@ -125,7 +125,7 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def assemble_shard(
     workplace: Workplace,
-    task: UnfinishedTask,
+    directory: Path,
     *,
     split: str,
     shard: int,
@@ -143,10 +143,8 @@ def assemble_shard(
         "offsets_file": offsets_file,
         "samples": samples,
         "tokens": tokens,
-        "tokens_sha256": _write_npy(task.directory / tokens_file, np.dtype(dtype), tokens, ids),
-        "offsets_sha256": _write_npy(
-            task.directory / offsets_file, np.dtype("<u8"), samples + 1, _offsets(sources, split)
-        ),
+        "tokens_sha256": _write_npy(directory / tokens_file, np.dtype(dtype), tokens, ids),
+        "offsets_sha256": _write_npy(directory / offsets_file, np.dtype("<u8"), samples + 1, _offsets(sources, split)),
     }
 
 

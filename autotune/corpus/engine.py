@@ -1,6 +1,7 @@
 """Where tasks run: in this process, or on the workers of ``dask.distributed``, here or on a cluster."""
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import logging
@@ -32,8 +33,8 @@ _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENI
 
 
 Work = Callable[..., Receipt]
-"""What a task does: called with the workplace, the unfinished task, and the task's arguments by name. It reads files of
-the workplace and writes into the task's directory; the same arguments give the same files."""
+"""What a task does: called with the workplace, a directory for its files, and the task's arguments by name. It reads
+other files of the workplace; the same arguments give the same files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,8 @@ def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractC
     return local_engine(workplace, count)
 
 
-def perform(workplace: Workplace, task: Task) -> Receipt:
-    """Do one task, or take its result if it is there already."""
-    done = workplace.receipt(task.stage, task.number)
-    if done is not None:
-        return done
-    with workplace.unfinished(task.stage, task.number) as unfinished:
-        return unfinished.finish(task.work(workplace, unfinished, **task.arguments))
+def _perform(workplace: Workplace, task: Task) -> Receipt:
+    return workplace.perform(task.stage, task.number, functools.partial(task.work, workplace, **task.arguments))
 
 
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
@@ -92,7 +88,7 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         for task in tasks:
-            on_done(task, perform(workplace, task))
+            on_done(task, _perform(workplace, task))
 
     return run
 
@@ -123,7 +119,7 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
 def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
     """Return errors as values: dask would log them, and lose the fields that pickle does not know of."""
     try:
-        return "done", perform(workplace, task)
+        return "done", _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
         return "refused", (type(error), error.message, error.next_step)
     except OSError as error:

@@ -34,7 +34,7 @@ from autotune.corpus.bounded import (
 from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
 from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
@@ -53,7 +53,7 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.
 
 
 def extract_partition(
-    workplace: Workplace, task: UnfinishedTask, *, partition: Partition, options: SourceOptions, most: int | None = None
+    workplace: Workplace, directory: Path, *, partition: Partition, options: SourceOptions, most: int | None = None
 ) -> Receipt:
     """Write a partition's samples as pieces, and what could not be used as JSON lines.
 
@@ -67,7 +67,6 @@ def extract_partition(
         MachineLacks: If the extraction process cannot start.
         OSError: If the directory cannot be written, as when the disk is full.
     """
-    directory = task.directory
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()

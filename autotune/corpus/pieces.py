@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from trainer.disk import write_atomically
 
 EXTRACT, DISTINCT = "extract", "distinct"
@@ -208,7 +208,7 @@ def power_of_two(least: float) -> int:
     return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
-def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, buckets: int) -> Receipt:
+def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, buckets: int) -> Receipt:
     """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
     pieces = read_pieces(workplace)
     parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
@@ -222,8 +222,8 @@ def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, 
     by_piece = np.lexsort((dropped, owner))
     edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
     # Not numpy's own writing: when the disk is full, its error does not say so.
-    (task.directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
-    (task.directory / "pieces").write_bytes(edges.tobytes())
+    (directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
+    (directory / "pieces").write_bytes(edges.tobytes())
     return {"duplicates": len(dropped)}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.corpus.pieces import Selection, drawn, power_of_two
 from autotune.corpus.tokenizer import DatasetTokenizer, learn_bpe, learn_word_level
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from trainer.dataset import TOKENIZER_NAME
 from trainer.plan import permute
 
@@ -37,14 +37,14 @@ _WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
 """Nearly what the byte-level tokenizer never merges across."""
 
 
-def count_words(workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection) -> Receipt:
+def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:
     """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
     runs = entries = size_bytes = 0
 
     def put_down() -> None:
         nonlocal runs, entries, size_bytes
-        path = task.directory / f"run-{runs:03d}"
+        path = directory / f"run-{runs:03d}"
         _put_down(counts, path)
         runs, entries, size_bytes = runs + 1, entries + len(counts), size_bytes + path.stat().st_size
 
@@ -68,9 +68,7 @@ def merges_for(entries: int, size_bytes: int) -> int:
     return min(_SHELVES, power_of_two((entries * _WORD_BYTES + size_bytes) / _MERGE_BYTES))
 
 
-def merge_words(
-    workplace: Workplace, task: UnfinishedTask, *, merge: int, merges: int, pieces: int, most: int
-) -> Receipt:
+def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: int, pieces: int, most: int) -> Receipt:
     """Add up the counts of some of the words over all pieces, and keep the most frequent."""
     shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
     counts: Counter[str] = Counter()
@@ -78,7 +76,7 @@ def merge_words(
         for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
             for word, count in _taken_up(run, shelves):
                 counts[word] += count
-    (task.directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
+    (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {"words": len(counts)}
 
 
@@ -87,22 +85,20 @@ def _most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[s
     return heapq.nsmallest(most, counts, key=lambda entry: (-entry[1], entry[0]))
 
 
-def learn_words(workplace: Workplace, task: UnfinishedTask, *, merges: int, vocab_size: int) -> Receipt:
+def learn_words(workplace: Workplace, directory: Path, *, merges: int, vocab_size: int) -> Receipt:
     """Learn the most frequent words of all."""
     paths = (workplace.directory(MERGE, merge) / "words" for merge in range(merges))
     merged = ((word, count) for path in paths for word, count in json.loads(path.read_text()))
-    return _learned(task, learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size))
+    return _learned(directory, learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size))
 
 
-def sample_texts(
-    workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection, share: float
-) -> Receipt:
+def sample_texts(workplace: Workplace, directory: Path, *, number: int, selection: Selection, share: float) -> Receipt:
     """Put down a share of the training samples of one piece."""
     paths, kept, _ = selection.of(workplace, number)
     if share < 1:
         kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
     texts = 0
-    with (task.directory / "texts").open("w", encoding="utf-8") as file:
+    with (directory / "texts").open("w", encoding="utf-8") as file:
         for text in paths.read_samples(kept):
             file.write(json.dumps(text[:_SAMPLE_CHARACTERS], ensure_ascii=False) + "\n")
             texts += 1
@@ -131,11 +127,11 @@ class SampledTexts:
                 yield json.loads(self._lines[begin : int(self._ends[number])])
 
 
-def learn_pairs(workplace: Workplace, task: UnfinishedTask, *, pieces: int, vocab_size: int) -> Receipt:
+def learn_pairs(workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int) -> Receipt:
     """Learn byte pairs from the sampled texts, or from fewer if their words are many or endless, as in proteins."""
     paths = (workplace.directory(SAMPLE, number) / "texts" for number in range(pieces))
     texts = SampledTexts(b"".join(path.read_bytes() for path in paths))
-    return _learned(task, learn_bpe(islice(texts, learnable_texts(texts, _DISTINCT_BYTES)), vocab_size=vocab_size))
+    return _learned(directory, learn_bpe(islice(texts, learnable_texts(texts, _DISTINCT_BYTES)), vocab_size=vocab_size))
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
@@ -152,8 +148,8 @@ def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
     return count
 
 
-def _learned(task: UnfinishedTask, tokenizer: DatasetTokenizer) -> Receipt:
-    (task.directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
+def _learned(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
+    (directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
     return {"used": tokenizer.used_vocab_size}
 
 

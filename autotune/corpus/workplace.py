@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,37 +67,34 @@ class Workplace:
             return None
         return receipt
 
-    @contextlib.contextmanager
-    def unfinished(self, stage: str, task: int) -> Iterator["UnfinishedTask"]:
-        """Make a directory to work in; it is removed if the block fails."""
-        directory = self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}"
+    def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
+        """Do a task in a directory of its own, put everything on disk, and make it count in one step.
+
+        What it said is returned if it was finished before; nothing is left if ``work`` fails.
+        """
+        done = self.receipt(stage, task)
+        if done is not None:
+            return done
+        directory, final = (
+            self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}",
+            self.directory(stage, task),
+        )
         directory.mkdir(parents=True)
         try:
-            yield UnfinishedTask(directory=directory, final=self.directory(stage, task))
+            receipt = work(directory)
+            (directory / _RECEIPT).write_text(json.dumps(receipt, sort_keys=True))
+            for path in directory.iterdir():
+                sync(path)
+            sync(directory)
+            try:
+                directory.rename(final)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another process finished the same task; the results are equal.
+            sync(final.parent)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedTask:
-    """A task at work."""
-
-    directory: Path
-    final: Path
-
-    def finish(self, receipt: Receipt) -> Receipt:
-        """Put everything on disk, and make it count in one step."""
-        (self.directory / _RECEIPT).write_text(json.dumps(receipt, sort_keys=True))
-        for path in self.directory.iterdir():
-            sync(path)
-        sync(self.directory)
-        try:
-            self.directory.rename(self.final)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            # Another process finished the same task; the results are equal.
-        sync(self.final.parent)
         return receipt
 
 

@@ -23,16 +23,16 @@ from autotune.errors import BadInput, InternalError, MachineLacks
 from trainer.errors import BadConfig
 
 
-def write(workplace, task, *, number):
-    (task.directory / "file").write_text(str(number))
+def write(workplace, directory, *, number):
+    (directory / "file").write_text(str(number))
     return {"number": number, "pid": os.getpid()}
 
 
-def refuse(workplace, task, *, error):
+def refuse(workplace, directory, *, error):
     raise error
 
 
-def die(workplace, task):
+def die(workplace, directory):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

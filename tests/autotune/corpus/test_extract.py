@@ -16,7 +16,7 @@ from autotune.corpus.elf import functions
 from autotune.corpus.extract import MAX_LISTED_REJECTS, extract_partition, extract_slices
 from autotune.corpus.pieces import PiecePaths, digest
 from autotune.corpus.sources.base import Partition, Slice, SourceOptions
-from autotune.corpus.workplace import UnfinishedTask, Workplace
+from autotune.corpus.workplace import Workplace
 from autotune.errors import MachineLacks
 
 
@@ -28,8 +28,9 @@ def partition(kind, *paths):
 def run(part, directory, most=None):
     """Extract a partition; its receipt, and all samples that it put into pieces."""
     directory.mkdir()
-    task = UnfinishedTask(directory=directory, final=directory)
-    receipt = extract_partition(Workplace(path=directory), task, partition=part, options=SourceOptions(), most=most)
+    receipt = extract_partition(
+        Workplace(path=directory), directory, partition=part, options=SourceOptions(), most=most
+    )
     return receipt, stored(directory, len(receipt["samples"]))
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from autotune.corpus.extract import extract_partition
 from autotune.corpus.sources import SOURCES, text
 from autotune.corpus.sources.base import TOO_LONG, Partition, Reject, Slice, SourceOptions, UnusableFileError
-from autotune.corpus.workplace import UnfinishedTask, Workplace
+from autotune.corpus.workplace import Workplace
 
 CONTENT = st.lists(
     st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", "é".encode(), b"\xff", b"\0"]), max_size=40
@@ -180,8 +180,7 @@ def test_a_damaged_file_costs_one_reject_in_its_bounded_child(tmp_path, damage):
     parquet.write_table(pyarrow.table({"text": [f"some text {n}" for n in range(200)]}), good, compression="snappy")
     bad.write_bytes(damage(good.read_bytes()))
     slices = tuple(Slice(path=str(path), begin=0, end=path.stat().st_size) for path in (bad, good))
-    task = UnfinishedTask(directory=tmp_path, final=tmp_path)
     partition = Partition(kind="parquet", slices=slices)
-    result = extract_partition(Workplace(path=tmp_path), task, partition=partition, options=SourceOptions())
+    result = extract_partition(Workplace(path=tmp_path), tmp_path, partition=partition, options=SourceOptions())
     assert result["rejected"] == 1
     assert sum(result["samples"]) == 200

@@ -28,25 +28,35 @@ def test_it_is_private_and_stays_when_the_work_fails(tmp_path):
     assert stat.S_IMODE(workplace.path.stat().st_mode) == 0o700
 
 
+def write(directory):
+    (directory / "file").write_text("whole")
+    return {"n": 1}
+
+
 def test_a_task_counts_only_when_it_is_finished(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with pytest.raises(RuntimeError), workplace.unfinished("stage", 1) as task:
-        (task.directory / "file").write_text("half")
+
+    def fail(directory):
+        (directory / "file").write_text("half")
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        workplace.perform("stage", 1, fail)
     assert workplace.receipt("stage", 1) is None
     assert list((tmp_path / "stage").iterdir()) == []
-    with workplace.unfinished("stage", 1) as task:
-        (task.directory / "file").write_text("whole")
-        task.finish({"n": 1})
-    assert workplace.receipt("stage", 1) == {"n": 1}
+    assert workplace.perform("stage", 1, write) == workplace.receipt("stage", 1) == {"n": 1}
     assert (workplace.directory("stage", 1) / "file").read_text() == "whole"
+    assert workplace.perform("stage", 1, fail) == {"n": 1}
 
 
 def test_a_task_that_is_done_twice_leaves_one_result(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with workplace.unfinished("stage", 1) as first, workplace.unfinished("stage", 1) as second:
-        first.finish({"n": 1})
-        second.finish({"n": 1})
+
+    def write_second(directory):
+        workplace.perform("stage", 1, write)
+        return write(directory)
+
+    assert workplace.perform("stage", 1, write_second) == {"n": 1}
     assert [path.name for path in (tmp_path / "stage").iterdir()] == ["00000001"]
 
 
