@@ -76,7 +76,7 @@ def extract_partition(
         "directory": str(directory),
         "most": most,
     }
-    with _extraction_process() as process:
+    with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, request | {"piece": piece}, slices):
                 if isinstance(outcome, Unread):
@@ -86,7 +86,10 @@ def extract_partition(
                 raw_bytes += part.end - part.begin
                 rejected += outcome.rejected
                 if most is not None:
-                    seen.update(_new_digests(directory, piece, outcome))
+                    # The last digests of the pieces that the slice went to.
+                    pieces = [PiecePaths(directory=directory, number=n) for n in range(piece, outcome.piece + 1)]
+                    digests = [record.tobytes() for paths in pieces for record in paths.read_index()["digest"]]
+                    seen.update(digests[len(digests) - outcome.samples :])
                 piece = outcome.piece
             if most is not None and len(seen) >= most:
                 break
@@ -131,7 +134,7 @@ class _Process:
         finally:
             os.close(inherited_fd)
         if b"ready" not in self._read():
-            self.stop()
+            self.close()
             if self._process.returncode < 0:
                 raise MachineLacks(
                     f"the extraction process was ended by signal {-self._process.returncode} as it started",
@@ -154,7 +157,7 @@ class _Process:
             self._process.stdin.flush()
         line = self._read()
         if not line.endswith(b"\n"):
-            self.stop()
+            self.close()
             self._start()
             return Unread(reason="its extraction process died", killed=True)
         reply = json.loads(line)
@@ -166,7 +169,7 @@ class _Process:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it, and its child with it; nothing is written after that.
 
         Raises:
@@ -190,15 +193,6 @@ class _Process:
             raise InternalError(
                 "a reader goes on after its extraction process has ended", next_step="Run the command again."
             )
-
-
-@contextlib.contextmanager
-def _extraction_process() -> Iterator[_Process]:
-    process = _Process()
-    try:
-        yield process
-    finally:
-        process.stop()
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -238,14 +232,6 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
         last = read[-1][1]
         piece = piece if isinstance(last, Unread) else last.piece
     return read
-
-
-def _new_digests(directory: Path, first_piece: int, outcome: Extracted) -> list[bytes]:
-    """Return the digests of the samples that one slice added, over the pieces that it went to."""
-    numbers = range(first_piece, outcome.piece + 1)
-    indexes = (PiecePaths(directory=directory, number=number).read_index() for number in numbers)
-    records = [record for index in indexes for record in index["digest"]]
-    return [record.tobytes() for record in records[len(records) - outcome.samples :]]
 
 
 def main() -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import os
@@ -131,7 +132,7 @@ def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
     # Opening a pipe that nobody writes to blocks; the child would read on once somebody does.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with extract._extraction_process() as process:
+    with contextlib.closing(extract._Process()) as process:
         reader = psutil.Process(process._process.pid)
 
         def kill_it_at_work():
