@@ -29,12 +29,8 @@ def ending_of(
 ) -> Ended:
     """Say how this start of a run ended.
 
-    Args:
-        run: The run directory.
-        said_before: The text of ``exit.json`` before this start: of an earlier one, which does not count.
-        job_code: What srun returned: torchrun's, which is 1 whatever its ranks return.
-        patience_s: How long a word that is not there yet is waited for.
-        sleep: Waits.
+    ``said_before`` is what ``exit.json`` held before this start: of an earlier one, which does not count. ``job_code``
+    is what srun returned: torchrun's, which is 1 whatever its ranks return. A word that is not there yet is waited for.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         return Ended(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do

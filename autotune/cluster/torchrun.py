@@ -65,13 +65,8 @@ def torchrun_command(
 ) -> list[str]:
     """Return one node's torchrun, which restarts nothing: what is started again is the whole job. Pure.
 
-    Args:
-        python: The interpreter.
-        arguments: What each rank runs, such as ``-m trainer …``.
-        ranks: Of this node.
-        torch_version: The installed one: older ones lack some options.
-        meeting: None for one node alone.
-        shutdown_s: How long ranks have to save and leave after a signal.
+    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and leave
+    after a signal, which an older torch than that cannot be told. ``meeting`` is None for one node alone.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
@@ -215,10 +210,7 @@ def is_free(address: str, port: int) -> bool:
 def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
     """Return this node's IPv4 address, as other nodes reach it. Pure.
 
-    Args:
-        interface: The one to use; None takes what the node's name stands for, else the first that is not loopback.
-        addresses: All of the node.
-        of_name: What its name resolves to here.
+    Without ``interface`` it is ``of_name``, what the node's name resolves to here, else the first that is not loopback.
 
     Raises:
         MachineLacks: If the interface is not there, or has no address.

@@ -106,10 +106,9 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return which pieces make a shard: first, and one behind the last. Pieces stay whole, and a shard within bounds.
+    """Return which pieces make a shard, within its bounds: first, and one behind the last. A piece stays whole.
 
-    Args:
-        sizes: Samples and tokens of each piece; one that is larger than a shard may be has one of its own.
+    ``sizes`` are samples and tokens of each piece; one that is larger than a shard may be has one of its own.
     """
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
@@ -136,16 +135,15 @@ def assemble_shard(
 ) -> Receipt:
     """Join the pieces of a shard into its two files."""
     sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
-    tokens_file, offsets_file = (f"{split}-{kind}-{shard:05d}.npy" for kind in ("tokens", "offsets"))
     ids = (content for source in sources for content in _chunks(source / f"{split}.ids"))
-    return {
-        "tokens_file": tokens_file,
-        "offsets_file": offsets_file,
-        "samples": samples,
-        "tokens": tokens,
-        "tokens_sha256": _write_npy(directory / tokens_file, np.dtype(dtype), tokens, ids),
-        "offsets_sha256": _write_npy(directory / offsets_file, np.dtype("<u8"), samples + 1, _offsets(sources, split)),
-    }
+    receipt: Receipt = {"samples": samples, "tokens": tokens}
+    for kind, array, length, contents in (
+        ("tokens", dtype, tokens, ids),
+        ("offsets", "<u8", samples + 1, _offsets(sources, split)),
+    ):
+        receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
+        receipt[f"{kind}_sha256"] = _write_npy(directory / name, np.dtype(array), length, contents)
+    return receipt
 
 
 def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:

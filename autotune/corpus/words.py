@@ -40,30 +40,29 @@ _WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
 def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:
     """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
-    runs = entries = size_bytes = 0
+    runs: list[Path] = []
+    entries = 0
 
     def put_down() -> None:
-        nonlocal runs, entries, size_bytes
-        path = directory / f"run-{runs:03d}"
-        _put_down(counts, path)
-        runs, entries, size_bytes = runs + 1, entries + len(counts), size_bytes + path.stat().st_size
+        nonlocal entries
+        runs.append(directory / f"run-{len(runs):03d}")
+        _put_down(counts, runs[-1])
+        entries += len(counts)
+        counts.clear()
 
     paths, train, _ = selection.of(workplace, number)
     for text in paths.read_samples(train):
         counts.update(text.split())
         if len(counts) >= _WORDS_IN_MEMORY:
             put_down()
-            counts.clear()
     put_down()
-    return {"runs": runs, "entries": entries, "bytes": size_bytes}
+    return {"entries": entries, "bytes": sum(path.stat().st_size for path in runs)}
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """Return how many merges keep each below what a process may hold: a power of two.
+    """Return how many merges, a power of two, keep each below what a process may hold.
 
-    Args:
-        entries: Words that were put down, each as often as it was.
-        size_bytes: What they take on disk.
+    ``entries`` are words that were put down, each as often as it was, ``size_bytes`` what they take on disk.
     """
     return min(_SHELVES, power_of_two((entries * _WORD_BYTES + size_bytes) / _MERGE_BYTES))
 
@@ -77,7 +76,7 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
             for word, count in _taken_up(run, shelves):
                 counts[word] += count
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
-    return {"words": len(counts)}
+    return {}
 
 
 def _most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[str, int]]:
@@ -97,19 +96,16 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
     paths, kept, _ = selection.of(workplace, number)
     if share < 1:
         kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
-    texts = 0
     with (directory / "texts").open("w", encoding="utf-8") as file:
         for text in paths.read_samples(kept):
             file.write(json.dumps(text[:_SAMPLE_CHARACTERS], ensure_ascii=False) + "\n")
-            texts += 1
-    return {"texts": texts}
+    return {}
 
 
 class SampledTexts:
     """Texts in a seeded random order, so that the first of them stand for all.
 
-    Args:
-        lines: A JSON string a line: millions of short texts as objects of their own would take several times the room.
+    ``lines`` are JSON strings: millions of short texts as objects of their own would take several times the room.
     """
 
     def __init__(self, lines: bytes) -> None:

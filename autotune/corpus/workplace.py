@@ -61,11 +61,8 @@ class Workplace:
 
     def receipt(self, stage: str, task: int) -> Receipt | None:
         """Return what a task said when it was finished; None if it is not."""
-        try:
-            receipt: Receipt = json.loads((self.directory(stage, task) / _RECEIPT).read_bytes())
-        except FileNotFoundError:
-            return None
-        return receipt
+        path = self.directory(stage, task) / _RECEIPT
+        return json.loads(path.read_bytes()) if path.exists() else None
 
     def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
         """Do a task in a directory of its own, put everything on disk, and make it count in one step.
@@ -175,17 +172,13 @@ def publish(dataset: Path, final: Path) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Swap two directories, so that the name always shows one of them whole."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        failed = libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
-    except AttributeError:  # a C library without the call
-        failed, code = -1, errno.ENOSYS
-    else:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # None: an old C library
+    if rename is not None:
+        if not rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+            return
         code = ctypes.get_errno()
-    if not failed:
-        return
-    if code not in (errno.ENOSYS, errno.EINVAL):
-        raise OSError(code, os.strerror(code), str(old))
+        if code not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), str(old))
     # Network file systems cannot swap: for a moment there is no dataset, never a half one.
     aside = new.with_name("replaced")
     old.rename(aside)
