@@ -21,13 +21,10 @@ def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
     assert lines[-1] == "cli_help_heavy_imports_count figure=0 bar<=0 ok"
 
 
-def test_an_import_of_a_heavy_library_is_found(tmp_path, monkeypatch):
+def test_an_import_of_a_heavy_library_is_found_and_a_failed_command_says_its_code(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert cli.heavy_imports([sys.executable, "-c", "import json, torch"]) == ["torch"]
-
-
-def test_a_failed_command_says_its_code():
     with pytest.raises(CannotMeasure, match="code 3"):
         cli.heavy_imports([sys.executable, "-c", "raise SystemExit(3)"])
 
@@ -42,7 +39,6 @@ def test_the_median_and_the_imports_decide():
 @pytest.mark.parametrize(
     "command",
     [(sys.executable, "-c", "import json, sys; sys.exit('broken')"), ("/nowhere/python", "-c", "pass")],
-    ids=["fails", "is absent"],
 )
 def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMAND", command)

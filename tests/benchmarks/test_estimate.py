@@ -45,14 +45,9 @@ def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
     assert f"{content['parts']['simulated']['seed']}000" in told
 
 
-def test_trials_that_fail_count_as_trials():
+def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wrong(monkeypatch):
     machine = SimulatedMachine(1)
-    trials, right = memory.search(machine, predicted=True)
-    assert trials == len(machine.attempts)
-    assert right
-
-
-def test_a_search_that_does_not_end_is_wrong(monkeypatch):
+    assert memory.search(machine, predicted=True) == (len(machine.attempts), True)
     monkeypatch.setattr(memory, "ENDLESS_TRIALS", 1)
     assert memory.search(SimulatedMachine(1), predicted=True) == (1, False)
 
@@ -69,16 +64,14 @@ def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
 
 
 def test_cases_are_of_every_kind_and_each_is_another():
-    names = {case.name for case in CASES}
-    assert len(names) == len(CASES) >= 14
-    configs = [case.config for case in CASES]
-    assert {one.model.config["model_type"] for one in configs} >= {"bert", "roberta", "modernbert"}
-    assert {one.checkpointing for one in configs} == {"none", "selective", "full"}
-    assert {one.precision for one in configs} == {"fp32", "bf16"}
-    assert {one.layout for one in configs} >= {"padded", "packed"}
-    assert {one.head for one in configs} == {"masked", "dense"}
-    assert {case.dropout for case in CASES} == {0.0, 0.1}
-    assert {case.micro_batches for case in CASES} == {1, 2}
+    assert len({case.name for case in CASES}) == len(CASES) >= 14
+    for name, values in {
+        "checkpointing": {"none", "selective", "full"}, "precision": {"fp32", "bf16"}, "layout": {"padded", "packed"},
+        "head": {"masked", "dense"},
+    }.items():  # fmt: skip
+        assert {getattr(case.config, name) for case in CASES} >= values
+    assert {case.config.model.config["model_type"] for case in CASES} >= {"bert", "roberta", "modernbert"}
+    assert ({case.dropout for case in CASES}, {case.micro_batches for case in CASES}) == ({0.0, 0.1}, {1, 2})
 
 
 def test_the_reference_holds_weights_gradients_and_state_and_grows_with_rows():
@@ -95,8 +88,7 @@ def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, mo
     monkeypatch.setattr(estimate, "FRESH_INTERPRETERS", 1)
     _, content, _ = measured(tmp_path, capsys, "--only", "fork")
     found = content["parts"]["fork"]
-    assert len(found["forked_s"]) == 2
-    assert len(found["fresh_s"]) == 1
+    assert (len(found["forked_s"]), len(found["fresh_s"])) == (2, 1)
     assert content["bars"][0]["figure"] > 1
 
 
