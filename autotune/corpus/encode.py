@@ -17,7 +17,7 @@ from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
 from trainer.dataset import TOKENIZER_NAME, Shard
 
-ENCODE, ASSEMBLE = "encode", "assemble"
+ENCODE = "encode"
 SPLITS = ("train", "validation")
 # A batch of texts to encode: large enough for the tokenizer to run at its speed, small enough for any memory.
 _BATCH_CHARACTERS = 2**20

@@ -159,7 +159,9 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
         "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
     }
-    with dask.config.set(quiet), _quiet_logs(), contextlib.ExitStack() as closing:
+    with dask.config.set(quiet), contextlib.ExitStack() as closing:
+        logging.disable(logging.CRITICAL)
+        closing.callback(logging.disable, logging.NOTSET)
         cluster = _started(
             LocalCluster,
             n_workers=workers,
@@ -314,16 +316,3 @@ def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 -
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:
     os.environ.update(_WORKER_ENVIRONMENT)
     return importlib.metadata.version("encoder-autotune"), (work_directory / "lock").is_file()
-
-
-@contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from autotune.corpus.workplace import Receipt, Workplace
 from trainer.disk import write_atomically
 
-EXTRACT, DISTINCT = "extract", "distinct"
+EXTRACT, DISTINCT = "extract-samples", "find-duplicates"
 PIECE_TEXT_BYTES = 32 * 2**20
 PIECE_SAMPLES = 2**20
 """A piece is closed by the first sample that reaches one of these."""

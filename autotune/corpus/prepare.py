@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus import words
-from autotune.corpus.encode import ASSEMBLE, ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
+from autotune.corpus.encode import ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
 from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
 from autotune.corpus.pieces import (
@@ -178,14 +178,14 @@ class _Preparation:
         if not self.request.keep_duplicates:
             buckets = buckets_for(sum(piece.samples for piece in self.pieces))
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
-            found = self._run("find duplicates", DISTINCT, find_duplicates, compared)
+            found = self._run(DISTINCT, find_duplicates, compared)
             duplicates = sum(one["duplicates"] for one in found)
         selection = Selection(
             buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
         )
         tokenizer = given or self._learn(selection)
         write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
-        encoded = self._run_pieces("encode", ENCODE, encode_piece, selection=selection, limit=self.request.limit)
+        encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=self.request.limit)
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
         if not said["tokens"]:
@@ -233,9 +233,7 @@ class _Preparation:
 
         arguments = [{"partition": part, "options": self.request.options, "most": most} for part in parts]
         sizes = [part.raw_bytes for part in parts]
-        receipts = self._run(
-            "extract samples", EXTRACT, extract_partition, arguments, sizes_bytes=sizes, on_done=on_done, first=first
-        )
+        receipts = self._run(EXTRACT, extract_partition, arguments, sizes_bytes=sizes, on_done=on_done, first=first)
         if first is None:
             self.pieces = [piece for number, one in enumerate(receipts) for piece in pieces_of(number, one)]
         else:
@@ -260,17 +258,17 @@ class _Preparation:
         arguments: dict[str, Any] = {"vocab_size": vocab_size}
         work: Work
         if kind == "wordlevel":
-            counted = self._run_pieces("count words", words.COUNT, words.count_words, selection=selection)
+            counted = self._run_pieces(words.COUNT, words.count_words, selection=selection)
             merges = words.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
             merging = [{"merge": merge, **shared} for merge in range(merges)]
-            self._run("merge words", words.MERGE, words.merge_words, merging)
+            self._run(words.MERGE, words.merge_words, merging)
             work, arguments["merges"] = words.learn_words, merges
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
-            self._run_pieces("sample texts", words.SAMPLE, words.sample_texts, selection=selection, share=share)
+            self._run_pieces(words.SAMPLE, words.sample_texts, selection=selection, share=share)
             work, arguments["pieces"] = words.learn_pairs, pieces
-        (receipt,) = self._run("learn tokenizer", words.LEARN, work, [arguments])
+        (receipt,) = self._run(words.LEARN, work, [arguments])
         return load_tokenizer(self.workplace.directory(words.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
 
     def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
@@ -286,8 +284,8 @@ class _Preparation:
             }
             for number, edges in enumerate(shard_edges(sizes))
         ]
-        stage = f"{ASSEMBLE}-{split}"
-        receipts = self._run(f"assemble {split}", stage, assemble_shard, arguments) if arguments else []
+        stage = f"assemble-{split}"
+        receipts = self._run(stage, assemble_shard, arguments) if arguments else []
         shards = [Shard(**receipt) for receipt in receipts]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
@@ -305,14 +303,13 @@ class _Preparation:
                     shutil.copyfileobj(rejects, file)
         sync(path)
 
-    def _run_pieces(self, title: str, stage: str, work: Work, **arguments: object) -> list[Receipt]:
+    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
         """Run one task per piece."""
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]
-        return self._run(title, stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
+        return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
 
     def _run(
         self,
-        title: str,
         stage: str,
         work: Work,
         arguments: Sequence[dict[str, Any]],
@@ -334,7 +331,7 @@ class _Preparation:
             tasks = sorted(tasks, key=lambda task: -sizes[task.number])
         receipts: dict[int, Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
-        with self.stages(title) as update:
+        with self.stages(stage.replace("-", " ")) as update:
             meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
 
             def note(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:

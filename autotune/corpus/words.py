@@ -17,7 +17,7 @@ from autotune.corpus.workplace import Receipt, Workplace
 from trainer.dataset import TOKENIZER_NAME
 from trainer.plan import permute
 
-COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn"
+COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn-tokenizer"
 
 _SHELVES = 256
 """Words are put down by a hash of this many values, so that a merge can take some of them only."""
@@ -102,32 +102,24 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
     return {}
 
 
-class SampledTexts:
-    """Texts in a seeded random order, so that the first of them stand for all.
+def mixed_texts(lines: bytes) -> Iterator[str]:
+    """Yield texts in a seeded random order, so that the first of them stand for all.
 
     ``lines`` are JSON strings: millions of short texts as objects of their own would take several times the room.
     """
-
-    def __init__(self, lines: bytes) -> None:
-        self._lines = lines
-        self._ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), _TEXTS_AT_ONCE):
-            numbers = np.arange(first, min(first + _TEXTS_AT_ONCE, len(self)), dtype=np.uint64)
-            for number in permute(numbers, len(self), 0, 0).tolist():
-                begin = int(self._ends[number - 1]) + 1 if number else 0
-                yield json.loads(self._lines[begin : int(self._ends[number])])
+    ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
+    for first in range(0, len(ends), _TEXTS_AT_ONCE):
+        numbers = np.arange(first, min(first + _TEXTS_AT_ONCE, len(ends)), dtype=np.uint64)
+        for number in permute(numbers, len(ends), 0, 0).tolist():
+            begin = int(ends[number - 1]) + 1 if number else 0
+            yield json.loads(lines[begin : int(ends[number])])
 
 
 def learn_pairs(workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int) -> Receipt:
     """Learn byte pairs from the sampled texts, or from fewer if their words are many or endless, as in proteins."""
-    paths = (workplace.directory(SAMPLE, number) / "texts" for number in range(pieces))
-    texts = SampledTexts(b"".join(path.read_bytes() for path in paths))
-    return _learned(directory, learn_bpe(islice(texts, learnable_texts(texts, _DISTINCT_BYTES)), vocab_size=vocab_size))
+    lines = b"".join((workplace.directory(SAMPLE, number) / "texts").read_bytes() for number in range(pieces))
+    count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
+    return _learned(directory, learn_bpe(islice(mixed_texts(lines), count), vocab_size=vocab_size))
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:

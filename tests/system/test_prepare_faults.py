@@ -28,7 +28,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
     command = prepare_command(raw, tmp_path / "data", workers)
     process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline_s = time.monotonic() + 60
-    while not list(tmp_path.glob(".data.*/extract/0*")) and time.monotonic() < deadline_s:
+    while not list(tmp_path.glob(".data.*/extract-samples/0*")) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
     asked_s = time.monotonic()
