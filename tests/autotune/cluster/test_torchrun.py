@@ -78,30 +78,27 @@ def test_the_childs_code_is_returned_and_signals_are_as_before():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def signalled(number: int) -> tuple[int, list[str]]:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "ready\n"
+@pytest.fixture
+def parent():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout.readline() == "ready\n"
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("number", "heard"),
+    [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGUSR1, "SIGTERM")],
+)
+def test_signals_are_passed_on_and_those_that_torchrun_does_not_know_as_one_it_knows(parent, number, heard):
     parent.send_signal(number)
-    out, _ = parent.communicate(timeout=30)
-    return parent.returncode, out.split()
+    assert parent.communicate(timeout=30)[0] == f"{heard}\n"
+    assert parent.returncode == 7
 
 
-def test_signals_are_passed_on_and_those_that_torchrun_does_not_know_as_one_it_knows():
-    assert signalled(signal.SIGTERM) == (7, ["SIGTERM"])
-    assert signalled(signal.SIGINT) == (7, ["SIGINT"])
-    assert signalled(signal.SIGUSR1) == (7, ["SIGTERM"])
-
-
-def test_a_child_does_not_outlive_the_process_that_started_it():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    parent.stdout.readline()
+def test_a_child_does_not_outlive_the_process_that_started_it(parent):
     children = psutil.Process(parent.pid).children()
     parent.kill()
-    parent.wait()
     assert psutil.wait_procs(children, timeout=10)[1] == []
-    parent.stdout.close()
 
 
 @given(st.integers(min_value=0, max_value=2**32))
@@ -175,14 +172,12 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WO
 
 def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
     command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
-    assert command[0] == "srun"
     asked = {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"}
     assert asked <= set(command)
-    script = command[-1]
-    assert "--local-addr=$address" in script
-    assert "--node-rank=$SLURM_NODEID" in script
-    assert "--nproc-per-node=2" in script
-    assert script.endswith("-m module 'a b'")
+    assert (command[0], command[-3:-1]) == ("srun", ["bash", "-c"])
+    for words in (" --local-addr=$address ", " --node-rank=$SLURM_NODEID ", " --nproc-per-node=2 "):
+        assert words in command[-1]
+    assert command[-1].endswith("-m module 'a b'")
 
 
 @pytest.mark.parametrize(("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")])
