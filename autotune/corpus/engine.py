@@ -162,22 +162,27 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
     with dask.config.set(quiet), contextlib.ExitStack() as closing:
         logging.disable(logging.CRITICAL)
         closing.callback(logging.disable, logging.NOTSET)
-        cluster = _started(
-            LocalCluster,
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=WORKER_MEMORY_BYTES,
-            host="127.0.0.1",
-            # Its web server starts whatever is asked for, but not beyond this machine.
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            worker_dashboard_address=None,
-            local_directory=str(workplace.path / "dask"),
-            silence_logs=logging.CRITICAL,
-        )
-        closing.callback(_close, cluster)
-        client = _started(Client, cluster)
+        try:
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=WORKER_MEMORY_BYTES,
+                host="127.0.0.1",
+                # Its web server starts whatever is asked for, but not beyond this machine.
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
+                worker_dashboard_address=None,
+                local_directory=str(workplace.path / "dask"),
+                silence_logs=logging.CRITICAL,
+            )
+            closing.callback(_close, cluster)
+            client = Client(cluster)
+        except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
+            raise MachineLacks(
+                f"cannot start workers: {error}",
+                next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
+            ) from error
         closing.callback(_close, client)
         yield _on_workers(workplace, client, workers)
 
@@ -186,16 +191,6 @@ def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
     """End a client or workers; on a busy machine that may take longer, and what they made is there all the same."""
     with contextlib.suppress(TimeoutError):
         what.close(timeout=3.0)
-
-
-def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - dask has no types
-    try:
-        return what(*arguments, **options)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
-        raise MachineLacks(
-            f"cannot start workers: {error}",
-            next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
-        ) from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from autotune.corpus.encode import shard_edges
 from autotune.corpus.pieces import (
     DISTINCT,
     EXTRACT,
+    INDEX,
     MAX_BUCKETS,
     Piece,
     PiecePaths,
@@ -82,26 +83,16 @@ def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
 
 @settings(max_examples=30, deadline=None)
 @given(samples=st.lists(st.text(max_size=5), max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
-def test_the_split_of_a_sample_does_not_depend_on_the_others(tmp_path_factory, samples, more):
-    directory = tmp_path_factory.mktemp("p")
+def test_the_split_of_a_sample_does_not_depend_on_the_others(samples, more):
+    def chosen(texts):
+        index = np.array([(0, list(digest(text.encode()))) for text in texts], dtype=INDEX)
+        return drawn(index, 0.3, "validation 1").tolist()
 
-    def chosen(texts, number):
-        with PieceWriter(directory, number) as writer:
-            for text in texts:
-                writer.add(text.encode(), digest(text.encode()))
-        found = drawn(PiecePaths(directory=directory, number=number).read_index(), 0.3, "validation 1")
-        (directory / f"{number:04d}.index").unlink()
-        (directory / f"{number:04d}.text").unlink()
-        return found.tolist()
-
-    assert chosen(more + samples, 0)[len(more) :] == chosen(samples, 1)
+    assert chosen(more + samples)[len(more) :] == chosen(samples)
 
 
-def test_the_split_has_its_share_and_seeds_differ(tmp_path):
-    with PieceWriter(tmp_path, 0) as writer:
-        for number in range(20_000):
-            writer.add(b"", digest(str(number).encode()))
-    index = PiecePaths(directory=tmp_path, number=0).read_index()
+def test_the_split_has_its_share_and_seeds_differ():
+    index = np.array([(0, list(digest(str(number).encode()))) for number in range(20_000)], dtype=INDEX)
     one, other = (drawn(index, 0.1, f"validation {seed}") for seed in (0, 1))
     # Five standard deviations of a binomial count: 212.
     assert abs(int(one.sum()) - 2000) < 212
@@ -127,8 +118,3 @@ def test_shards_hold_every_piece_once_within_their_bounds(sizes):
         if end - first > 1:
             assert sum(samples for samples, _ in sizes[first:end]) <= 60
             assert sum(tokens for _, tokens in sizes[first:end]) <= 600
-
-
-def test_nothing_makes_no_shard():
-    assert shard_edges([]) == []
-    assert shard_edges([(0, 0), (0, 0)]) == []

@@ -17,7 +17,7 @@ from autotune.corpus.engine import Workers
 from autotune.corpus.prepare import prepare
 from autotune.corpus.request import Request
 from autotune.corpus.sources import text
-from autotune.corpus.sources.base import SourceOptions
+from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import SPECIAL_TOKENS
 from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
@@ -46,10 +46,6 @@ def stored(directory, split="train"):
     ids = [dataset.read(sample).tolist() for sample in range(len(dataset))]
     dataset.close()
     return [" ".join(tokenizer.id_to_token(number) for number in sample) for sample in ids]
-
-
-def listed(directory):
-    return [json.loads(line) for line in (directory / "rejects.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -89,12 +85,12 @@ def test_the_dataset_holds_every_function_once_in_reading_order(programs, tmp_pa
 def test_what_cannot_be_used_is_listed_with_its_reason(programs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
     prepared = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
-    rejects = listed(tmp_path / "data")
-    assert {Path(one["path"]).name for one in rejects} == {"garbage", "truncated", "bad.jsonl"}
-    assert [one["where"] for one in rejects if one["path"].endswith("jsonl")] == ["line at byte 17"]
-    assert all(one["reason"] for one in rejects)
-    assert prepared.manifest.source.rejected == len(rejects) == 3
-    assert [reject.path for reject in prepared.first_rejects] == [one["path"] for one in rejects]
+    rejects = [Reject(**json.loads(line)) for line in (tmp_path / "data" / "rejects.jsonl").open()]
+    assert {Path(one.path).name for one in rejects} == {"garbage", "truncated", "bad.jsonl"}
+    assert [one.where for one in rejects if one.path.endswith("jsonl")] == ["line at byte 17"]
+    assert all(one.reason for one in rejects)
+    assert prepared.manifest.source.rejected == 3
+    assert prepared.first_rejects == tuple(rejects)
     # A script and an empty file beside the programs; everything else is no jsonl.
     assert prepared.other_files >= 2
 
@@ -128,11 +124,10 @@ def test_the_number_of_processes_and_of_parts_changes_no_byte(lines, tmp_path, k
 
 def test_words_are_counted_exactly_whatever_the_parts(lines, tmp_path, small_pieces):
     run(f"text:{lines}", out=tmp_path / "data", tokenizer="wordlevel", vocab_size=64)
-    distinct_lines = list(dict.fromkeys(lines.read_text().splitlines()))
-    counts = Counter(word for line in distinct_lines for word in line.split())
+    counts = Counter(word for line in dict.fromkeys(lines.read_text().splitlines()) for word in line.split())
     expected = sorted(counts, key=lambda word: (-counts[word], word))[: 64 - 5]
     vocabulary = Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json")).get_vocab()
-    assert [word for word, _ in sorted(vocabulary.items(), key=lambda entry: entry[1])][5:] == expected
+    assert sorted(vocabulary, key=vocabulary.get)[5:] == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -295,10 +290,8 @@ def test_changed_input_is_not_gone_on_from_and_what_is_left_is_told(lines, tmp_p
 
 
 def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in ("capstone", "pyarrow") else find(name)
-    )
+    find, missing = importlib.util.find_spec, ("capstone", "pyarrow")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
     with pytest.raises(MachineLacks, match="needs capstone") as error:
         run(f"elf:{programs}", out=tmp_path / "data")
     assert "encoder-autotune[elf]" in error.value.next_step
@@ -330,7 +323,7 @@ def test_progress_ends_complete(programs, tmp_path):
     ],
 )
 def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(tmp_path, spec, tokenizer, message):
-    nothing = Tokenizer(WordLevel(dict(zip(SPECIAL_TOKENS, range(5), strict=True)), unk_token="[UNK]"))
+    nothing = Tokenizer(WordLevel({word: number for number, word in enumerate(SPECIAL_TOKENS)}, unk_token="[UNK]"))
     nothing.normalizer = Replace(Regex(".+"), "")
     nothing.pre_tokenizer = WhitespaceSplit()
     nothing.save(str(tmp_path / "nothing.json"))
