@@ -57,14 +57,11 @@ def test_stripping_changes_nothing(first_program, tmp_path):
     assert list(functions(stripped)) == list(functions(first_program))
 
 
-def test_code_that_is_not_position_independent_is_read_too(compile_c):
-    program = compile_c("int main(int argc, char **argv) { return argc * 5; }", "-no-pie")
-    assert any(line.count("[NEXT]") >= 2 for line in functions(program))
-
-
-def test_functions_of_one_instruction_are_left_out(compile_c):
-    program = compile_c("void nothing(void) {} int main(void) { return 3; }", "-fcf-protection=none")
-    assert "ret [NEXT]" not in set(functions(program))
+def test_code_that_is_not_position_independent_is_read_too_and_functions_of_one_instruction_are_left_out(compile_c):
+    code = "void nothing(void) {} int main(int argc, char **argv) { return argc * 5; }"
+    found = set(functions(compile_c(code, "-no-pie", "-fcf-protection=none")))
+    assert any(line.count("[NEXT]") >= 2 for line in found)
+    assert "ret [NEXT]" not in found
 
 
 def test_a_function_that_does_not_decode_to_its_end_is_left_out(compile_c):
@@ -125,15 +122,13 @@ def test_ranges_are_those_that_pyelftools_reads(first_program):
 def test_every_function_of_the_symbol_table_has_its_range(second_program):
     with second_program.open("rb") as file:
         symbols = ELFFile(file).get_section_by_name(".symtab").iter_symbols()
-        named = {s.name: (s["st_value"], s["st_size"]) for s in symbols if s["st_info"]["type"] == "STT_FUNC"}
-    ranges = set(function_ranges(*frames_of(second_program)))
-    for name in ("before", "helper", "shared", "main"):
-        assert named[name] in ranges
+        named = {one.name: (one["st_value"], one["st_size"]) for one in symbols}
+    ours = {named[name] for name in ("before", "helper", "shared", "main")}
+    assert ours <= set(function_ranges(*frames_of(second_program)))
 
 
 def test_an_empty_section_holds_no_function():
-    assert list(function_ranges(b"", 0)) == []
-    assert list(function_ranges(bytes(8), 0)) == []
+    assert list(function_ranges(bytes(8), 0)) == list(function_ranges(b"", 0)) == []
 
 
 @pytest.mark.parametrize(

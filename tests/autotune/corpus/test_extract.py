@@ -168,18 +168,20 @@ def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monke
     assert rejects(tmp_path / "out") == [{"path": deadly, "where": "", "reason": "its extraction process died"}]
 
 
-def test_small_files_share_a_child_and_large_ones_do_not():
-    def grouped(*sizes):
-        slices = [Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)]
-        groups = list(extract._read_together(slices))
-        assert [part for group in groups for part in group] == slices
-        return [len(group) for group in groups]
-
-    large = extract._TOGETHER_BYTES
-    assert grouped(1) == [1]
-    assert grouped(large, large, 1) == [1, 1, 1]
-    assert grouped(1, large - 1, 1, 1) == [2, 2]
-    assert grouped(*[0] * (2 * extract._TOGETHER + 1)) == [extract._TOGETHER, extract._TOGETHER, 1]
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([1], [1]),
+        ([extract._TOGETHER_BYTES, extract._TOGETHER_BYTES, 1], [1, 1, 1]),
+        ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
+        ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
+    ],
+)
+def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
+    slices = [Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)]
+    found = list(extract._read_together(slices))
+    assert [part for group in found for part in group] == slices
+    assert [len(group) for group in found] == groups
 
 
 def test_a_file_that_is_gone_when_its_turn_comes_is_rejected(tmp_path):

@@ -159,17 +159,12 @@ def test_the_column_is_read_in_order_over_all_row_groups(tmp_path, kind):
     assert read(path, "parquet") == texts
 
 
-def test_nulls_are_rejected_by_row_and_blank_texts_skipped(tmp_path):
+def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(tmp_path):
     path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"]}), path)
+    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path)
     assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
-
-
-def test_a_column_that_is_missing_or_no_text_makes_the_file_unusable(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"n": [1, 2]}), path)
-    with pytest.raises(UnusableFileError, match="no column 'text', but 'n'"):
-        read(path, "parquet")
+    with pytest.raises(UnusableFileError, match="no column 'body', but 'text', 'n'"):
+        read(path, "parquet", field="body")
     with pytest.raises(UnusableFileError, match="is int64, not text"):
         read(path, "parquet", field="n")
 

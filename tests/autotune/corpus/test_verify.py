@@ -49,8 +49,7 @@ def faults(directory):
 
 def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
     found = verify(good, progress)
-    assert found.faults == ()
-    assert found.files == 10
+    assert (found.faults, found.files) == ((), 10)
     headers = 8 * 128
     assert found.bytes_read == sum(path.stat().st_size for path in good.glob("*.npy")) - headers
 
@@ -59,18 +58,19 @@ def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
 @given(data=st.data())
 def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, data):
     directory = shutil.copytree(good, tmp_path_factory.mktemp("flipped") / "data")
-    name = data.draw(st.sampled_from(sorted(path.name for path in directory.glob("*") if path.name != "manifest.json")))
+    names = sorted(path.name for path in directory.iterdir() if path.name != "manifest.json")
+    name = data.draw(st.sampled_from(names))
     content = bytearray((directory / name).read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     (directory / name).write_bytes(content)
     assert name in {file for file, _ in faults(directory)}
     shutil.rmtree(directory.parent)
 
 
 def test_all_faults_are_found_not_the_first(copy):
-    for number in range(3):
-        with (copy / f"train-tokens-{number:05}.npy").open("r+b") as file:
+    damaged = [f"train-tokens-{number:05}.npy" for number in range(3)]
+    for name in damaged:
+        with (copy / name).open("r+b") as file:
             file.seek(200)
             file.write(b"\xff\xff")
     (copy / "tokenizer.json").write_text("{}")
@@ -78,10 +78,7 @@ def test_all_faults_are_found_not_the_first(copy):
     (copy / "rejects.jsonl").write_text("")  # is no fault
     (copy / "validation-tokens-00000.npy").unlink()
     found = faults(copy)
-    assert {file for file, _ in found} == {
-        "train-tokens-00000.npy", "train-tokens-00001.npy", "train-tokens-00002.npy", "tokenizer.json", "stray",
-        "validation-tokens-00000.npy",
-    }  # fmt: skip
+    assert {file for file, _ in found} == {*damaged, "tokenizer.json", "stray", "validation-tokens-00000.npy"}
     assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
 
 
