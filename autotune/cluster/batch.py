@@ -187,8 +187,5 @@ def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> l
     for word in words:
         if word.startswith("--") and lines[0]:
             lines.append([])
-        if filled_in and "$" in word:
-            lines[-1].append(f'"{word}"')
-        else:
-            lines[-1].append(shlex.quote(word))
+        lines[-1].append(f'"{word}"' if filled_in and "$" in word else shlex.quote(word))
     return [" ".join(line) for line in lines]

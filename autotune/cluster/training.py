@@ -16,13 +16,11 @@ from trainer.config import TrainConfig, accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
 """Weights and AdamW's two moments, in 32 bits."""
-_SLOW_DISK_BYTES_PER_S = 100e6
 _UNKNOWN_STATE_BYTES = 2**30
-_LEAVING_S = 60.0
-_LEAST_LEAD_S = 120
+_SLOW_DISK_BYTES_PER_S = 100e6
+_LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
 """torchrun gives up before SLURM does, so that the script still says how it ended."""
-START_UP_S = 60.0
 _MEASURED_MARGIN = 1.25
 _MIB = 2**20
 

@@ -146,11 +146,7 @@ class _Process:
             )
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
-        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -170,11 +166,7 @@ class _Process:
         return self._process.stdout.readline()
 
     def close(self) -> None:
-        """End it, and its child with it; nothing is written after that.
-
-        Raises:
-            InternalError: If something of it goes on.
-        """
+        """End it, and its child with it; nothing is written after that."""
         if self._alive.closed:
             return
         assert self._process.stdin is not None
