@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.corpus import words
+from autotune.corpus import tokenizer as learning
 from autotune.corpus.encode import ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
 from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
@@ -258,18 +258,18 @@ class _Preparation:
         arguments: dict[str, Any] = {"vocab_size": vocab_size}
         work: Work
         if kind == "wordlevel":
-            counted = self._run_pieces(words.COUNT, words.count_words, selection=selection)
-            merges = words.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
+            counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
+            merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
             merging = [{"merge": merge, **shared} for merge in range(merges)]
-            self._run(words.MERGE, words.merge_words, merging)
-            work, arguments["merges"] = words.learn_words, merges
+            self._run(learning.MERGE, learning.merge_words, merging)
+            work, arguments["merges"] = learning.learn_words, merges
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
-            self._run_pieces(words.SAMPLE, words.sample_texts, selection=selection, share=share)
-            work, arguments["pieces"] = words.learn_pairs, pieces
-        (receipt,) = self._run(words.LEARN, work, [arguments])
-        return load_tokenizer(self.workplace.directory(words.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
+            self._run_pieces(learning.SAMPLE, learning.sample_texts, selection=selection, share=share)
+            work, arguments["pieces"] = learning.learn_pairs, pieces
+        (receipt,) = self._run(learning.LEARN, work, [arguments])
+        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
 
     def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]

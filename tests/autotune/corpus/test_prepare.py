@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from autotune.corpus import encode, pieces, words
+from autotune.corpus import encode, pieces, tokenizer
 from autotune.corpus.elf import functions
 from autotune.corpus.encode import LengthLimit
 from autotune.corpus.engine import Workers
@@ -61,8 +61,8 @@ def small_pieces(monkeypatch):
     """Everything in many parts, as with much data."""
     monkeypatch.setattr(pieces, "PIECE_SAMPLES", 64)
     monkeypatch.setattr(pieces, "_BUCKET_SAMPLES", 100)
-    monkeypatch.setattr(words, "_MERGE_BYTES", 4000)
-    monkeypatch.setattr(words, "_WORDS_IN_MEMORY", 20)
+    monkeypatch.setattr(tokenizer, "_MERGE_BYTES", 4000)
+    monkeypatch.setattr(tokenizer, "_WORDS_IN_MEMORY", 20)
     monkeypatch.setattr(encode, "SHARD_SAMPLES", 100)
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
