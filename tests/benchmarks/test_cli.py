@@ -11,8 +11,7 @@ def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
     code = cli.main(["--json", str(tmp_path / "cli.json")])
     written = json.loads((tmp_path / "cli.json").read_text())
     lines = capsys.readouterr().out.splitlines()
-    assert len(written["runs_s"]) == cli.RUNS
-    assert all(seconds > 0 for seconds in written["runs_s"])
+    assert [seconds > 0 for seconds in written["runs_s"]] == [True] * cli.RUNS
     assert written["heavy_imports"] == []
     assert [bar["name"] for bar in written["bars"]] == ["cli_help_s", "cli_help_heavy_imports_count"]
     # How fast it is here and now is the benchmark's to say, not a test's.

@@ -8,8 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.documentation.blocks import ROOT, Command, commands_of
 
@@ -85,14 +85,12 @@ SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "
 """A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """What a command did."""
+class Done(NamedTuple):
+    """What a command did, and said on standard error."""
 
     code: int
     out: str
     said: str
-    """On standard error."""
 
 
 class Shell:
