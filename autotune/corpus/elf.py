@@ -146,13 +146,10 @@ _Encoding = tuple[struct.Struct, bool]
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
-    """Yield (first address, size in bytes) for every entry, in the section's order.
+    """Yield (first address, size in bytes) for every entry of a little-endian 64-bit ``.eh_frame``, in its order.
 
-    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org).
-
-    Args:
-        section: The content of ``.eh_frame`` of a little-endian 64-bit file.
-        section_address: The virtual address of its first byte.
+    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org). ``section_address`` is the
+    virtual address of the section's first byte.
 
     Raises:
         UnusableFileError: If the bytes are not such a table; ranges before the damage were already given.

@@ -251,9 +251,8 @@ def main() -> None:
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and what could not be used to the list of rejects.
 
-    Args:
-        request: ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
-            distinct samples to stop at, or None. Samples that repeat are written too.
+    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and
+    ``most``: distinct samples to stop at, or None. Samples that repeat are written too.
 
     Returns:
         What became of each slice; of those behind the last that was needed nothing. Nothing is left of a refused one.
