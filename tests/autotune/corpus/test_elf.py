@@ -1,6 +1,7 @@
 import contextlib
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -125,6 +126,14 @@ def test_every_function_of_the_symbol_table_has_its_range(second_program):
         named = {one.name: (one["st_value"], one["st_size"]) for one in symbols}
     ours = {named[name] for name in ("before", "helper", "shared", "main")}
     assert ours <= set(function_ranges(*frames_of(second_program)))
+
+
+def test_an_encoding_stands_behind_a_personality_and_a_language():
+    common = bytes(4) + b"\x01zPLR\x00" + b"\x01\x78\x10\x07" + b"\x03" + bytes(4) + b"\x1b\x1b"
+    entry = struct.pack("<IiI", len(common) + 8, 0x100, 0x20)
+    section = struct.pack("<I", len(common)) + common + struct.pack("<I", len(entry)) + entry
+    # Relative to the place of the address itself.
+    assert list(function_ranges(section, 0x1000)) == [(0x1000 + len(common) + 12 + 0x100, 0x20)]
 
 
 def test_an_empty_section_holds_no_function():

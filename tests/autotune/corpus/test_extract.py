@@ -218,6 +218,13 @@ def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path
     assert done.samples == len(stored(tmp_path / "pieces"))
 
 
+def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
+    (tmp_path / "text").write_text("a\na\nb\na\nc\nd\n")
+    bounded = request(tmp_path / "text", tmp_path / "pieces", kind="text") | {"most": 3}
+    assert [done.samples for done in extract_slices(bounded | {"slices": bounded["slices"] * 2})] == [5]
+    assert stored(tmp_path / "pieces") == ["a", "a", "b", "a", "c"]
+
+
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
     program = compile_c(code, "-nostdlib", "-static")

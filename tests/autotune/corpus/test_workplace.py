@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,7 +136,15 @@ def test_a_directory_that_is_no_dataset_is_never_replaced(tmp_path, overwrite):
         check_place(tmp_path, overwrite=overwrite)
 
 
-@pytest.mark.parametrize("library", [ctypes.CDLL, lambda *_, **__: object()])
+def refuse_to_swap(*_):
+    ctypes.set_errno(errno.EINVAL)
+    return -1
+
+
+@pytest.mark.parametrize(
+    "library",
+    [ctypes.CDLL, lambda *_, **__: object(), lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap)],
+)
 def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(tmp_path, monkeypatch, library):
     monkeypatch.setattr(module.ctypes, "CDLL", library)
     out = tmp_path / "data"
