@@ -136,19 +136,12 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 def shared_values(
     name: str, shape: Shape, site: SiteFile, directory: Path | None, more: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return what both templates fill in.
+    """Return what both templates fill in for a job in ``directory``; None leaves that to where it is submitted from.
 
-    Args:
-        name: Of the job.
-        shape: What it takes.
-        site: The cluster.
-        directory: Where it runs; None leaves that to where it is submitted from.
-        more: Further long options of ``sbatch``; None leaves one out, an empty text gives it without a value.
+    ``more`` are further long options of ``sbatch``; None leaves one out, an empty text gives it without a value.
     """
     slurm = site.slurm
-    memory = {"mem": slurm.mem} if slurm.mem is not None else {"mem-per-cpu": f"{slurm.memory_mib_per_cpu}M"}
-    if slurm.mem is None and shape.memory_mib is not None:
-        memory = {"mem": f"{shape.memory_mib}M"}
+    memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
     options: dict[str, str | None] = {
         "job-name": name,
         "account": slurm.account,
@@ -160,7 +153,8 @@ def shared_values(
         "distribution": slurm.distribution,
         "gres": (slurm.gres or DEFAULT_GRES).replace("{count}", str(shape.gpus)) if shape.gpus else None,
         "cpus-per-task": str(shape.cpus),
-        **memory,
+        "mem": memory,
+        "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None,
         "time": shape.time or slurm.time,
         "chdir": None if directory is None else str(directory),
         **more,
@@ -193,8 +187,5 @@ def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> l
     for word in words:
         if word.startswith("--") and lines[0]:
             lines.append([])
-        if filled_in and "$" in word:
-            lines[-1].append(f'"{word}"')
-        else:
-            lines[-1].append(shlex.quote(word))
+        lines[-1].append(f'"{word}"' if filled_in and "$" in word else shlex.quote(word))
     return [" ".join(line) for line in lines]

@@ -29,12 +29,8 @@ def ending_of(
 ) -> Ended:
     """Say how this start of a run ended.
 
-    Args:
-        run: The run directory.
-        said_before: The text of ``exit.json`` before this start: of an earlier one, which does not count.
-        job_code: What srun returned: torchrun's, which is 1 whatever its ranks return.
-        patience_s: How long a word that is not there yet is waited for.
-        sleep: Waits.
+    ``said_before`` is what ``exit.json`` held before this start: of an earlier one, which does not count. ``job_code``
+    is what srun returned: torchrun's, which is 1 whatever its ranks return. A word that is not there yet is waited for.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         return Ended(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
@@ -59,12 +55,14 @@ def goes_on(run: Path, link: int) -> Ended:
     """Say whether job number ``link`` of a chain has anything to do: 75 if it has, else how the run ended."""
     end = _read(run)
     if end is None:
-        return Ended(code=REQUEUE, words=f"job {link} of the chain: the one before it was killed; goes on")
-    if (given_up := _given_up(run, end)) is not None:
-        return Ended(code=given_up.code, words=f"job {link} of the chain: nothing to do: {given_up.words}")
-    if end.requeue:
-        return Ended(code=REQUEUE, words=f"job {link} of the chain: goes on after step {end.steps}")
-    return Ended(code=end.exit_code, words=f"job {link} of the chain: nothing to do: {_words(end)}")
+        code, words = REQUEUE, "the one before it was killed; goes on"
+    elif (given_up := _given_up(run, end)) is not None:
+        code, words = given_up.code, f"nothing to do: {given_up.words}"
+    elif end.requeue:
+        code, words = REQUEUE, f"goes on after step {end.steps}"
+    else:
+        code, words = end.exit_code, f"nothing to do: {_words(end)}"
+    return Ended(code=code, words=f"job {link} of the chain: {words}")
 
 
 def _words(end: RunExit) -> str:
@@ -73,7 +71,7 @@ def _words(end: RunExit) -> str:
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
-    """How a run ends that would go on, and has gone nowhere too often; None for all others."""
+    """Return how a run ends that would go on, and has gone nowhere too often; None for all others."""
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
     newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
@@ -85,7 +83,7 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
 
 
 def _fruitless_starts(run: Path, end: RunExit) -> int:
-    """How many starts in a row, this one included, left the next one to begin where this one did.
+    """Return how many starts in a row, this one included, left the next one to begin where this one did.
 
     By the checkpoint, not by the step: steps that are taken again and lost again lead nowhere.
     """
@@ -101,18 +99,16 @@ def _fruitless_starts(run: Path, end: RunExit) -> int:
 
 def _read(run: Path) -> RunExit | None:
     _look_again(run)
-    try:
+    with contextlib.suppress(TrainerError):
         return read_exit(run)
-    except TrainerError:
-        return None
+    return None
 
 
 def _text(run: Path) -> str:
     _look_again(run)
-    try:
+    with contextlib.suppress(OSError):
         return (run / EXIT_FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def _look_again(directory: Path) -> None:

@@ -2,24 +2,10 @@
 
 from dataclasses import dataclass
 
+from autotune.core.profile import Profile
 from autotune.core.units import format_bytes
 
 _SHOWN_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
-    """What a job needs of each of its nodes."""
-
-    ranks: int
-    cpus: int
-    """Asked of SLURM for the node's task."""
-    device: str
-    gpu_name: str | None
-    gpu_total_bytes: int | None
-    code_sha256: str
-    """Of the trainer, where the job was submitted."""
-    dataset_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,46 +36,39 @@ class NodeProblem:
     next_step: str
 
 
-def problems_of(expected: Needed, node: NodeFacts) -> tuple[NodeProblem, ...]:
-    """Return what does not fit, what is cheapest to mend last."""
-    found: list[NodeProblem] = []
+def problems_of(
+    profile: Profile, node: NodeFacts, *, ranks: int, cpus: int, code_sha256: str
+) -> tuple[NodeProblem, ...]:
+    """Return what does not fit, what is cheapest to mend last.
 
-    def check(field: str, want: object, have: object, next_step: str, *, wrong: bool) -> None:
-        if wrong:
-            found.append(NodeProblem(field=field, expected=_shown(want), found=_shown(have), next_step=next_step))
-
-    if expected.device == "cuda":
-        others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."
-        check("gpu_count", expected.ranks, len(node.gpu_names), others, wrong=len(node.gpu_names) < expected.ranks)
-        names = sorted(set(node.gpu_names) - {expected.gpu_name})
-        check(
-            "gpu_name", expected.gpu_name, ", ".join(names), others, wrong=expected.gpu_name is not None and bool(names)
-        )
-        least = min(node.gpu_total_bytes, default=None)
-        less = least is not None and expected.gpu_total_bytes is not None and least < expected.gpu_total_bytes
-        check("gpu_total_bytes", expected.gpu_total_bytes, least, others, wrong=less)
-    check(
-        "allotted_cpus",
-        expected.cpus,
-        node.allotted_cpus,
-        "The step was not given the processors of its job: does srun in the script say --cpus-per-task?",
-        wrong=node.allotted_cpus < expected.cpus,
+    ``cpus`` is what was asked of SLURM for the node's task, ``code_sha256`` the trainer's where the job was submitted.
+    """
+    there = profile.fingerprint
+    others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."
+    strangers = ", ".join(sorted(set(node.gpu_names) - {there.gpu_name}))
+    least_bytes = min(node.gpu_total_bytes, default=None)
+    too_small = least_bytes is not None and there.gpu_total_bytes is not None and least_bytes < there.gpu_total_bytes
+    checks: list[tuple[str, object, object, str, bool]] = []
+    if profile.train.device == "cuda":
+        checks = [
+            ("gpu_count", ranks, len(node.gpu_names), others, len(node.gpu_names) < ranks),
+            ("gpu_name", there.gpu_name, strangers, others, there.gpu_name is not None and strangers != ""),
+            ("gpu_total_bytes", there.gpu_total_bytes, least_bytes, others, too_small),
+        ]
+    processors = "The step was not given the processors of its job: does srun in the script say --cpus-per-task?"
+    code = "Install the version of this package there that the job was submitted with; or submit the job again."
+    data = f"Give every node the dataset of the profile at {node.dataset_place}: autotune data verify."
+    dataset = node.dataset_hash or node.dataset_missing
+    checks += [
+        ("allotted_cpus", cpus, node.allotted_cpus, processors, node.allotted_cpus < cpus),
+        ("code", code_sha256, node.code_sha256, code, node.code_sha256 != code_sha256),
+        ("dataset", there.dataset_hash, dataset, data, node.dataset_hash != there.dataset_hash),
+    ]
+    return tuple(
+        NodeProblem(field=field, expected=_shown(want), found=_shown(have), next_step=next_step)
+        for field, want, have, next_step, wrong in checks
+        if wrong
     )
-    check(
-        "code",
-        expected.code_sha256,
-        node.code_sha256,
-        "Install the version of this package there that the job was submitted with; or submit the job again.",
-        wrong=node.code_sha256 != expected.code_sha256,
-    )
-    check(
-        "dataset",
-        expected.dataset_hash,
-        node.dataset_hash or node.dataset_missing,
-        f"Give every node the dataset of the profile at {node.dataset_place}: autotune data verify.",
-        wrong=node.dataset_hash != expected.dataset_hash,
-    )
-    return tuple(found)
 
 
 def describe(node: NodeFacts) -> str:

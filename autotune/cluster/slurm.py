@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.hardware import SlurmFacts
-from autotune.errors import EXIT_TERMINATED, AutotuneError, DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
+from autotune.errors import EXIT_TERMINATED, DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
 ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
@@ -31,27 +31,22 @@ Told = Callable[[str], None]
 
 def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None]) -> SlurmFacts:
     """Describe the job this process runs in, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
-    end_time = _whole(environment, "SLURM_JOB_END_TIME")
+    end_time, on_node = _whole(environment, "SLURM_JOB_END_TIME"), _whole(environment, "SLURM_GPUS_ON_NODE")
     return SlurmFacts(
         job_id=environment.get("SLURM_JOB_ID") or None,
         end_time_s=None if end_time is None else float(end_time),
-        nodes=_first(_whole(environment, "SLURM_JOB_NUM_NODES"), _whole(environment, "SLURM_NNODES")),
+        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
         tasks=_whole(environment, "SLURM_NTASKS"),
-        gpus_per_node=_first(
-            _whole(environment, "SLURM_GPUS_ON_NODE"), _gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
-        ),
+        gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", "")) if on_node is None else on_node,
         node_name=environment.get("SLURMD_NODENAME") or None,
         commands=tuple(name for name in _COMMANDS if which(name) is not None),
     )
 
 
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _whole(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "").strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
+def _whole(environment: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of some variables that holds a number."""
+    texts = (environment.get(name, "").strip() for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), None)
 
 
 def _gres_count(text: str) -> int | None:
@@ -144,8 +139,6 @@ def parse_state(text: str) -> JobState | None:
 
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
     """Return this user's jobs by name: id and state; None if SLURM cannot be asked."""
-    if shutil.which("squeue") is None:
-        return None
     try:
         done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
     except MachineLacks:
@@ -240,20 +233,23 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} says nothing"
-    nodes, again = state.nodes or "its node", "Run the same command again: it goes on from what was finished."
-    ends: dict[str, AutotuneError] = {
-        "TIMEOUT": StartAgain(f"job {job} ran into its time limit{shown}", next_step=again),
-        "DEADLINE": StartAgain(f"job {job} met its deadline{shown}", next_step=again),
-        "PREEMPTED": StartAgain(f"job {job} was pre-empted{shown}", next_step=again),
-        "NODE_FAIL": StartAgain(f"job {job} lost {nodes}: the node died{shown}", next_step=again),
-        "BOOT_FAIL": StartAgain(f"job {job}: {nodes} did not come up", next_step=again),
-        "OUT_OF_MEMORY": DoesNotFit(
-            f"job {job} was ended for taking more memory than it asked for{shown}",
-            next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
-        ),
+    ends = {
+        "TIMEOUT": "ran into its time limit",
+        "DEADLINE": "met its deadline",
+        "PREEMPTED": "was pre-empted",
+        "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node died",
+        "BOOT_FAIL": f"got {state.nodes or 'its node'}, which did not come up",
     }
     if state.state in ends:
-        raise ends[state.state]
+        raise StartAgain(
+            f"job {job} {ends[state.state]}{shown}",
+            next_step="Run the same command again: it goes on from what was finished.",
+        )
+    if state.state == "OUT_OF_MEMORY":
+        raise DoesNotFit(
+            f"job {job} was ended for taking more memory than it asked for{shown}",
+            next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
+        )
     if state.state == "CANCELLED":
         return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled by somebody else than this command{shown}")
     if state.state == "COMPLETED":

@@ -23,8 +23,6 @@ Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
 
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
-_STORE_TIMEOUT_S = 600
-"""How long a node waits for the one that keeps the store: as long as for all others. Without it, 60 s."""
 _FIRST_PORT, _PORTS = 20000, 10000
 """Below those that Linux gives to outgoing connections (32768 and above)."""
 _STEP = 1009
@@ -47,16 +45,13 @@ class Meeting:
 
     nodes: int
     endpoint: str
-    """``address:port``."""
+    """``address:port``, of the first node."""
     job: str
     """Tells this meeting from others at the same place."""
     address: str
     """Of this node, as the others reach it: its name may mean nothing to them."""
-    is_host: str | None = None
-    """1 on the node that keeps the meeting's store, 0 on the others; nodes are numbered by the text of their
-    addresses."""
-    node_rank: str | None = None
-    """Number of this node, instead: 0 keeps the store, and has the first ranks."""
+    node_rank: str
+    """Number of this node: 0 keeps the meeting's store, and has the first ranks."""
 
 
 def torchrun_command(
@@ -67,34 +62,24 @@ def torchrun_command(
     torch_version: str,
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
-) -> tuple[str, ...]:
+) -> list[str]:
     """Return one node's torchrun, which restarts nothing: what is started again is the whole job. Pure.
 
-    Args:
-        python: The interpreter.
-        arguments: What each rank runs, such as ``-m trainer …``.
-        ranks: Of this node.
-        torch_version: The installed one: older ones lack some options.
-        meeting: None for one node alone.
-        shutdown_s: How long ranks have to save and leave after a signal.
+    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and leave
+    after a signal, which an older torch than that cannot be told. ``meeting`` is None for one node alone.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
         words.append("--standalone")
     else:
-        words.append(f"--nnodes={meeting.nodes}")
-        if meeting.node_rank is None:
-            told = f"is_host={meeting.is_host},read_timeout={_STORE_TIMEOUT_S}"
-            words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-conf={told}"]
-        else:
-            address, _, port = meeting.endpoint.rpartition(":")
-            words += ["--rdzv-backend=static", f"--master-addr={address}", f"--master-port={port}"]
-            words.append(f"--node-rank={meeting.node_rank}")
-        words += [f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}"]
+        words += [
+            f"--nnodes={meeting.nodes}", f"--node-rank={meeting.node_rank}", "--rdzv-backend=static",
+            f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}",
+        ]  # fmt: skip
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     if shutdown_s is not None and version_of(torch_version) >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
-    return (*words, *arguments)
+    return [*words, *arguments]
 
 
 def version_of(text: str) -> Version:
@@ -105,7 +90,7 @@ def version_of(text: str) -> Version:
 
 def on_this_node(ranks: int, torch_version: str) -> Start:
     """Make the command of one torchrun of so many ranks."""
-    return lambda arguments: list(torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version))
+    return lambda arguments: torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version)
 
 
 def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Mapping[str, str] = os.environ) -> Start:
@@ -225,10 +210,7 @@ def is_free(address: str, port: int) -> bool:
 def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
     """Return this node's IPv4 address, as other nodes reach it. Pure.
 
-    Args:
-        interface: The one to use; None takes what the node's name stands for, else the first that is not loopback.
-        addresses: All of the node.
-        of_name: What its name resolves to here.
+    Without ``interface`` it is ``of_name``, what the node's name resolves to here, else the first that is not loopback.
 
     Raises:
         MachineLacks: If the interface is not there, or has no address.

@@ -16,13 +16,11 @@ from trainer.config import TrainConfig, accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
 """Weights and AdamW's two moments, in 32 bits."""
-_SLOW_DISK_BYTES_PER_S = 100e6
 _UNKNOWN_STATE_BYTES = 2**30
-_LEAVING_S = 60.0
-_LEAST_LEAD_S = 120
+_SLOW_DISK_BYTES_PER_S = 100e6
+_LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
 """torchrun gives up before SLURM does, so that the script still says how it ended."""
-START_UP_S = 60.0
 _MEASURED_MARGIN = 1.25
 _MIB = 2**20
 
@@ -90,7 +88,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
             next_step="Raise it: --time, or slurm.time in the site file.",
         )
     meeting = Meeting(
-        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", is_host="$is_host"
+        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", node_rank="$SLURM_NODEID"
     )
     torchrun = torchrun_command(
         request.python,
@@ -158,27 +156,20 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
+    """Take what the site gives to so many processors; more memory if more was measured, never more than there was."""
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
+    workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
+    rows = workers.rows if workers else []
+    measured = [row.memory_bytes or 0 for row in rows if workers and row.loader_workers == workers.chosen]
+    needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
+    memory_mib = max(cpus * site.slurm.memory_mib_per_cpu, needed_mib)
     return Shape(
         nodes=request.nodes,
         gpus=request.ranks if request.config.device == "cuda" else 0,
         cpus=cpus,
-        memory_mib=_memory_mib(request.profile, cpus * site.slurm.memory_mib_per_cpu),
+        memory_mib=memory_mib if there_bytes is None else min(memory_mib, there_bytes // _MIB),
         time=request.time,
     )
-
-
-def _memory_mib(profile: Profile, usual_mib: int) -> int:
-    """Return what the site gives to so many processors; more if more was measured, never more than the node had."""
-    workers = profile.evidence.workers
-    rows = workers.rows if workers else []
-    measured = [
-        row.memory_bytes for row in rows if workers and row.loader_workers == workers.chosen and row.memory_bytes
-    ]
-    needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
-    there_bytes = profile.fingerprint.ram_total_bytes
-    wanted_mib = max(usual_mib, needed_mib)
-    return wanted_mib if there_bytes is None else min(wanted_mib, there_bytes // _MIB)
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:

@@ -11,7 +11,6 @@ import os
 import resource
 import select
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ class ChildLimits:
     """What a child may use."""
 
     wall_s: float = MAX_WALL_S
-    """Until it is killed; the processor time has the same limit."""
+    """Of the wall clock, and of processor time."""
     added_bytes: int = MAX_ADDED_BYTES
     """Memory beyond what the forking process has already."""
     output_bytes: int = MAX_OUTPUT_BYTES
@@ -89,10 +88,10 @@ def run_bounded(
         if pid == 0:
             _child(work, limits, write_fd, parent)
         try:
-            outcome = _wait(pid, limits, cancel_fd)
+            unread = _wait(pid, limits, cancel_fd)
         finally:
             _end(pid)
-        return outcome or _reply(read_fd)
+        return unread or _reply(read_fd)
     finally:
         os.close(read_fd)
         os.close(write_fd)
@@ -103,22 +102,17 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     exit_fd = os.pidfd_open(pid)
     try:
         watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
-        deadline_s = time.monotonic() + limits.wall_s
-        ready, _, _ = select.select(watched, [], [], max(0.0, deadline_s - time.monotonic()))
+        ready, _, _ = select.select(watched, [], [], limits.wall_s)
     finally:
         os.close(exit_fd)
-    if exit_fd in ready:
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert status is not None  # without WNOHANG it waits
-        return _death(status, limits)
-    if cancel_fd in ready:
+    if cancel_fd in ready and exit_fd not in ready:
         raise CancelledError
-    return Unread(reason=f"not finished after {limits.wall_s:g} s")
-
-
-def _death(end: os.waitid_result, limits: ChildLimits) -> Unread | None:
+    if not ready:
+        return Unread(reason=f"not finished after {limits.wall_s:g} s")
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert end is not None  # without WNOHANG it waits
     if end.si_code == os.CLD_EXITED:
-        return None if end.si_status == 0 else Unread(reason=f"its reader ended with status {end.si_status}")
+        return Unread(reason=f"its reader ended with status {end.si_status}") if end.si_status else None
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of processor time")
     killed = end.si_status == signal.SIGKILL
@@ -197,17 +191,16 @@ def reason_of(error: Exception) -> str:
 
 
 def _limit(limits: ChildLimits) -> None:
+    """Set limits for good, without asking for more than this process is allowed."""
     # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
     pages = int(Path("/proc/self/statm").read_text().split()[5])
-    _lower(resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.added_bytes)
-    # Whole seconds, rounded up; the wall clock is the exact bound.
-    _lower(resource.RLIMIT_CPU, int(limits.wall_s) + 1)
-    _lower(resource.RLIMIT_FSIZE, limits.output_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
-
-
-def _lower(which: int, value: int) -> None:
-    """Set a limit for good, without asking for more than this process is allowed."""
-    _, hard = resource.getrlimit(which)
-    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (allowed, allowed))
+    for which, value in (
+        (resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.added_bytes),
+        # Whole seconds, rounded up; the wall clock is the exact bound.
+        (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
+        (resource.RLIMIT_FSIZE, limits.output_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(which)
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (allowed, allowed))

@@ -24,7 +24,6 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from capstone import CS_ARCH_X86, CS_MODE_64, Cs
@@ -50,24 +49,10 @@ _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
 _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 
 _EXTENDED_LENGTH = 0xFFFFFFFF
-_POINTER_FORMATS = {
-    0x00: struct.Struct("<Q"),
-    0x02: struct.Struct("<H"),
-    0x03: struct.Struct("<I"),
-    0x04: struct.Struct("<Q"),
-    0x0A: struct.Struct("<h"),
-    0x0B: struct.Struct("<i"),
-    0x0C: struct.Struct("<q"),
-}
-# A range is a size, so it is read without a sign whatever the sign of the address beside it.
-_RANGE_FORMATS = {2: struct.Struct("<H"), 4: struct.Struct("<I"), 8: struct.Struct("<Q")}
+_POINTER_LETTERS = {0x00: "Q", 0x02: "H", 0x03: "I", 0x04: "Q", 0x0A: "h", 0x0B: "i", 0x0C: "q"}
 _RELATIVE_TO_FIELD = 0x10
 _ADDRESS_MASK = 2**64 - 1
 _MAX_LEB_BYTES = 10
-
-
-_Code = tuple[int, bytes]
-"""Address and content of an executable section."""
 
 
 def functions(path: Path) -> Iterator[str]:
@@ -90,9 +75,13 @@ def functions(path: Path) -> Iterator[str]:
     starts = [address for address, _ in sections]
     for address, size_bytes in function_ranges(frames, frames_address):
         code = _code_at(sections, starts, address, size_bytes)
-        text = _text(disassembler, code, address) if code else None
-        if text is not None:
-            yield text
+        parts: list[str] = []
+        decoded_bytes = 0
+        for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(code, address):
+            parts.append(instruction_text(mnemonic, operands))
+            decoded_bytes += instruction_bytes
+        if decoded_bytes == len(code) and len(parts) >= MIN_INSTRUCTIONS:
+            yield " ".join(parts)
 
 
 def _check_header(elf: ELFFile) -> None:
@@ -102,11 +91,11 @@ def _check_header(elf: ELFFile) -> None:
         raise UnusableFileError(f"not a linked program but {elf['e_type']}")
 
 
-def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[_Code]]:
-    """Return the frame table, its address, and the executable sections in the order of their addresses."""
+def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[tuple[int, bytes]]]:
+    """Return the frame table, its address, and address and content of executable sections in the order of addresses."""
     frames: bytes | None = None
     frames_address = 0
-    sections: list[_Code] = []
+    sections: list[tuple[int, bytes]] = []
     for section in elf.iter_sections():
         if section["sh_type"] == "SHT_NOBITS":
             continue
@@ -118,29 +107,17 @@ def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[_Code]]:
         raise UnusableFileError("no .eh_frame section, so no function bounds")
     if not sections:
         raise UnusableFileError("no executable section")
-    sections.sort(key=lambda code: code[0])
-    return frames, frames_address, sections
+    return frames, frames_address, sorted(sections, key=lambda code: code[0])
 
 
-def _code_at(sections: list[_Code], starts: list[int], address: int, size_bytes: int) -> bytes | None:
-    """Return the bytes of a range; None if it is not wholly inside one executable section."""
+def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int, size_bytes: int) -> bytes:
+    """Return the bytes of a range; none if it is not wholly inside one executable section."""
     index = bisect_right(starts, address) - 1
     if index < 0 or not 0 < size_bytes <= MAX_FUNCTION_BYTES:
-        return None
+        return b""
     first, content = sections[index]
     begin = address - first
-    return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else None
-
-
-def _text(disassembler: Cs, code: bytes, address: int) -> str | None:
-    parts: list[str] = []
-    decoded_bytes = 0
-    for _, size_bytes, mnemonic, operands in disassembler.disasm_lite(code, address):
-        parts.append(instruction_text(mnemonic, operands))
-        decoded_bytes += size_bytes
-    if decoded_bytes != len(code) or len(parts) < MIN_INSTRUCTIONS:
-        return None
-    return " ".join(parts)
+    return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else b""
 
 
 @functools.lru_cache(maxsize=_CACHED_INSTRUCTIONS)
@@ -164,23 +141,15 @@ def _operand(operand: str, branches: bool) -> str:
     return constants.replace(" ", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Encoding:
-    """How an entry's addresses are written."""
-
-    address: struct.Struct
-    size: struct.Struct
-    relative: bool
+_Encoding = tuple[struct.Struct, bool]
+"""How an entry's address and size are written, and whether the address is relative to its own place."""
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
-    """Yield (first address, size in bytes) for every entry, in the section's order.
+    """Yield (first address, size in bytes) for every entry of a little-endian 64-bit ``.eh_frame``, in its order.
 
-    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org).
-
-    Args:
-        section: The content of ``.eh_frame`` of a little-endian 64-bit file.
-        section_address: The virtual address of its first byte.
+    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org). ``section_address`` is the
+    virtual address of the section's first byte.
 
     Raises:
         UnusableFileError: If the bytes are not such a table; ranges before the damage were already given.
@@ -201,18 +170,12 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
             if back == 0:
                 encodings[position] = _common_encoding(section[body + 4 : end])
             else:
-                yield _range(section, section_address, body + 4, encodings[body - back])
+                both, relative = encodings[body - back]
+                address, size = both.unpack_from(section, body + 4)
+                yield (address + relative * (section_address + body + 4)) & _ADDRESS_MASK, size
             position = end
     except (struct.error, IndexError, KeyError) as error:
         raise UnusableFileError(f".eh_frame entry at {position:#x} is damaged") from error
-
-
-def _range(section: bytes, section_address: int, position: int, encoding: _Encoding) -> tuple[int, int]:
-    (address,) = encoding.address.unpack_from(section, position)
-    (size,) = encoding.size.unpack_from(section, position + encoding.address.size)
-    if encoding.relative:
-        address += section_address + position
-    return address & _ADDRESS_MASK, size
 
 
 def _common_encoding(entry: bytes) -> _Encoding:
@@ -236,7 +199,7 @@ def _common_encoding(entry: bytes) -> _Encoding:
         if letter == "R":
             return _encoding(entry[position])
         if letter == "P":
-            position += 1 + _pointer_format(entry[position]).size
+            position += 1 + struct.calcsize(f"<{_pointer_letter(entry[position])}")
         elif letter == "L":
             position += 1
         elif letter not in "SB":
@@ -248,19 +211,21 @@ def _encoding(code: int) -> _Encoding:
     application = code & 0xF0
     if application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
-    address = _pointer_format(code)
-    return _Encoding(address=address, size=_RANGE_FORMATS[address.size], relative=application == _RELATIVE_TO_FIELD)
+    letter = _pointer_letter(code)
+    # A range is a size, so it is read without a sign whatever the sign of the address beside it.
+    return struct.Struct(f"<{letter}{letter.upper()}"), application == _RELATIVE_TO_FIELD
 
 
-def _pointer_format(code: int) -> struct.Struct:
-    pointer = _POINTER_FORMATS.get(code & 0x0F)
-    if pointer is None:
+def _pointer_letter(code: int) -> str:
+    """Return how ``struct`` calls it."""
+    letter = _POINTER_LETTERS.get(code & 0x0F)
+    if letter is None:
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
-    return pointer
+    return letter
 
 
 def _after_leb(entry: bytes, position: int) -> int:
-    """The position behind a variable-length number."""
+    """Return the position behind a variable-length number."""
     for end in range(position, position + _MAX_LEB_BYTES):
         if entry[end] < 0x80:
             return end + 1

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus.pieces import Selection
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
 from trainer.dataset import TOKENIZER_NAME, Shard
 
-ENCODE, ASSEMBLE = "encode", "assemble"
+ENCODE = "encode"
 SPLITS = ("train", "validation")
 # A batch of texts to encode: large enough for the tokenizer to run at its speed, small enough for any memory.
 _BATCH_CHARACTERS = 2**20
@@ -48,7 +48,7 @@ class LengthLimit:
 
 
 def encode_piece(
-    workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection, limit: LengthLimit
+    workplace: Workplace, directory: Path, *, number: int, selection: Selection, limit: LengthLimit
 ) -> Receipt:
     """Encode the samples of one piece that are to be used."""
     tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
@@ -56,8 +56,8 @@ def encode_piece(
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
         with (
-            (task.directory / f"{name}.ids").open("wb") as ids,
-            (task.directory / f"{name}.lengths").open("wb") as lengths,
+            (directory / f"{name}.ids").open("wb") as ids,
+            (directory / f"{name}.lengths").open("wb") as lengths,
         ):
             receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
     return receipt
@@ -106,10 +106,9 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return which pieces make a shard: first, and one behind the last. Pieces stay whole, and a shard within bounds.
+    """Return which pieces make a shard, within its bounds: first, and one behind the last. A piece stays whole.
 
-    Args:
-        sizes: Samples and tokens of each piece; one that is larger than a shard may be has one of its own.
+    ``sizes`` are samples and tokens of each piece; one that is larger than a shard may be has one of its own.
     """
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
@@ -125,7 +124,7 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def assemble_shard(
     workplace: Workplace,
-    task: UnfinishedTask,
+    directory: Path,
     *,
     split: str,
     shard: int,
@@ -136,18 +135,15 @@ def assemble_shard(
 ) -> Receipt:
     """Join the pieces of a shard into its two files."""
     sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
-    tokens_file, offsets_file = (f"{split}-{kind}-{shard:05d}.npy" for kind in ("tokens", "offsets"))
     ids = (content for source in sources for content in _chunks(source / f"{split}.ids"))
-    return {
-        "tokens_file": tokens_file,
-        "offsets_file": offsets_file,
-        "samples": samples,
-        "tokens": tokens,
-        "tokens_sha256": _write_npy(task.directory / tokens_file, np.dtype(dtype), tokens, ids),
-        "offsets_sha256": _write_npy(
-            task.directory / offsets_file, np.dtype("<u8"), samples + 1, _offsets(sources, split)
-        ),
-    }
+    receipt: Receipt = {"samples": samples, "tokens": tokens}
+    for kind, array, length, contents in (
+        ("tokens", dtype, tokens, ids),
+        ("offsets", "<u8", samples + 1, _offsets(sources, split)),
+    ):
+        receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
+        receipt[f"{kind}_sha256"] = _write_npy(directory / name, np.dtype(array), length, contents)
+    return receipt
 
 
 def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:

@@ -1,6 +1,7 @@
 """Where tasks run: in this process, or on the workers of ``dask.distributed``, here or on a cluster."""
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import logging
@@ -14,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.cluster.site import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
@@ -24,7 +25,6 @@ from trainer.errors import TrainerError
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3
 """Tasks that each worker has, so that none waits; never all of them, as there may be many."""
-_CLOSE_S = 3.0
 _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue; the others join as they start."""
@@ -33,8 +33,8 @@ _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENI
 
 
 Work = Callable[..., Receipt]
-"""What a task does: called with the workplace, the unfinished task, and the task's arguments by name. It reads files of
-the workplace and writes into the task's directory; the same arguments give the same files."""
+"""What a task does: called with the workplace, a directory for its files, and the task's arguments by name. It reads
+other files of the workplace; the same arguments give the same files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,9 @@ class Task:
 
 
 OnDone = Callable[[Task, Receipt], None]
+Engine = Callable[[Iterable[Task], OnDone, int], None]
+"""Runs tasks, in any order and place, and reports each to ``OnDone``, in this process, as it is finished; raises what a
+task raises. Tasks are drawn as there is room for more, so that they may stop early; each worker has so many at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,88 +65,61 @@ class Workers:
     """A site file: workers are jobs of its SLURM cluster."""
 
 
-class Engine(Protocol):
-    """Runs tasks, in any order and place."""
-
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """Run all, and report each to ``on_done``, in this process, as it is finished.
-
-        Tasks are drawn as there is room for more, so that they may stop early; each worker has ``ahead`` at once.
-
-        Raises:
-            AutotuneError, OSError: What a task raises.
-        """
-        ...
-
-
 def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
-    """Start what runs tasks, of which the longest stage has so many; it ends with the block.
-
-    Raises:
-        BadConfig, BadInput, MachineLacks: If the workers cannot be used; see each engine.
-    """
+    """Start what runs tasks, of which the longest stage has so many; it ends with the block."""
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
         return slurm_engine(workplace, workers.site, workers.count or _DEFAULT_JOBS)
     count = workers.count or len(os.sched_getaffinity(0))
     if min(count, tasks) == 1:
-        return contextlib.nullcontext(InProcessEngine(threads=count > 1))
+        return contextlib.nullcontext(in_process(workplace, threads=count > 1))
     return local_engine(workplace, count)
 
 
-def perform(workplace: Workplace, task: Task) -> Receipt:
-    """Do one task, or take its result if it is there already."""
-    done = workplace.receipt(task.stage, task.number)
-    if done is not None:
-        return done
-    with workplace.unfinished(task.stage, task.number) as unfinished:
-        return unfinished.finish(task.work(workplace, unfinished, **task.arguments))
+def _perform(workplace: Workplace, task: Task) -> Receipt:
+    return workplace.perform(task.stage, task.number, functools.partial(task.work, workplace, **task.arguments))
 
 
-class InProcessEngine:
-    """One task after the other, here; libraries may use several ``threads``."""
+def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
+    """Run one task after the other, here; libraries may use several ``threads``."""
+    if not threads:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-    def __init__(self, *, threads: bool = True) -> None:
-        if not threads:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """See ``Engine``."""
+    def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         for task in tasks:
-            on_done(task, perform(workplace, task))
+            on_done(task, _perform(workplace, task))
+
+    return run
 
 
-class DaskEngine:
-    """The workers of a dask client."""
+def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
+    """Run tasks on the workers of a dask client."""
+    from distributed import as_completed
 
-    def __init__(self, client: Any, workers: int) -> None:  # noqa: ANN401 - distributed.Client, imported late
-        self._client, self._workers = client, workers
-
-    def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """See ``Engine``."""
-        from distributed import as_completed
-
+    def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         waiting = iter(tasks)
         running: dict[str, Task] = {}
 
         def submit(task: Task) -> Any:  # noqa: ANN401 - a distributed.Future
-            future = self._client.submit(_perform_there, workplace, task, pure=False, retries=0)
+            future = client.submit(_perform_there, workplace, task, pure=False, retries=0)
             running[future.key] = task
             return future
 
-        completed = as_completed([submit(task) for task in islice(waiting, ahead * self._workers)])
+        completed = as_completed([submit(task) for task in islice(waiting, ahead * workers)])
         for future in completed:
             task = running.pop(future.key)
             on_done(task, _result(future, task))
             for following in islice(waiting, 1):
                 completed.add(submit(following))
 
+    return run
+
 
 def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
     """Return errors as values: dask would log them, and lose the fields that pickle does not know of."""
     try:
-        return "done", perform(workplace, task)
+        return "done", _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
         return "refused", (type(error), error.message, error.next_step)
     except OSError as error:
@@ -183,41 +159,38 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
         "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
     }
-    with dask.config.set(quiet), _quiet_logs(), contextlib.ExitStack() as closing:
-        cluster = _started(
-            LocalCluster,
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=WORKER_MEMORY_BYTES,
-            host="127.0.0.1",
-            # Its web server starts whatever is asked for, but not beyond this machine.
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            worker_dashboard_address=None,
-            local_directory=str(workplace.path / "dask"),
-            silence_logs=logging.CRITICAL,
-        )
-        closing.callback(_close, cluster)
-        client = _started(Client, cluster)
+    with dask.config.set(quiet), contextlib.ExitStack() as closing:
+        logging.disable(logging.CRITICAL)
+        closing.callback(logging.disable, logging.NOTSET)
+        try:
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=WORKER_MEMORY_BYTES,
+                host="127.0.0.1",
+                # Its web server starts whatever is asked for, but not beyond this machine.
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
+                worker_dashboard_address=None,
+                local_directory=str(workplace.path / "dask"),
+                silence_logs=logging.CRITICAL,
+            )
+            closing.callback(_close, cluster)
+            client = Client(cluster)
+        except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
+            raise MachineLacks(
+                f"cannot start workers: {error}",
+                next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
+            ) from error
         closing.callback(_close, client)
-        yield DaskEngine(client, workers)
+        yield _on_workers(workplace, client, workers)
 
 
 def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
     """End a client or workers; on a busy machine that may take longer, and what they made is there all the same."""
     with contextlib.suppress(TimeoutError):
-        what.close(timeout=_CLOSE_S)
-
-
-def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - dask has no types
-    try:
-        return what(*arguments, **options)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
-        raise MachineLacks(
-            f"cannot start workers: {error}",
-            next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
-        ) from error
+        what.close(timeout=3.0)
 
 
 @contextlib.contextmanager
@@ -248,7 +221,7 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         if not there:
             raise BadInput(f"the scheduler at {address} has no workers", next_step="Start some: dask worker ADDRESS")
         _check_workers(client, workplace)
-        yield DaskEngine(client, workers or len(there))
+        yield _on_workers(workplace, client, workers or len(there))
     finally:
         _close(client)
 
@@ -272,13 +245,19 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
         raise MachineLacks(
             "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
         )
-    with _own_handler():
-        from dask_jobqueue.slurm import SLURMCluster
-
-    with contextlib.closing(SLURMCluster(**job_settings(site, workplace.path / "jobs"))) as cluster:
+    with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:
             yield engine
+
+
+def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
+    """Import it, and keep what Ctrl-C does here: the library takes it over, and would end with code 0."""
+    before = signal.getsignal(signal.SIGINT)
+    from dask_jobqueue.slurm import SLURMCluster
+
+    signal.signal(signal.SIGINT, before)
+    return SLURMCluster
 
 
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
@@ -307,16 +286,6 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _own_handler() -> Iterator[None]:
-    """Keep what Ctrl-C does here: the library takes it over when it is imported, and would end with code 0."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client
     try:
         found: dict[str, tuple[str, bool]] = client.run(_describe_worker, workplace.path)
@@ -342,16 +311,3 @@ def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 -
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:
     os.environ.update(_WORKER_ENVIRONMENT)
     return importlib.metadata.version("encoder-autotune"), (work_directory / "lock").is_file()
-
-
-@contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -34,7 +34,7 @@ from autotune.corpus.bounded import (
 from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
 from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
-from autotune.corpus.workplace import Receipt
+from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
@@ -53,15 +53,11 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.
 
 
 def extract_partition(
-    partition: Partition, options: SourceOptions, directory: Path, *, most: int | None = None
+    workplace: Workplace, directory: Path, *, partition: Partition, options: SourceOptions, most: int | None = None
 ) -> Receipt:
-    """Write a partition's samples as pieces into an empty directory, and what could not be used as JSON lines.
+    """Write a partition's samples as pieces, and what could not be used as JSON lines.
 
-    Args:
-        partition: What to read.
-        options: How to read it.
-        directory: Where to.
-        most: Stop when there are that many distinct samples; others are written too.
+    With ``most``, stop when there are that many distinct samples; others are written too.
 
     Returns:
         ``samples`` and ``text_bytes`` of each piece; ``files`` of which the first slice was read; ``raw_bytes``, the
@@ -80,7 +76,7 @@ def extract_partition(
         "directory": str(directory),
         "most": most,
     }
-    with _extraction_process() as process:
+    with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, request | {"piece": piece}, slices):
                 if isinstance(outcome, Unread):
@@ -90,7 +86,10 @@ def extract_partition(
                 raw_bytes += part.end - part.begin
                 rejected += outcome.rejected
                 if most is not None:
-                    seen.update(_new_digests(directory, piece, outcome))
+                    # The last digests of the pieces that the slice went to.
+                    pieces = [PiecePaths(directory=directory, number=n) for n in range(piece, outcome.piece + 1)]
+                    digests = [record.tobytes() for paths in pieces for record in paths.read_index()["digest"]]
+                    seen.update(digests[len(digests) - outcome.samples :])
                 piece = outcome.piece
             if most is not None and len(seen) >= most:
                 break
@@ -135,7 +134,7 @@ class _Process:
         finally:
             os.close(inherited_fd)
         if b"ready" not in self._read():
-            self.stop()
+            self.close()
             if self._process.returncode < 0:
                 raise MachineLacks(
                     f"the extraction process was ended by signal {-self._process.returncode} as it started",
@@ -147,18 +146,14 @@ class _Process:
             )
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
-        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         line = self._read()
         if not line.endswith(b"\n"):
-            self.stop()
+            self.close()
             self._start()
             return Unread(reason="its extraction process died", killed=True)
         reply = json.loads(line)
@@ -170,12 +165,8 @@ class _Process:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def stop(self) -> None:
-        """End it, and its child with it; nothing is written after that.
-
-        Raises:
-            InternalError: If something of it goes on.
-        """
+    def close(self) -> None:
+        """End it, and its child with it; nothing is written after that."""
         if self._alive.closed:
             return
         assert self._process.stdin is not None
@@ -194,15 +185,6 @@ class _Process:
             raise InternalError(
                 "a reader goes on after its extraction process has ended", next_step="Run the command again."
             )
-
-
-@contextlib.contextmanager
-def _extraction_process() -> Iterator[_Process]:
-    process = _Process()
-    try:
-        yield process
-    finally:
-        process.stop()
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -244,14 +226,6 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
     return read
 
 
-def _new_digests(directory: Path, first_piece: int, outcome: Extracted) -> list[bytes]:
-    """Return the digests of the samples that one slice added, over the pieces that it went to."""
-    numbers = range(first_piece, outcome.piece + 1)
-    indexes = (PiecePaths(directory=directory, number=number).read_index() for number in numbers)
-    records = [record for index in indexes for record in index["digest"]]
-    return [record.tobytes() for record in records[len(records) - outcome.samples :]]
-
-
 def main() -> None:
     """Serve requests until standard input closes."""
     _answer({"ready": True})
@@ -277,9 +251,8 @@ def main() -> None:
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and what could not be used to the list of rejects.
 
-    Args:
-        request: ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
-            distinct samples to stop at, or None. Samples that repeat are written too.
+    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and
+    ``most``: distinct samples to stop at, or None. Samples that repeat are written too.
 
     Returns:
         What became of each slice; of those behind the last that was needed nothing. Nothing is left of a refused one.

@@ -7,24 +7,23 @@ bucket is a range of digests, its share of a piece is one read, and no process e
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.corpus.workplace import Receipt, Workplace
 from trainer.disk import write_atomically
 
-EXTRACT, DISTINCT = "extract", "distinct"
+EXTRACT, DISTINCT = "extract-samples", "find-duplicates"
 PIECE_TEXT_BYTES = 32 * 2**20
 PIECE_SAMPLES = 2**20
 """A piece is closed by the first sample that reaches one of these."""
-MAX_SAMPLES = 5_000_000
-"""Most distinct samples that can be asked for: their digests are held in memory, about 100 bytes each."""
 _PREFIX_BITS = 12
 MAX_BUCKETS = 1 << _PREFIX_BITS
 _BUCKET_SAMPLES = 2**21
@@ -154,14 +153,12 @@ def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
 
 def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
     """Leave the list of pieces to the tasks: sent with each, it would outgrow what they do."""
-    rows = [[piece.partition, piece.number, piece.samples, piece.text_bytes] for piece in pieces]
-    write_atomically(workplace.path / _PIECES_FILE, json.dumps(rows), durable=False)
+    write_atomically(workplace.path / _PIECES_FILE, json.dumps([asdict(piece) for piece in pieces]), durable=False)
 
 
 def read_pieces(workplace: Workplace) -> list[Piece]:
     """Read the list of pieces, in reading order."""
-    rows = json.loads((workplace.path / _PIECES_FILE).read_bytes())
-    return [Piece(partition=row[0], number=row[1], samples=row[2], text_bytes=row[3]) for row in rows]
+    return [Piece(**fields) for fields in json.loads((workplace.path / _PIECES_FILE).read_bytes())]
 
 
 class FirstDistinct:
@@ -208,13 +205,10 @@ def buckets_for(samples: int) -> int:
 
 def power_of_two(least: float) -> int:
     """Return the smallest power of two that is no less."""
-    power = 1
-    while power < least:
-        power *= 2
-    return power
+    return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
-def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, buckets: int) -> Receipt:
+def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, buckets: int) -> Receipt:
     """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
     pieces = read_pieces(workplace)
     parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
@@ -228,8 +222,8 @@ def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, 
     by_piece = np.lexsort((dropped, owner))
     edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
     # Not numpy's own writing: when the disk is full, its error does not say so.
-    (task.directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
-    (task.directory / "pieces").write_bytes(edges.tobytes())
+    (directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
+    (directory / "pieces").write_bytes(edges.tobytes())
     return {"duplicates": len(dropped)}
 
 
@@ -249,20 +243,14 @@ def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSplit:
-    """A seeded choice of a share of all possible contents: the same on every machine, and more data moves nothing."""
-
-    share: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which samples of a piece are used for what; travels to tasks."""
 
     buckets: int
     """How many buckets were compared; 0 keeps duplicates."""
-    split: ValidationSplit
+    validation_share: float
+    """Of all possible contents: the same on every machine, and more data moves nothing."""
+    seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:
         """Return a piece, by its number in reading order, its samples to train on and those for validation.
@@ -277,7 +265,7 @@ class Selection:
             directory = workplace.directory(DISTINCT, bucket)
             first, end = _numbers(directory / "pieces", "<u8", number, 2).tolist()
             kept[_numbers(directory / "numbers", "<u4", first, end - first)] = False
-        validation = drawn(index, self.split.share, f"validation {self.split.seed}")
+        validation = drawn(index, self.validation_share, f"validation {self.seed}")
         return paths, kept & ~validation, kept & validation
 
 

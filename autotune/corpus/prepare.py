@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.corpus import words
-from autotune.corpus.encode import ASSEMBLE, ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
+from autotune.corpus import tokenizer as learning
+from autotune.corpus.encode import ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
 from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
 from autotune.corpus.pieces import (
@@ -31,12 +31,12 @@ from autotune.corpus.pieces import (
     write_pieces,
 )
 from autotune.corpus.request import Input, Request, find_input, request_key
+from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Reject
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.workplace import (
     Receipt,
     StageMeter,
-    UnfinishedTask,
     Workplace,
     check_place,
     open_workplace,
@@ -69,7 +69,6 @@ _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
 """Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
-_HERE = Workers()
 
 
 class NothingUsableError(BadInput):
@@ -80,7 +79,6 @@ class NothingUsableError(BadInput):
 class PreparedDataset:
     """A published dataset, and the first things that were left out on the way."""
 
-    directory: Path
     manifest: Manifest
     first_rejects: tuple[Reject, ...]
     other_files: int
@@ -92,20 +90,13 @@ def prepare(
     stages: Stages,
     tell: Callable[[str], None],
     *,
-    workers: Workers = _HERE,
-    strict: bool = False,
-    overwrite: bool = False,
+    workers: Workers,
+    strict: bool,
+    overwrite: bool,
 ) -> PreparedDataset:
-    """Build the dataset and publish it, continuing where an earlier run of the same request ended.
+    """Build the dataset and publish it as ``out``, continuing where an earlier run of the same request ended.
 
-    Args:
-        request: What to do.
-        out: The directory that is to become the dataset.
-        stages: Where progress is shown.
-        tell: Called with a line for the user.
-        workers: Where tasks run.
-        strict: Whether anything that cannot be used ends the preparation.
-        overwrite: Whether a dataset at ``out`` may be replaced.
+    ``tell`` is called with a line for the user; ``strict`` ends the preparation at anything that cannot be used.
 
     Raises:
         BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full.
@@ -146,7 +137,6 @@ def prepare(
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
     return PreparedDataset(
-        directory=shown,
         manifest=manifest,
         first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
         other_files=sum(each.other_files for each in found.found),
@@ -188,12 +178,14 @@ class _Preparation:
         if not self.request.keep_duplicates:
             buckets = buckets_for(sum(piece.samples for piece in self.pieces))
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
-            found = self._run("find duplicates", DISTINCT, find_duplicates, compared)
+            found = self._run(DISTINCT, find_duplicates, compared)
             duplicates = sum(one["duplicates"] for one in found)
-        selection = Selection(buckets=buckets, split=self.request.validation)
+        selection = Selection(
+            buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
+        )
         tokenizer = given or self._learn(selection)
         write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
-        encoded = self._run_pieces("encode", ENCODE, encode_piece, selection=selection, limit=self.request.limit)
+        encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=self.request.limit)
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
         if not said["tokens"]:
@@ -241,9 +233,7 @@ class _Preparation:
 
         arguments = [{"partition": part, "options": self.request.options, "most": most} for part in parts]
         sizes = [part.raw_bytes for part in parts]
-        receipts = self._run(
-            "extract samples", EXTRACT, _extract_task, arguments, sizes_bytes=sizes, on_done=on_done, first=first
-        )
+        receipts = self._run(EXTRACT, extract_partition, arguments, sizes_bytes=sizes, on_done=on_done, first=first)
         if first is None:
             self.pieces = [piece for number, one in enumerate(receipts) for piece in pieces_of(number, one)]
         else:
@@ -255,7 +245,7 @@ class _Preparation:
             why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
             raise NothingUsableError(
                 f"no sample in {files} files{why}",
-                next_step=f"Name a place that holds some, such as {self.input.sources[0].example}",
+                next_step=f"Name a place that holds some, such as {SOURCES[self.input.kinds[0]].example}",
             )
         return receipts
 
@@ -268,18 +258,18 @@ class _Preparation:
         arguments: dict[str, Any] = {"vocab_size": vocab_size}
         work: Work
         if kind == "wordlevel":
-            counted = self._run_pieces("count words", words.COUNT, words.count_words, selection=selection)
-            merges = words.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
+            counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
+            merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
             merging = [{"merge": merge, **shared} for merge in range(merges)]
-            self._run("merge words", words.MERGE, words.merge_words, merging)
-            work, arguments["merges"] = words.learn_words, merges
+            self._run(learning.MERGE, learning.merge_words, merging)
+            work, arguments["merges"] = learning.learn_words, merges
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
-            self._run_pieces("sample texts", words.SAMPLE, words.sample_texts, selection=selection, share=share)
-            work, arguments["pieces"] = words.learn_pairs, pieces
-        (receipt,) = self._run("learn tokenizer", words.LEARN, work, [arguments])
-        return load_tokenizer(self.workplace.directory(words.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
+            self._run_pieces(learning.SAMPLE, learning.sample_texts, selection=selection, share=share)
+            work, arguments["pieces"] = learning.learn_pairs, pieces
+        (receipt,) = self._run(learning.LEARN, work, [arguments])
+        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
 
     def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
@@ -294,8 +284,8 @@ class _Preparation:
             }
             for number, edges in enumerate(shard_edges(sizes))
         ]
-        stage = f"{ASSEMBLE}-{split}"
-        receipts = self._run(f"assemble {split}", stage, assemble_shard, arguments) if arguments else []
+        stage = f"assemble-{split}"
+        receipts = self._run(stage, assemble_shard, arguments) if arguments else []
         shards = [Shard(**receipt) for receipt in receipts]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
@@ -313,14 +303,13 @@ class _Preparation:
                     shutil.copyfileobj(rejects, file)
         sync(path)
 
-    def _run_pieces(self, title: str, stage: str, work: Work, **arguments: object) -> list[Receipt]:
+    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
         """Run one task per piece."""
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]
-        return self._run(title, stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
+        return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
 
     def _run(
         self,
-        title: str,
         stage: str,
         work: Work,
         arguments: Sequence[dict[str, Any]],
@@ -342,7 +331,7 @@ class _Preparation:
             tasks = sorted(tasks, key=lambda task: -sizes[task.number])
         receipts: dict[int, Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
-        with self.stages(title) as update:
+        with self.stages(stage.replace("-", " ")) as update:
             meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
 
             def note(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:
@@ -361,10 +350,6 @@ class _Preparation:
                         note(task, receipt, fresh=False)
 
             # With a bound, what is begun beyond enough is for nothing.
-            self.engine.run(self.workplace, unfinished(), note, ahead=AHEAD if first is None else 1)
+            self.engine(unfinished(), note, AHEAD if first is None else 1)
             meter.finish()
         return [receipts[number] for number in sorted(receipts)]
-
-
-def _extract_task(workplace: Workplace, task: UnfinishedTask, **arguments: Any) -> Receipt:  # noqa: ANN401 - see Work
-    return extract_partition(directory=task.directory, **arguments)

@@ -9,21 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.core.dataset import DEFAULT_VOCAB_SIZE
 from autotune.corpus.encode import LengthLimit
-from autotune.corpus.pieces import ValidationSplit
 from autotune.corpus.sources import Found, find_files, open_source, partitions
-from autotune.corpus.sources.base import Partition, RawSource, Reject, SourceOptions
+from autotune.corpus.sources.base import Partition, Reject, SourceOptions
 from autotune.errors import MachineLacks
 from trainer.progress import Update
 
 _FORMAT_VERSION = 2
 """Raised when the same request comes to other bytes: results of an older version are not continued."""
 _KEY_LENGTH = 16
-
-_PLAIN = SourceOptions()
-_ONE_IN_A_HUNDRED = ValidationSplit(share=0.01, seed=0)
-_NO_LIMIT = LengthLimit(max_tokens=None, long="truncate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +26,27 @@ class Request:
 
     sources: tuple[str, ...]
     """Such as ``elf:/usr/bin``; one or several."""
-    options: SourceOptions = _PLAIN
-    max_samples: int | None = None
+    options: SourceOptions
+    max_samples: int | None
     """Take the first so many distinct samples; None takes all."""
-    keep_duplicates: bool = False
-    validation: ValidationSplit = _ONE_IN_A_HUNDRED
-    tokenizer: Path | Literal["wordlevel", "bpe"] | None = None
+    keep_duplicates: bool
+    validation_share: float
+    split_seed: int
+    tokenizer: Path | Literal["wordlevel", "bpe"] | None
     """A ``tokenizer.json`` to use, or the kind to learn; None learns words of programs, byte pairs of text."""
-    vocab_size: int = DEFAULT_VOCAB_SIZE
+    vocab_size: int
     """Ids of a learned tokenizer, a multiple of 64."""
-    limit: LengthLimit = _NO_LIMIT
+    limit: LengthLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """What a request reads: every source with its files, cut into partitions in reading order."""
 
-    sources: tuple[RawSource, ...]
+    kinds: list[str]
+    """Kinds of source, each once."""
     found: tuple[Found, ...]
     partitions: tuple[Partition, ...]
-
-    @property
-    def kinds(self) -> list[str]:
-        """Kinds of source, each once."""
-        return sorted({source.kind for source in self.sources})
 
     @property
     def unreadable(self) -> list[Reject]:
@@ -84,7 +75,7 @@ def find_input(request: Request, update: Update) -> Input:
         for (source, _), files in zip(opened, found, strict=True)
         for part in partitions(source, files.files, request.options)
     ]
-    return Input(sources=tuple(source for source, _ in opened), found=tuple(found), partitions=tuple(cut))
+    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=tuple(cut))
 
 
 def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:

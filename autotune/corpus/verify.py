@@ -95,10 +95,13 @@ def _check_shard(
     # An unknown word is content; the others are added when rows are made.
     reserved = np.array(sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk}))
     ids = functools.partial(_wrong_id, manifest.used_vocab_size, reserved)
-    path = directory / shard.tokens_file
-    faults = _check_file(path, manifest.dtype, shard.tokens, shard.tokens_sha256, look=ids, meter=meter)
-    path = directory / shard.offsets_file
-    faults += _check_file(path, "uint64", shard.samples + 1, shard.offsets_sha256, look=offsets.look, meter=meter)
+    faults: list[Fault] = []
+    for name, dtype, length, sha256, look in (
+        (shard.tokens_file, manifest.dtype, shard.tokens, shard.tokens_sha256, ids),
+        (shard.offsets_file, "uint64", shard.samples + 1, shard.offsets_sha256, offsets.look),
+    ):
+        whats = _faults_of(directory / name, np.dtype(dtype), length, sha256, look=look, meter=meter)
+        faults += [Fault(file=name, what=what) for what in whats if what]
     return faults, offsets.counts
 
 
@@ -138,24 +141,22 @@ class _Offsets:
         return None
 
 
-def _check_file(
+def _faults_of(
     path: Path,
-    dtype: str,
+    kind: np.dtype[Any],
     length: int,
     sha256: str,
     *,
     look: Callable[[int, npt.NDArray[Any]], str | None],
     meter: StageMeter,
-) -> list[Fault]:
+) -> list[str | None]:
     """Read a file once: every chunk is hashed, and looked at until the first fault; an empty chunk is the end."""
-    kind = np.dtype(dtype)
     try:
         fd, start = open_npy(path, kind, length)
     except BadConfig as error:
-        return [Fault(file=path.name, what=error.message.removeprefix(f"{path}: "))]
+        return [error.message.removeprefix(f"{path}: ")]
     size_bytes = length * kind.itemsize
     what: str | None = None
-    whats: list[str | None] = []
     try:
         hashed = hashlib.sha256(os.pread(fd, start, 0))
         for position in range(0, size_bytes, _CHUNK_BYTES):
@@ -163,14 +164,13 @@ def _check_file(
             hashed.update(chunk)
             meter.add(len(chunk))
             what = what or look(position // kind.itemsize, np.frombuffer(chunk, dtype=kind))
-        whats.append(what or look(length, np.zeros(0, dtype=kind)))
-        if hashed.hexdigest() != sha256:
-            whats.append(_other_hash(hashed.hexdigest(), sha256))
+        what = what or look(length, np.zeros(0, dtype=kind))
     except OSError as error:
-        whats += [what, f"cannot be read: {error.strerror}"]
+        return [what, f"cannot be read: {error.strerror}"]
     finally:
         os.close(fd)
-    return [Fault(file=path.name, what=what) for what in whats if what]
+    found = hashed.hexdigest()
+    return [what, None if found == sha256 else _other_hash(found, sha256)]
 
 
 def _other_hash(found: str, expected: str) -> str:
@@ -183,10 +183,8 @@ def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
     except OSError as error:
         return [Fault(file=TOKENIZER_NAME, what=f"cannot be read: {error.strerror}")]
     with os.fdopen(fd, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found == manifest.tokenizer_sha256:
-        return []
-    return [Fault(file=TOKENIZER_NAME, what=_other_hash(found, manifest.tokenizer_sha256))]
+        found, expected = hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256
+    return [] if found == expected else [Fault(file=TOKENIZER_NAME, what=_other_hash(found, expected))]
 
 
 def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:

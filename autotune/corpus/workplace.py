@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,43 +61,37 @@ class Workplace:
 
     def receipt(self, stage: str, task: int) -> Receipt | None:
         """Return what a task said when it was finished; None if it is not."""
-        try:
-            receipt: Receipt = json.loads((self.directory(stage, task) / _RECEIPT).read_bytes())
-        except FileNotFoundError:
-            return None
-        return receipt
+        path = self.directory(stage, task) / _RECEIPT
+        return json.loads(path.read_bytes()) if path.exists() else None
 
-    @contextlib.contextmanager
-    def unfinished(self, stage: str, task: int) -> Iterator["UnfinishedTask"]:
-        """Make a directory to work in; it is removed if the block fails."""
-        directory = self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}"
+    def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
+        """Do a task in a directory of its own, put everything on disk, and make it count in one step.
+
+        What it said is returned if it was finished before; nothing is left if ``work`` fails.
+        """
+        done = self.receipt(stage, task)
+        if done is not None:
+            return done
+        directory, final = (
+            self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}",
+            self.directory(stage, task),
+        )
         directory.mkdir(parents=True)
         try:
-            yield UnfinishedTask(directory=directory, final=self.directory(stage, task))
+            receipt = work(directory)
+            (directory / _RECEIPT).write_text(json.dumps(receipt, sort_keys=True))
+            for path in directory.iterdir():
+                sync(path)
+            sync(directory)
+            try:
+                directory.rename(final)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another process finished the same task; the results are equal.
+            sync(final.parent)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedTask:
-    """A task at work."""
-
-    directory: Path
-    final: Path
-
-    def finish(self, receipt: Receipt) -> Receipt:
-        """Put everything on disk, and make it count in one step."""
-        (self.directory / _RECEIPT).write_text(json.dumps(receipt, sort_keys=True))
-        for path in self.directory.iterdir():
-            sync(path)
-        sync(self.directory)
-        try:
-            self.directory.rename(self.final)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            # Another process finished the same task; the results are equal.
-        sync(self.final.parent)
         return receipt
 
 
@@ -178,17 +172,13 @@ def publish(dataset: Path, final: Path) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Swap two directories, so that the name always shows one of them whole."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        failed = libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
-    except AttributeError:  # a C library without the call
-        failed, code = -1, errno.ENOSYS
-    else:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # None: an old C library
+    if rename is not None:
+        if not rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+            return
         code = ctypes.get_errno()
-    if not failed:
-        return
-    if code not in (errno.ENOSYS, errno.EINVAL):
-        raise OSError(code, os.strerror(code), str(old))
+        if code not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), str(old))
     # Network file systems cannot swap: for a moment there is no dataset, never a half one.
     aside = new.with_name("replaced")
     old.rename(aside)

@@ -31,16 +31,7 @@ def test_exit_code_is_the_worst_of_the_bars(figures, code):
     assert exit_code([bar(figure) for figure in figures]) == code
 
 
-def test_every_bar_has_its_own_line():
+def test_every_bar_has_its_own_line_and_json_says_whether_it_holds():
     assert lines([bar(0.1), bar(0.9)]).splitlines() == [bar(0.1).line, bar(0.9).line]
-
-
-def test_json_says_whether_the_bar_holds():
-    assert bar(0.9).to_json() == {
-        "name": "cli_help_s",
-        "figure": 0.9,
-        "unit": "s",
-        "bar": 0.5,
-        "direction": "<=",
-        "holds": False,
-    }
+    same = {"name": "cli_help_s", "figure": 0.9, "unit": "s", "bar": 0.5, "direction": "<="}
+    assert bar(0.9).to_json() == same | {"holds": False}

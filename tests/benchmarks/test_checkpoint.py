@@ -13,21 +13,16 @@ from trainer.writer import RunWriter
 
 STALL = {
     "block_s": {
-        "none": [10.0, 20.0, 11.0],
-        "synchronous": [12.0, 23.0, 12.0],
-        "asynchronous": [10.1, 20.2, 11.3],
+        "none": [10.0, 20.0, 11.0], "synchronous": [12.0, 23.0, 12.0], "asynchronous": [10.1, 20.2, 11.3],
         "torch.save": [13.0, 24.0, 14.0],
     }
-}
+}  # fmt: skip
 RESUME = {"start_s": [1.0, 1.2, 5.0], "middle_s": [1.5, 1.1, 1.4]}
 
 
 def test_a_save_costs_what_its_block_takes_longer_than_the_one_without_of_the_same_turn():
     assert extra_s(STALL, "synchronous") == pytest.approx(2)
     assert extra_s(STALL, "asynchronous") == pytest.approx(0.2)
-
-
-def test_bars_hold_the_asynchronous_save_against_the_synchronous_one_and_against_the_interval():
     figures = {bar.name: bar.figure for bar in make_bars(STALL, RESUME)}
     assert figures["checkpoint_stall_of_synchronous_share"] == pytest.approx(0.1)
     assert figures["checkpoint_stall_of_interval_share"] == pytest.approx(0.2 / 600)

@@ -28,10 +28,10 @@ def test_of_three_sets_of_simulated_machines_the_first_is_held_against_the_bars(
     predicted = [one for one in runs if one["predicted"]]
     assert all(sum(one["machines_by_trials"].values()) == 5 for one in runs)
     assert len(predicted) == 3
-    bars = {bar["name"]: bar for bar in content["bars"]}
-    assert set(bars) == {"simulated_trials_median", "simulated_trials_max", "simulated_wrong_count"}
-    assert bars["simulated_trials_max"]["figure"] == predicted[0]["trials_max"]
-    assert bars["simulated_wrong_count"]["figure"] == 0
+    bars = {bar["name"]: bar["figure"] for bar in content["bars"]}
+    assert list(bars) == ["simulated_trials_median", "simulated_trials_max", "simulated_wrong_count"]
+    assert bars["simulated_trials_max"] == predicted[0]["trials_max"]
+    assert bars["simulated_wrong_count"] == 0
     assert code == (0 if all(bar["holds"] for bar in content["bars"]) else 1)
     assert told.splitlines()[-1] == "simulated_wrong_count figure=0 bar<=0 ok"
 
@@ -45,14 +45,9 @@ def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
     assert f"{content['parts']['simulated']['seed']}000" in told
 
 
-def test_trials_that_fail_count_as_trials():
+def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wrong(monkeypatch):
     machine = SimulatedMachine(1)
-    trials, right = memory.search(machine, predicted=True)
-    assert trials == len(machine.attempts)
-    assert right
-
-
-def test_a_search_that_does_not_end_is_wrong(monkeypatch):
+    assert memory.search(machine, predicted=True) == (len(machine.attempts), True)
     monkeypatch.setattr(memory, "ENDLESS_TRIALS", 1)
     assert memory.search(SimulatedMachine(1), predicted=True) == (1, False)
 
@@ -69,16 +64,14 @@ def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
 
 
 def test_cases_are_of_every_kind_and_each_is_another():
-    names = {case.name for case in CASES}
-    assert len(names) == len(CASES) >= 14
-    configs = [case.config for case in CASES]
-    assert {one.model.config["model_type"] for one in configs} >= {"bert", "roberta", "modernbert"}
-    assert {one.checkpointing for one in configs} == {"none", "selective", "full"}
-    assert {one.precision for one in configs} == {"fp32", "bf16"}
-    assert {one.layout for one in configs} >= {"padded", "packed"}
-    assert {one.head for one in configs} == {"masked", "dense"}
-    assert {case.dropout for case in CASES} == {0.0, 0.1}
-    assert {case.micro_batches for case in CASES} == {1, 2}
+    assert len({case.name for case in CASES}) == len(CASES) >= 14
+    for name, values in {
+        "checkpointing": {"none", "selective", "full"}, "precision": {"fp32", "bf16"}, "layout": {"padded", "packed"},
+        "head": {"masked", "dense"},
+    }.items():  # fmt: skip
+        assert {getattr(case.config, name) for case in CASES} >= values
+    assert {case.config.model.config["model_type"] for case in CASES} >= {"bert", "roberta", "modernbert"}
+    assert ({case.dropout for case in CASES}, {case.micro_batches for case in CASES}) == ({0.0, 0.1}, {1, 2})
 
 
 def test_the_reference_holds_weights_gradients_and_state_and_grows_with_rows():
@@ -95,8 +88,7 @@ def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, mo
     monkeypatch.setattr(estimate, "FRESH_INTERPRETERS", 1)
     _, content, _ = measured(tmp_path, capsys, "--only", "fork")
     found = content["parts"]["fork"]
-    assert len(found["forked_s"]) == 2
-    assert len(found["fresh_s"]) == 1
+    assert (len(found["forked_s"]), len(found["fresh_s"])) == (2, 1)
     assert content["bars"][0]["figure"] > 1
 
 
@@ -119,8 +111,7 @@ def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
         "speed": {"law_s": [1.0, 2.0, 9.0], "mem_tracker_s": [30.0, 10.0, 20.0]},
         "cold": {"runs_s": {"one": [9.0, 8.0, 30.0], "two": [14.0, 15.5, 16.0]}},
         "accuracy": {
-            "over": {"predicted_bytes": 101, "real_bytes": 100},
-            "under": {"predicted_bytes": 97, "real_bytes": 100},
+            one: {"predicted_bytes": one_bytes, "real_bytes": 100} for one, one_bytes in (("a", 101), ("b", 97))
         },
         "simulated": {"runs": [run, run | {"trials_max": 9, "wrong": 1}, run | {"predicted": False, "wrong": 5}]},
         "fork": {"forked_s": [0.1, 0.1, 5.0], "fresh_s": [3.0]},

@@ -45,10 +45,7 @@ def _sizes_of_lightning(rows: int) -> list[int]:
     low, high, size, sizes = 1, None, 2, []
     while True:
         sizes.append(size)
-        if size <= rows:
-            low = size
-        else:
-            high = size
+        low, high = (size, high) if size <= rows else (low, size)
         if high is not None and high - low <= 1:
             return sizes
         size = 2 * size if high is None else (low + high) // 2
@@ -62,12 +59,19 @@ def _sizes_of_accelerate(rows: int) -> list[int]:
 
 
 @pytest.mark.soak
-def test_lightning_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
-    pytest.importorskip("lightning")
-    found = find_with_lightning(TINY, 0.0)
+@pytest.mark.parametrize(
+    ("library", "find", "sizes_of"),
+    [
+        ("lightning", lambda case: find_with_lightning(case, 0.0), _sizes_of_lightning),
+        ("accelerate", find_with_accelerate, _sizes_of_accelerate),
+    ],
+)
+def test_a_tool_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits, library, find, sizes_of):
+    pytest.importorskip(library)
+    found = find(TINY)
     assert found.note == ""
     assert fits(found.rows)
-    sizes = _sizes_of_lightning(found.rows)
+    sizes = sizes_of(found.rows)
     assert (found.trials, found.refused) == (len(sizes), sum(size > found.rows for size in sizes))
     assert found.seconds > 0
 
@@ -76,19 +80,7 @@ def test_lightning_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
 def test_lightning_takes_its_margin_off():
     pytest.importorskip("lightning")
     halved = find_with_lightning(replace(TINY, memory_budget_bytes=32 * 2**20), 0.5)
-    searches = [_sizes_of_lightning(most) for most in (2 * halved.rows, 2 * halved.rows + 1)]
-    assert halved.trials in [len(sizes) for sizes in searches]
-
-
-@pytest.mark.soak
-def test_accelerate_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
-    pytest.importorskip("accelerate")
-    found = find_with_accelerate(TINY)
-    assert found.note == ""
-    assert fits(found.rows)
-    sizes = _sizes_of_accelerate(found.rows)
-    assert sizes[-1] == found.rows
-    assert (found.trials, found.refused) == (len(sizes), len(sizes) - 1)
+    assert halved.trials in [len(_sizes_of_lightning(most)) for most in (2 * halved.rows, 2 * halved.rows + 1)]
 
 
 def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
@@ -97,8 +89,8 @@ def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
     wide = {"model": {"name": "wide", "config": {"model_type": "bert"} | SHAPE | {"intermediate_size": 4096}}}
     config = dict(TINY.config) | wide | {"seq_length_tokens": 512}
     found = find_with_lightning(replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0)
-    assert found.rows == 1  # which it has not tried
-    assert found.trials == found.refused == 1
+    # One row it has not tried.
+    assert (found.rows, found.trials, found.refused) == (1, 1, 1)
     assert found.note == "nothing that it tried fitted"
 
 
@@ -120,22 +112,18 @@ def test_a_process_that_dies_is_no_answer_and_its_last_words_are_kept():
     ],
     ids=str,
 )
-def test_both_tools_understand_every_refusal(refusal):
+def test_both_tools_understand_every_refusal_and_another_error_is_left_alone(refusal):
     memory = pytest.importorskip("accelerate.utils.memory")
     lightning_memory = pytest.importorskip("lightning.pytorch.utilities.memory")
     trials = finders._Trials(counts := [0, 0])
+    with pytest.raises(RuntimeError, match="shapes differ"), trials.refusals():
+        raise RuntimeError("shapes differ")
+    assert counts == [0, 0]
     with pytest.raises(RuntimeError) as raised, trials.refusals():
         raise refusal
     assert memory.should_reduce_batch_size(raised.value)
     assert lightning_memory.is_oom_error(raised.value)
     assert counts == [0, 1]
-
-
-def test_another_error_is_left_alone():
-    trials = finders._Trials(counts := [0, 0])
-    with pytest.raises(RuntimeError, match="shapes differ"), trials.refusals():
-        raise RuntimeError("shapes differ")
-    assert counts == [0, 0]
 
 
 def test_cases_are_trials_of_different_steps():

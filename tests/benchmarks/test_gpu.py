@@ -31,36 +31,35 @@ def run(out, *stages, check=None, seconds=60.0):
     check = check or {"stages": {}}
     gpu.run_stages(check, stages, out, time.monotonic() + seconds)
     assert json.loads((out / "check.json").read_text()) == check
-    return {name: one["status"] for name, one in check["stages"].items()}, check
+    return {name: one["status"] for name, one in check["stages"].items()}, check["stages"]
 
 
-def test_a_stage_that_fails_costs_no_other_and_says_why(tmp_path):
+def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path_of_this_machine(tmp_path):
     fails = stage("fails", "import sys; sys.exit('error: no such thing')")
     needs = stage("needs", "print('{}')", needs="profiles/a.toml")
-    statuses, check = run(tmp_path, fails, needs, stage("good", "print('{\"a\": 1}')"))
+    good = f"import json; print(json.dumps([{str(tmp_path / 'data')!r}, {str(gpu.ROOT / 'x')!r}]))"
+    statuses, stages = run(tmp_path, fails, needs, stage("good", good))
     assert statuses == {"fails": FAILED, "needs": FAILED, "good": ENDED}
-    assert check["stages"]["fails"]["said"] == "exit code 1\nerror: no such thing"
-    assert "profiles/a.toml is missing" in check["stages"]["needs"]["said"]
-    assert check["stages"]["good"]["answer"] == {"a": 1}
+    assert stages["fails"]["said"] == "exit code 1\nerror: no such thing"
+    assert "profiles/a.toml is missing" in stages["needs"]["said"]
+    assert stages["good"]["answer"] == ["./data", "./x"]
 
 
 def test_what_ended_is_not_repeated_and_the_rest_is(tmp_path):
     counts = "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
     once, again = stage("once", counts), stage("again", f"{counts}; raise SystemExit(1)")
-    _, check = run(tmp_path, once, again)
+    check = {"stages": run(tmp_path, once, again)[1]}
     run(tmp_path, once, again, check=check)
     assert (tmp_path / "n").read_text() == "xxx"
     statuses, _ = run(tmp_path, once, stage("again", "", least_s=9.0), check=check, seconds=5)
     assert statuses == {"once": ENDED, "again": FAILED}
 
 
-def test_a_stage_without_time_is_skipped_and_a_shorter_one_is_not(tmp_path):
-    statuses, _ = run(tmp_path, stage("long", "", least_s=90.0), stage("short", "print('[]')"))
-    assert statuses == {"long": NO_TIME, "short": ENDED}
-    words = ("-c", "import sys; print(sys.argv[1:])", "{minutes}")
-    timed = Stage(name="timed", words=words, least_s=0, most_s=30)
-    _, check = run(tmp_path, timed)
-    assert check["stages"]["timed"]["command"][-1] == "0.40"
+def test_a_stage_without_time_is_skipped_and_a_shorter_one_is_told_its_minutes(tmp_path):
+    timed = Stage(name="timed", words=("-c", "print([])", "{minutes}"), least_s=0, most_s=30)
+    statuses, stages = run(tmp_path, stage("long", "", least_s=90.0), timed)
+    assert statuses == {"long": NO_TIME, "timed": ENDED}
+    assert stages["timed"]["command"][-1] == "0.40"
 
 
 def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
@@ -107,12 +106,6 @@ sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
     assert json.loads((tmp_path / "check.json").read_text())["stages"]["done"]["status"] == ENDED
 
 
-def test_answers_hold_no_path_of_this_machine(tmp_path):
-    code = f"import json; print(json.dumps([{str(tmp_path / 'data')!r}, {str(gpu.ROOT / 'x')!r}]))"
-    _, check = run(tmp_path, stage("a", code))
-    assert check["stages"]["a"]["answer"] == ["./data", "./x"]
-
-
 @pytest.fixture
 def site(tmp_path):
     gpu.make_data(tmp_path, None, gpu.TINY)
@@ -146,9 +139,8 @@ def real(tmp_path, site):
     rows = (row_of(number, real_tokens_per_s=400_000.0 * header.world_size, mfu=0.3) for number in range(1, 5))
     (place / "steps.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
     check = gpu.open_check(tmp_path, site, tiny=False)
-    names = ("arithmetic", "train-bert-120m")
-    check["stages"] = {name: {"status": ENDED, "answer": None, "seconds": 1.0} for name in names}
-    check["stages"]["arithmetic"]["answer"] = {"right": True, "flops_per_s": 600e12}
+    answers = {"arithmetic": {"right": True, "flops_per_s": 600e12}, "train-bert-120m": None}
+    check["stages"] = {name: {"status": ENDED, "answer": one, "seconds": 1.0} for name, one in answers.items()}
     check["figures"] = gpu.figures_of(tmp_path, check["stages"])
     return tmp_path, check
 
@@ -161,11 +153,9 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
     assert place == out / "kept/h100-nvl/2026-01-01"
     (place / "old").touch()
     gpu.keep(out, check, out / "kept")
-    assert sorted(str(path.relative_to(place)) for path in place.rglob("*")) == [
-        "check.json", "profiles", "profiles/bert-120m.toml",
-    ]  # fmt: skip
-    newer = check | {"started_utc": "2026-02-01T00:00:00+00:00"}
-    gpu.keep(out, newer, out / "kept")
+    kept = {str(path.relative_to(place)) for path in place.rglob("*")}
+    assert kept == {"check.json", "profiles", "profiles/bert-120m.toml"}
+    gpu.keep(out, check | {"started_utc": "2026-02-01T00:00:00+00:00"}, out / "kept")
     page = gpu.page(f"# Words\n\n{gpu.MARK}\n\nold figures\n", out / "kept")
     assert page.startswith(f"# Words\n\n{gpu.MARK}\n\n### 1 x {NVL}, 2026-02-01\n")
     assert "old figures" not in page
@@ -204,8 +194,10 @@ def test_what_is_not_shown_to_be_a_known_real_gpu_is_not_kept(real, changes, sai
         (None, "matrix products are wrong, or were not checked"),
         ({"right": False, "flops_per_s": 6e14}, "matrix products are wrong"),
         ({"right": True}, "0 FLOP/s are not those of NVIDIA H100 NVL"),
-        ({"right": True, "flops_per_s": 8.6e15}, "8.6e+15 FLOP/s are not those"),
-        ({"right": True, "flops_per_s": 1e11}, "1e+11 FLOP/s are not those"),
+        *(
+            ({"right": True, "flops_per_s": rate}, f"{rate:g} FLOP/s are not those of NVIDIA H100 NVL")
+            for rate in (8.6e15, 1e11)
+        ),
     ],
 )
 def test_a_gpu_that_computes_nothing_or_too_fast_or_too_slowly_is_not_kept(real, answer, said):
@@ -251,16 +243,20 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
         ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
         ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
         ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
+        ("", 2, [one.name for one in gpu.stages_of(gpu.FULL)]),
     ],
 )
 def test_some_stages_can_be_chosen(only, gpus, names):
-    stages = tuple(gpu.stages_of(gpu.FULL))
-    assert [one.name for one in gpu.select(stages, only, gpus)] == names
-    assert len(gpu.select(stages, "", 2)) == len(stages)
-    with pytest.raises(UsageError, match="stage 'maths' not found"):
-        gpu.select(stages, "doctor,maths", 1)
-    with pytest.raises(UsageError, match="network,scale requires 2 GPUs"):
-        gpu.select(stages, "network,scale", 1)
+    assert [one.name for one in gpu.select(tuple(gpu.stages_of(gpu.FULL)), only, gpus)] == names
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [("doctor,maths", "stage 'maths' not found"), ("network,scale", "network,scale requires 2 GPUs")],
+)
+def test_stages_that_do_not_exist_or_need_more_gpus_are_refused(only, said):
+    with pytest.raises(UsageError, match=said):
+        gpu.select(tuple(gpu.stages_of(gpu.FULL)), only, 1)
 
 
 def test_nothing_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import scale
 from tests.simulators import corpora
+from trainer.dataset import TokenDataset
 
 
 @pytest.mark.slow
@@ -30,8 +31,6 @@ def test_lengths_are_those_of_real_functions():
 def test_a_sparse_dataset_takes_no_room_and_reads_as_zeros(tmp_path):
     lengths = corpora.real_lengths(3000, seed=0)
     directory = corpora.write_sparse_corpus(tmp_path / "data", lengths)
-    from trainer.dataset import TokenDataset
-
     dataset = TokenDataset.open(directory)
     assert len(dataset) == 3000
     assert len(dataset.read(7)) == lengths[7]

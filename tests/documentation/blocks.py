@@ -63,12 +63,7 @@ def commands_of(page: Path) -> list[Command]:
 
 
 def named_in_prose(page: Path, names: Container[str] = ()) -> Iterator[Command]:
-    """What stands as ``autotune …``, or as one of its commands with options, outside of blocks.
-
-    Args:
-        page: The page.
-        names: Of commands.
-    """
+    """What stands as ``autotune …``, or as one of its commands, ``names``, with options, outside of blocks."""
     inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         if line.lstrip().startswith("```"):

@@ -1,5 +1,6 @@
 """Whether a documented command is one that the programs know: parsed by their own parsers, and never run."""
 
+import argparse
 import contextlib
 import functools
 import importlib.util
@@ -120,35 +121,32 @@ def _check_module(words: list[str]) -> None:
     module, rest = words[1], words[2:]
     if module == "trainer":
         _check_trainer(rest)
-    elif module in ("pip", "venv"):
-        return
     elif module == "autotune":
         _check_autotune(rest, elided=False)
-    elif importlib.util.find_spec(module) is None:
+    elif module not in ("pip", "venv") and importlib.util.find_spec(module) is None:
         raise Wrong(f"there is no module {module}")
 
 
 def _check_trainer(words: list[str]) -> None:
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            trainer_command_line().parse_args(words)
-    except SystemExit as stop:
-        raise Wrong(said.getvalue()) from stop
+    _parsed(trainer_command_line(), words)
 
 
 def _check_torchrun(words: list[str]) -> None:
     from torch.distributed.run import get_args_parser
 
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            asked = get_args_parser().parse_args(words)
-    except SystemExit as stop:
-        raise Wrong(said.getvalue()) from stop
+    asked = _parsed(get_args_parser(), words)
     if (asked.module, asked.training_script) != (True, "trainer"):
         raise Wrong("torchrun is to start -m trainer")
     _check_trainer(asked.training_script_args)
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parser.parse_args(words)
+    except SystemExit as stop:
+        raise Wrong(said.getvalue()) from stop
 
 
 def _check_target(words: list[str]) -> None:

@@ -23,7 +23,7 @@ def main() -> int:
     work = asked.work.resolve()
     shell = Shell(work)
     lines = page.read_text().splitlines()
-    told: dict[int, tuple[Command, list[str]]] = {}
+    told: list[tuple[Command, list[str]]] = []
     for command in commands_of(page):
         if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
             began_s = time.monotonic()
@@ -32,34 +32,14 @@ def main() -> int:
             if done.code:
                 sys.stderr.write(done.said)
                 return 1
-            told[command.line] = command, done.out.replace(f"{work}/", "").rstrip("\n").splitlines()
-    page.write_text("\n".join(_filled(lines, told)) + "\n")
+            told.append((command, done.out.replace(f"{work}/", "").rstrip("\n").splitlines()))
+    for command, printed in reversed(told):
+        first = command.line
+        while lines[first - 1].endswith("\\"):
+            first += 1
+        lines[first : first + len(command.prints)] = [line.rstrip() for line in printed]
+    page.write_text("\n".join(lines) + "\n")
     return 0
-
-
-def _filled(lines: list[str], told: dict[int, tuple[Command, list[str]]]) -> list[str]:
-    filled: list[str] = []
-    left_out: range = range(0)
-    for number, line in enumerate(lines, start=1):
-        if number in left_out:
-            continue
-        filled.append(line)
-        if number not in told:
-            continue
-        command, printed = told[number]
-        typed = _lines_typed(lines, number)
-        filled += lines[number : number + typed - 1]
-        filled += [one.rstrip() for one in printed]
-        left_out = range(number, number + typed + len(command.prints))
-    return filled
-
-
-def _lines_typed(lines: list[str], number: int) -> int:
-    """How many lines the command takes."""
-    count = 1
-    while lines[number + count - 2].endswith("\\"):
-        count += 1
-    return count
 
 
 if __name__ == "__main__":

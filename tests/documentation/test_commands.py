@@ -14,12 +14,15 @@ def test_the_documentation_names_commands():
     assert len(NAMED) > 50
 
 
-def test_every_command_of_a_block_is_known_with_its_options():
-    assert _wrong(check, COMMANDS) == []
-
-
-def test_every_command_that_prose_names_exists_and_has_its_options():
-    assert _wrong(check_named, NAMED) == []
+@pytest.mark.parametrize(("look", "commands"), [(check, COMMANDS), (check_named, NAMED)])
+def test_every_command_exists_and_has_its_options(look, commands):
+    wrong = []
+    for command in commands:
+        try:
+            look(command)
+        except (Wrong, ValueError) as error:  # ValueError: open quotes
+            wrong.append(f"{command.where}\n    {error}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -69,15 +72,3 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
     assert [one.line for one in found] == [5, 7, 12, 14]
     assert [one.prints for one in found] == [(), (), ("Host",), ()]
     assert [one.text for one in named_in_prose(page)] == ["autotune doctor --json"]
-
-
-def _wrong(look, commands: list[Command]) -> list[str]:
-    found = []
-    for command in commands:
-        try:
-            look(command)
-        except Wrong as wrong:
-            found.append(f"{command.where}\n    {wrong}")
-        except ValueError as error:  # open quotes
-            found.append(f"{command.where}\n    {error}")
-    return found

@@ -14,8 +14,12 @@ from tests.browser import chromium, visit
 from tests.documentation.blocks import ROOT
 
 EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "tune", "workers")
-SEEN = ("tutorial.html", "reference/commands.html")
-SEEN_TOO = ("index.html", "reference/profile.html", "paper.html", "performance.html")
+SEEN = [("tutorial.html", 390), ("reference/commands.html", 390)]
+SEEN_TOO = [
+    pytest.param(f"{name}.html", width, marks=pytest.mark.slow)
+    for name in ("index", "reference/profile", "paper", "performance")
+    for width in (390, 1440)
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +34,10 @@ def site(tmp_path_factory) -> Path:
 class _Loaded(HTMLParser):
     """What a page loads by itself, other than by a link that somebody follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: Path) -> None:
         super().__init__()
         self.addresses: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         told = dict(attrs)
@@ -40,19 +45,14 @@ class _Loaded(HTMLParser):
             self.addresses += [told[key] or "" for key in ("src", "href", "srcset", "data", "poster") if key in told]
 
 
-def test_no_page_loads_anything_from_elsewhere(site):
-    pages = list(site.rglob("*.html"))
+def test_no_page_or_style_loads_anything_from_elsewhere(site):
+    pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
     assert len(pages) > 20
-    for page in pages:
-        loaded = _Loaded()
-        loaded.feed(page.read_text(encoding="utf-8"))
-        assert loaded.addresses
-        assert [one for one in loaded.addresses if re.match(r"(https?:)?//", one)] == [], page
-
-
-def test_no_style_loads_anything_from_elsewhere(site):
-    styles = list(site.rglob("*.css"))
     assert styles
+    for page in pages:
+        addresses = _Loaded(page).addresses
+        assert addresses
+        assert [one for one in addresses if re.match(r"(https?:)?//", one)] == [], page
     for style in styles:
         text = style.read_text(encoding="utf-8")
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == [], style
@@ -94,21 +94,8 @@ def browser():
 
 @pytest.mark.system
 @pytest.mark.usefixtures("browser")
-@pytest.mark.parametrize("name", SEEN)
-def test_a_narrow_window_shows_a_page_within_its_width_and_asks_nobody(site, name):
-    _look(site / name, width=390)
-
-
-@pytest.mark.slow
-@pytest.mark.system
-@pytest.mark.usefixtures("browser")
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("name", SEEN_TOO)
-def test_other_pages_are_shown_within_their_width_and_ask_nobody(site, name, width):
-    _look(site / name, width=width)
-
-
-def _look(page: Path, *, width: int) -> None:
-    seen = visit(page, width=width)
+@pytest.mark.parametrize(("name", "width"), [*SEEN, *SEEN_TOO])
+def test_a_window_shows_a_page_within_its_width_and_asks_nobody(site, name, width):
+    seen = visit(site / name, width=width)
     assert [one for one in seen.requests if not one.startswith("file:")] == []
     assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == ((), (), (), 0)

@@ -8,8 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.documentation.blocks import ROOT, Command, commands_of
 
@@ -20,85 +20,61 @@ _QUICK = "less of the same, to be done sooner"
 _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
-    """One replacement."""
-
-    pattern: str
-    """A regular expression."""
-    by: str
-    """As ``re.sub`` takes it; empty where the whole command is left out."""
-    because: str
-
-
-SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
+# A regular expression, what replaces it (nothing where the whole command is left out), and why.
+SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "README.md": (
-        Substitution(
-            pattern=r"^make demo.*",
-            by=f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=bert-mini DEMO_FUNCTIONS=300 DEMO_MEMORY=200MiB "
+        (
+            r"^make demo.*",
+            f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=bert-mini DEMO_FUNCTIONS=300 DEMO_MEMORY=200MiB "
             "DEMO_MINUTES=3 DEMO_STEPS=2",
-            because=_QUICK,
+            _QUICK,
         ),
-        Substitution(pattern=r"^make (?!--)(\S+).*", by=rf"{_MAKE} --dry-run \1", because="this is one of its tests"),
-        Substitution(pattern=r"(--model bert-(120|350)m ?)+", by="--model tiny/config.json ", because=_NO_CARD),
-        Substitution(pattern=r"profiles/bert-120m-\S*…\.toml", by="profiles/tiny-cpu.toml", because=_NO_CARD),
-        Substitution(pattern=r"\bDIR\b", by="demo/data", because="what make demo has prepared"),
-        Substitution(
-            pattern=r"^(autotune (?:tune|network) .*)--slurm --wait.*", by=r"\1--slurm --dry-run", because=_NO_CLUSTER
+        (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
+        (r"(--model bert-(120|350)m ?)+", "--model tiny/config.json ", _NO_CARD),
+        (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
+        (r"\bDIR\b", "demo/data", "what make demo has prepared"),
+        (r"^(autotune (?:tune|network) .*)--slurm --wait.*", r"\1--slurm --dry-run", _NO_CLUSTER),
+        (r"--submit", "--out runs/job", _NO_CLUSTER),
+        (
+            r"^(autotune tune --model tiny/config.json --data demo/data)$",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1.5",
+            _NO_CARD,
         ),
-        Substitution(pattern=r"--submit", by="--out runs/job", because=_NO_CLUSTER),
-        Substitution(
-            pattern=r"^(autotune tune --model tiny/config.json --data demo/data)$",
-            by=r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1.5",
-            because=_NO_CARD,
-        ),
-        Substitution(
-            pattern=r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
-            by=r"autotune tune --model bert-mini \1 --memory 200MiB --here --seq-length 128 --global-batch-tokens 1024 "
+        (
+            r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
+            r"autotune tune --model bert-mini \1 --memory 200MiB --here --seq-length 128 --global-batch-tokens 1024 "
             r"--window 0.5 --minutes 3 --out demo/profiles --reports demo/reports",
-            because="as make demo had it: all but the end is in its ledger",
+            "as make demo had it: all but the end is in its ledger",
         ),
-        Substitution(
-            pattern=r"^(torchrun .*?)(?: …)?$", by=r"\1 --set train.max_steps=2 --out runs/$RANDOM", because=_QUICK
-        ),
-        Substitution(
-            pattern=r"^(autotune scale \S+ \S+).*", by=r"\1 --bandwidth 1Gbit", because="no network was measured"
-        ),
+        (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
+        (r"^(autotune scale \S+ \S+).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
     ),
     "docs/tutorial.md": (
-        Substitution(pattern=INSTALLING.pattern, by="", because="it is installed"),
-        Substitution(pattern=r"--max-samples \d+", by="--max-samples 300", because=_QUICK),
-        Substitution(pattern=r"--memory \S+", by="--memory 256MiB", because=_QUICK),
-        Substitution(pattern=r"--minutes \d+", by="--minutes 5", because=_QUICK),
-        Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=4", because=_QUICK),
+        (INSTALLING.pattern, "", "it is installed"),
+        (r"--max-samples \d+", "--max-samples 300", _QUICK),
+        (r"--memory \S+", "--memory 256MiB", _QUICK),
+        (r"--minutes \d+", "--minutes 5", _QUICK),
+        (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/own-data.md": (
-        Substitution(pattern=r"elf:/usr/bin", by="elf:/usr/bin --max-samples 200", because=_QUICK),
-        Substitution(pattern=r"--slurm-workers site\.toml --workers 64", by="--workers 1", because=_NO_CLUSTER),
-        Substitution(pattern=r"--workers 32 --slurm.*", by="--workers 32 --slurm --dry-run", because=_NO_CLUSTER),
-        Substitution(pattern=r"/corpus/\*\.jsonl\.gz", by="events.jsonl", because="what the test has made"),
-        Substitution(pattern=r"--field text --out /shared", by="--field doc.body --out /shared", because="the same"),
-        Substitution(pattern=r"/shared/data --to /local", by="data/both --to local", because="no such disks here"),
-        Substitution(pattern=r"/shared/data", by="data/again", because="no such disks here"),
-        Substitution(pattern=r"--minutes \d+", by="--minutes 0.1", because=_QUICK),
-        Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=3", because=_QUICK),
+        (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
+        (r"--slurm-workers site\.toml --workers 64", "--workers 1", _NO_CLUSTER),
+        (r"--workers 32 --slurm.*", "--workers 32 --slurm --dry-run", _NO_CLUSTER),
+        (r"/corpus/\*\.jsonl\.gz", "events.jsonl", "what the test has made"),
+        (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
+        (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
+        (r"/shared/data", "data/again", "no such disks here"),
+        (r"--minutes \d+", "--minutes 0.1", _QUICK),
+        (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }
 
 
 def substituted(page: str, text: str) -> tuple[str, frozenset[int]]:
-    """What is typed instead of a command.
-
-    Args:
-        page: Its path in the repository.
-        text: The command, without a comment.
-
-    Returns:
-        What to type, and which of the page's substitutions had something to replace.
-    """
+    """Return what is typed instead of a page's command, and which substitutions had something to replace."""
     used = set()
-    for number, one in enumerate(SUBSTITUTIONS[page]):
-        replaced = re.sub(one.pattern, lambda found, one=one: found.expand(one.by), text, flags=re.DOTALL)
+    for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
+        replaced = re.sub(pattern, by, text, flags=re.DOTALL)
         if replaced != text:
             used.add(number)
         text = replaced
@@ -109,22 +85,16 @@ SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "
 """A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """What a command did."""
+class Done(NamedTuple):
+    """What a command did, and said on standard error."""
 
     code: int
     out: str
     said: str
-    """On standard error."""
 
 
 class Shell:
-    """Runs commands by bash in a directory.
-
-    Args:
-        directory: Where the first command runs; made if it is not there.
-    """
+    """Runs commands by bash, the first in a directory, which is made if it is not there."""
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / ".shell"

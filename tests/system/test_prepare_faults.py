@@ -27,7 +27,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
     raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
     process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    until(lambda: list(tmp_path.glob(".data.*/extract/0*")), "extracting")
+    until(lambda: list(tmp_path.glob(".data.*/extract-samples/0*")), "extracting")
     children = psutil.Process(process.pid).children(recursive=True)
     asked_s = time.monotonic()
     process.send_signal(number)

@@ -106,7 +106,6 @@ def prepare(
     """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
     from autotune.corpus.encode import LengthLimit
     from autotune.corpus.engine import Workers
-    from autotune.corpus.pieces import ValidationSplit
     from autotune.corpus.prepare import prepare as prepare_dataset
     from autotune.corpus.request import Request
     from autotune.corpus.sources.base import SourceOptions
@@ -130,7 +129,8 @@ def prepare(
         options=SourceOptions(field=field, unit=text_unit),
         max_samples=max_samples,
         keep_duplicates=keep_duplicates,
-        validation=ValidationSplit(share=validation_share, seed=split_seed),
+        validation_share=validation_share,
+        split_seed=split_seed,
         tokenizer=given or tokenizer,  # type: ignore[arg-type]  # one of the two kinds by now
         vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
         limit=LengthLimit(max_tokens=max_tokens, long=long),
@@ -147,7 +147,7 @@ def prepare(
         overwrite=overwrite,
     )
     seconds = time.monotonic() - started_s
-    _tell_left_out(prepared)
+    _tell_left_out(prepared, out)
     manifest, source = prepared.manifest, prepared.manifest.source
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
@@ -200,11 +200,11 @@ def _say(text: str) -> None:
     sys.stderr.write(text)
 
 
-def _tell_left_out(prepared: "PreparedDataset") -> None:
+def _tell_left_out(prepared: "PreparedDataset", out: Path) -> None:
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         where = f", {reject.where}" if reject.where else ""
         _say(f"left out {reject.path!r}{where}: {reject.reason}\n")
     more = prepared.manifest.source.rejected - len(prepared.first_rejects)
     if more > 0:
-        _say(f"left out {format_count(more)} more (listed in {prepared.directory / 'rejects.jsonl'})\n")
+        _say(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})\n")

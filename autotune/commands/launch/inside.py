@@ -34,7 +34,7 @@ def preflight(
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
-    from autotune.search.node import expected_of, look_at_node
+    from autotune.search.node import look_at_node
     from autotune.search.profiles import read_profile
 
     if require_approved:
@@ -45,7 +45,7 @@ def preflight(
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     finally:
         monitor.close()
-    problems = problems_of(expected_of(stored, ranks=ranks, cpus=cpus, code_sha256=code), node)
+    problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
         told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
         raise ProfileRefused(f"{node.name}: {told}", next_step=problems[0].next_step)

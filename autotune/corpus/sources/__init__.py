@@ -20,7 +20,7 @@ from autotune.corpus.sources.base import (
     SourceOptions,
     UnusableFileError,
 )
-from autotune.corpus.sources.text import JsonlSource, TextSource
+from autotune.corpus.sources.text import cut_lines, cut_text, read_jsonl, read_text, takes_jsonl, takes_text
 from autotune.errors import BadInput
 from trainer.progress import Update
 from trainer.schema import nearest
@@ -35,54 +35,28 @@ _FILE_BYTES = 16 * 2**10
 """To open a file takes about as long as to read so many bytes of it."""
 
 
-class ElfSource:
-    """The functions of x86-64 programs and libraries, static or shared, stripped or not."""
-
-    kind = "elf"
-    libraries: tuple[str, ...] = ("capstone", "elftools")
-    example = "elf:/usr/bin"
-
-    def takes(self, path: Path, *, named: bool) -> bool:
-        """Go by the first bytes, whoever named it: a directory of programs holds scripts too."""
-        with path.open("rb") as file:
-            return file.read(len(ELF_MAGIC)) == ELF_MAGIC
-
-    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """Leave it whole."""
-        return file.whole()
-
-    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Yield the token text of each function."""
-        from autotune.corpus import elf
-
-        yield from elf.functions(Path(part.path))
+def _takes_elf(path: Path, named: bool) -> bool:
+    """Go by the first bytes, whoever named it: a directory of programs holds scripts too."""
+    with path.open("rb") as file:
+        return file.read(len(ELF_MAGIC)) == ELF_MAGIC
 
 
-class ParquetSource:
-    """One column of text, a row a sample. A file's parts are known only once it is read, by a bounded child."""
+def _read_elf(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+    from autotune.corpus import elf
 
-    kind = "parquet"
-    libraries: tuple[str, ...] = ("pyarrow",)
-    example = "parquet:/data/corpus"
+    yield from elf.functions(Path(part.path))
 
-    def takes(self, path: Path, *, named: bool) -> bool:
-        """Go by the file's name."""
-        return named or path.suffix == ".parquet"
 
-    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """Leave it whole."""
-        return file.whole()
+def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+    """Yield the values of one column, a few rows in memory at a time."""
+    import pyarrow
 
-    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Yield the column's values, a few rows in memory at a time."""
-        import pyarrow
-
-        # The default pool reserves more memory than it uses, which a limit cannot tell apart.
-        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-        try:
-            yield from _rows(part, options.field)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UnusableFileError(f"damaged parquet: {error}") from error
+    # The default pool reserves more memory than it uses, which a limit cannot tell apart.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    try:
+        yield from _rows(part, options.field)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UnusableFileError(f"damaged parquet: {error}") from error
 
 
 def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
@@ -113,8 +87,34 @@ def _why_not(value: object) -> str | None:
     return TOO_LONG if len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES else None
 
 
-SOURCES: dict[str, RawSource] = {
-    source.kind: source for source in (ElfSource(), TextSource(), JsonlSource(), ParquetSource())
+SOURCES = {
+    source.kind: source
+    for source in (
+        # The functions of x86-64 programs and libraries, static or shared, stripped or not.
+        RawSource(
+            kind="elf",
+            libraries=("capstone", "elftools"),
+            takes=_takes_elf,
+            samples=_read_elf,
+            example="elf:/usr/bin",
+        ),
+        RawSource(kind="text", takes=takes_text, cut=cut_text, samples=read_text, example="text:/data/corpus"),
+        RawSource(
+            kind="jsonl",
+            takes=takes_jsonl,
+            cut=lambda file, options: cut_lines(file),
+            samples=read_jsonl,
+            example="jsonl:/data/corpus.jsonl",
+        ),
+        # A file's parts are known only once it is read, by a bounded child: it stays whole.
+        RawSource(
+            kind="parquet",
+            libraries=("pyarrow",),
+            takes=lambda path, named: named or path.suffix == ".parquet",
+            samples=_read_parquet,
+            example="parquet:/data/corpus",
+        ),
+    )
 }
 
 
@@ -172,7 +172,7 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
             if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
-            if not source.takes(path, named=named):
+            if not source.takes(path, named):
                 other_files += 1
                 continue
             if not os.access(path, os.R_OK):

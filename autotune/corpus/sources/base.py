@@ -1,9 +1,9 @@
-"""What sources have in common: the values that they give, and the protocol that each keeps."""
+"""What sources have in common: the values that they give, and what each has to do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 SLICE_BYTES = 32 * 2**20
 """Large files that can be cut are cut to this, so that many processes share one, and a lost piece costs little."""
@@ -70,33 +70,19 @@ class SourceOptions:
     """Of text: what one sample is."""
 
 
-class RawSource(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSource:
     """One kind of raw data."""
 
     kind: str
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """Modules that reading needs and that a plain installation lacks."""
+    takes: Callable[[Path, bool], bool]
+    """Whether a file is of this kind; with True, the user named it, or a pattern that it matches."""
+    cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: file.whole()
+    """Slices of a file that may be read apart, in order."""
+    samples: Callable[[Slice, SourceOptions], Iterator[str | Reject]]
+    """Yields the samples that begin in a slice, and what could not be used. The file may be hostile: this runs in a
+    child with limits, and may raise anything; ``UnusableFileError`` if nothing of the file can be used."""
     example: str
     """A specification, for messages."""
-
-    def takes(self, path: Path, *, named: bool) -> bool:
-        """Return whether a file is of this kind; ``named`` if the user named it, or a pattern that it matches.
-
-        Raises:
-            OSError: If it must be read for that and cannot be.
-        """
-        ...
-
-    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """Return the file in slices that may be read apart, in order."""
-        ...
-
-    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Yield the samples that begin in a slice, and what could not be used.
-
-        The file may be hostile: this runs in a child with limits, and may raise anything.
-
-        Raises:
-            UnusableFileError: If nothing of the file can be used.
-        """
-        ...

@@ -25,40 +25,34 @@ _STEP_BYTES = 2**16
 _HEAD_BYTES = 8192
 _MOST_UNDECODABLE = 0.3
 """Share of the first bytes. Text in another encoding stays below, and its lines are rejected one by one."""
-_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
-class TextSource:
-    """A sample is a line, a paragraph, or a whole file of UTF-8."""
+def takes_text(path: Path, named: bool) -> bool:
+    """Return whether the file begins as text does; hidden files belong to programs and must be named."""
+    return (named or not path.name.startswith(".")) and _is_text(path)
 
-    kind = "text"
-    libraries: tuple[str, ...] = ()
-    example = "text:/data/corpus"
 
-    def takes(self, path: Path, *, named: bool) -> bool:
-        """Return whether the file begins as text does; hidden files belong to programs and must be named."""
-        return (named or not path.name.startswith(".")) and _is_text(path)
+def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
+    """Cut by bytes; a file that is one sample stays whole."""
+    return file.whole() if options.unit == "file" else cut_lines(file)
 
-    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """Cut by bytes; a file that is one sample stays whole."""
-        return file.whole() if options.unit == "file" else cut_lines(file)
 
-    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
-        pieces = {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part)
-        for begin, content in pieces:
-            if content is None:
-                yield Reject(path=part.path, where=f"{options.unit} at byte {begin}", reason=TOO_LONG)
-                continue
-            try:
-                # Some editors begin a file with a byte order mark; it is no part of the text.
-                text = content.decode() if begin else content.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                where = f"{options.unit} at byte {begin}"
-                yield Reject(path=part.path, where=where, reason=f"not UTF-8 at byte {begin + error.start}")
-                continue
-            if text.strip():
-                yield text
+def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+    """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
+    pieces = {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part)
+    for begin, content in pieces:
+        where = f"{options.unit} at byte {begin}"
+        if content is None:
+            yield Reject(path=part.path, where=where, reason=TOO_LONG)
+            continue
+        try:
+            # Some editors begin a file with a byte order mark; it is no part of the text.
+            text = content.decode() if begin else content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            yield Reject(path=part.path, where=where, reason=f"not UTF-8 at byte {begin + error.start}")
+            continue
+        if text.strip():
+            yield text
 
 
 def _is_text(path: Path) -> bool:
@@ -131,31 +125,21 @@ def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     yield 0, content if len(content) <= MAX_SAMPLE_BYTES else None
 
 
-class JsonlSource:
-    """One JSON object a line, of which one field is the sample."""
+def takes_jsonl(path: Path, named: bool) -> bool:
+    """Go by the file's name."""
+    return named or path.name.removesuffix(_GZIP_SUFFIX).endswith((".jsonl", ".ndjson", ".json"))
 
-    kind = "jsonl"
-    libraries: tuple[str, ...] = ()
-    example = "jsonl:/data/corpus.jsonl"
 
-    def takes(self, path: Path, *, named: bool) -> bool:
-        """Go by the file's name."""
-        return named or path.name.removesuffix(_GZIP_SUFFIX).endswith(_JSONL_SUFFIXES)
-
-    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """Cut by bytes."""
-        return cut_lines(file)
-
-    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Yield the field of every line; blank lines are skipped."""
-        keys = options.field.split(".")
-        for begin, line in lines(part):
-            found = TOO_LONG if line is None else _field(line, keys)
-            if isinstance(found, tuple):
-                if found[0].strip():
-                    yield found[0]
-            elif found:
-                yield Reject(path=part.path, where=f"line at byte {begin}", reason=found)
+def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+    """Yield one field of the JSON object on every line; blank lines are skipped."""
+    keys = options.field.split(".")
+    for begin, line in lines(part):
+        found = TOO_LONG if line is None else _field(line, keys)
+        if isinstance(found, tuple):
+            if found[0].strip():
+                yield found[0]
+        elif found:
+            yield Reject(path=part.path, where=f"line at byte {begin}", reason=found)
 
 
 def _field(line: bytes, keys: list[str]) -> tuple[str] | str:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template, render
-from autotune.cluster.site import NetworkSettings, SiteFile, SlurmSettings, Templates, read_site
-from autotune.cluster.training import train_script
+from autotune.cluster.site import SiteFile, SlurmSettings, Templates, read_site
+from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, train_script
 from autotune.errors import BadInput
-from tests.autotune.cluster.test_training import with_gpus
+from tests.autotune.profiles import example_profile
 
+NO_SITE = SiteFile()
 SITE = SiteFile(
     prologue=["module load python/3.11", "export LANG=C"],
     command_prefix="apptainer exec --nv image.sif",
@@ -23,6 +24,30 @@ JOB = MeasureJob(
     shape=Shape(gpus=2, cpus=16),
     log=Path("reports/jobs/workers-%j.log"),
 )
+PROFILE = example_profile()
+REQUEST = TrainRequest(
+    profile_path=Path("profiles/p.toml"),
+    profile=PROFILE,
+    config=PROFILE.train,
+    data_dir=Path("data"),
+    assignments=["train.max_steps=7"],
+    run=Path("runs/one"),
+    nodes=2,
+    ranks=2,
+    python="/opt/python",
+    torch_version="2.13.0",
+    code_sha256="c",
+    directory=Path("/home/me/project"),
+)
+
+
+def with_gpus(**fingerprint):
+    there = PROFILE.fingerprint.model_copy(update={"device": "cuda", "gpu_count": 4, "allotted_cpus": 48} | fingerprint)
+    train = PROFILE.train.model_copy(update={"device": "cuda"})
+    profile = PROFILE.model_copy(update={"fingerprint": there, "train": train})
+    return replace(REQUEST, profile=profile, config=train)
+
+
 TRAINING = replace(with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), python="python")
 
 
@@ -31,7 +56,11 @@ def measured(site: SiteFile = SITE, **changes) -> str:
 
 
 def trained(site: SiteFile = SITE, **changes) -> str:
-    return train_script(replace(TRAINING, **changes), site, read_template("train", site, None))
+    return script_of(replace(TRAINING, **changes), site)
+
+
+def script_of(request: TrainRequest, site: SiteFile = NO_SITE) -> str:
+    return train_script(request, site, read_template("train", site, None))
 
 
 def statement(script: str, beginning: str) -> str:
@@ -44,15 +73,21 @@ def checked_by_bash(script: str) -> str:
     return script
 
 
-def test_what_the_cluster_wants_said_is_said():
-    script = checked_by_bash(measured()).splitlines()
-    assert script[0] == "#!/bin/bash"
-    for option in (
-        "job-name=workers-tiny", "nodes=1", "ntasks-per-node=1", "cpus-per-task=16", "gres=gpu:h100:2",
-        "mem-per-cpu=2048M", "time=01:00:00", "account=project1", "partition=gpu", "no-requeue",
+def options_of(script: str) -> set[str]:
+    return {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")}
+
+
+def test_what_the_cluster_wants_said_is_said_and_nothing_that_the_site_does_not_say():
+    script = checked_by_bash(measured())
+    assert script.startswith("#!/bin/bash\n")
+    by_site = {"gres=gpu:h100:2", "time=01:00:00", "account=project1", "partition=gpu"}
+    usual = {
+        "job-name=workers-tiny", "nodes=1", "ntasks-per-node=1", "cpus-per-task=16", "mem-per-cpu=2048M", "no-requeue",
         "output=reports/jobs/workers-%j.log",
-    ):  # fmt: skip
-        assert f"#SBATCH --{option}" in script
+    }  # fmt: skip
+    assert options_of(script) == usual | by_site
+    assert options_of(measured(NO_SITE)) == usual | {"gres=gpu:2", "time=04:00:00"}
+    assert not any("gres" in option for option in options_of(measured(shape=Shape())))
 
 
 PAPER = """
@@ -82,15 +117,17 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     path.write_text(PAPER)
     site = read_site(path)
     script = checked_by_bash(trained(site, nodes=128))
-    for line in (
-        "#SBATCH --account=project", "#SBATCH --partition=gpu", "#SBATCH --constraint=nvlink", "#SBATCH --nodes=128",
-        "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:h100:2", "#SBATCH --cpus-per-task=24", "#SBATCH --mem=0",
-        "#SBATCH --exclude='d-1-[1-3],d-2-7'", "#SBATCH --distribution=nopack", "#SBATCH --time=1-00:00:00",
-        "#SBATCH --exclusive", "#SBATCH --reservation=pretraining", "conda activate pretraining",
-        "export NCCL_SOCKET_IFNAME=ib0", "export GLOO_SOCKET_IFNAME=ib0", "export NCCL_IB_DISABLE=1",
-    ):  # fmt: skip
-        assert line in script.splitlines()
+    assert {
+        "account=project", "partition=gpu", "constraint=nvlink", "nodes=128", "ntasks-per-node=1", "gres=gpu:h100:2",
+        "cpus-per-task=24", "mem=0", "exclude='d-1-[1-3],d-2-7'", "distribution=nopack", "time=1-00:00:00", "exclusive",
+        "reservation=pretraining",
+    } <= options_of(script)  # fmt: skip
+    assert {
+        "conda activate pretraining", "export NCCL_SOCKET_IFNAME=ib0", "export GLOO_SOCKET_IFNAME=ib0",
+        "export NCCL_IB_DISABLE=1",
+    } <= set(script.splitlines())  # fmt: skip
     assert "--mem-per-cpu" not in script
+    assert script.count(" --cpus 24 ") == 1
     assert "'train.data.stage_to=$TMPDIR'" in script  # the trainer fills it in, on each node
 
 
@@ -100,18 +137,6 @@ def test_directives_come_before_any_command(script):
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     first = min(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     assert last < first
-
-
-def test_without_gpus_none_are_asked_for_and_without_a_spelling_the_usual_one_is_used():
-    assert "--gres" not in measured(shape=Shape())
-    assert "#SBATCH --gres=gpu:3\n" in measured(SiteFile(), shape=Shape(gpus=3))
-
-
-@pytest.mark.parametrize("script", [measured(SiteFile()), trained(SiteFile())])
-def test_what_a_site_does_not_say_is_left_to_the_cluster(script):
-    for option in ("account", "partition", "constraint", "exclude", "distribution"):
-        assert f"#SBATCH --{option}" not in script
-    assert "#SBATCH --mem=" not in measured(SiteFile())
 
 
 def test_the_prologue_runs_before_the_command_and_the_prefix_right_before_it():
@@ -126,7 +151,7 @@ def test_steps_are_told_their_cpus_which_they_do_not_inherit():
 
 
 def test_a_command_that_reaches_other_nodes_by_itself_runs_once():
-    script = checked_by_bash(measured(SiteFile(), with_srun=False, shape=Shape(nodes=2)))
+    script = checked_by_bash(measured(NO_SITE, with_srun=False, shape=Shape(nodes=2)))
     assert "#SBATCH --nodes=2" in script
     assert "\nautotune workers\n" in script
     assert "\nsrun" not in script
@@ -135,15 +160,11 @@ def test_a_command_that_reaches_other_nodes_by_itself_runs_once():
 ODD = ["autotune", "workers", "--profile", "my profiles/$HOME/`id`.toml", "--data", "a'b\\c;rm -rf *", "&", "é\n"]
 
 
-def test_a_shell_expands_nothing_in_the_arguments(tmp_path):
-    said = tmp_path / "said"
-    srun = tmp_path / "srun"
-    srun.write_text(f'#!/bin/sh\nshift 5\nprintf "%s\\0" "$@" > {said}\n')
-    srun.chmod(0o755)
-    script = measured(SiteFile(), command=ODD, variables={"AUTOTUNE_DATA": "a $(id) 'b"})
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/x"}
-    subprocess.run(["bash", "-c", script], check=True, env=environment, cwd=tmp_path)
-    assert said.read_text().split("\0")[:-1] == ODD
+def test_a_shell_expands_nothing_in_the_arguments(put, tmp_path):
+    put("srun", f'shift 5\nprintf "%s\\0" "$@" > {tmp_path}/said')
+    script = measured(NO_SITE, command=ODD, variables={"AUTOTUNE_DATA": "a $(id) 'b"})
+    subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path)
+    assert (tmp_path / "said").read_text().split("\0")[:-1] == ODD
     assert shlex.split(statement(script, "export AUTOTUNE_DATA"))[1] == "AUTOTUNE_DATA=a $(id) 'b"
 
 
@@ -155,13 +176,10 @@ def test_a_name_cannot_become_a_directive(name):
 
 def test_training_goes_on_by_being_requeued_or_by_a_chain():
     script = checked_by_bash(trained())
-    assert "#SBATCH --requeue" in script
-    assert "#SBATCH --signal=TERM@120" in script
-    assert "#SBATCH --open-mode=append" in script
+    assert {"requeue", "signal=TERM@120", "open-mode=append"} <= options_of(script)
     assert "scontrol requeue" in script
     chained = checked_by_bash(trained(SiteFile(slurm=SlurmSettings(requeue=False)), chain=3))
-    assert "#SBATCH --dependency=singleton" in chained
-    assert "#SBATCH --no-requeue" in chained
+    assert {"dependency=singleton", "no-requeue"} <= options_of(chained)
     assert "scontrol requeue" not in chained
 
 
@@ -176,19 +194,16 @@ def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
     unbound = SiteFile(numa_binding=False)
     for script in (trained, measured):
         assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked_by_bash(script(unbound))
-        assert "AUTOTUNE_NUMA_BINDING" not in script(SiteFile())
+        assert "AUTOTUNE_NUMA_BINDING" not in script(NO_SITE)
 
 
 def test_a_site_may_bring_its_own_template(tmp_path):
     (tmp_path / "mine.sbatch").write_text("#!/bin/bash\n{{ command }} # {{ purpose }}\n")
-    site = SiteFile(templates=Templates(measure="mine.sbatch"))
-    text = read_template("measure", site, tmp_path / "site.toml")
-    assert (
-        measure_script(JOB, site, text)
-        == "#!/bin/bash\nautotune workers # Counts the loader workers that tiny needs.\n"
-    )
+    site = SiteFile(templates=Templates(measure="mine.sbatch", train="none.sbatch"))
+    script = measure_script(JOB, site, read_template("measure", site, tmp_path / "site.toml"))
+    assert script.endswith("\nautotune workers # Counts the loader workers that tiny needs.\n")
     with pytest.raises(BadInput, match="cannot read the template") as refused:
-        read_template("train", SiteFile(templates=Templates(train="none.sbatch")), tmp_path / "site.toml")
+        read_template("train", site, tmp_path / "site.toml")
     assert "templates.train" in refused.value.next_step
 
 
@@ -203,6 +218,53 @@ def test_a_wrong_template_is_refused_with_what_it_may_use(template, words):
     assert "command, purpose" in refused.value.next_step
 
 
-def test_network_variables_are_names_of_variables():
-    with pytest.raises(ValueError, match="pattern"):
-        NetworkSettings(nccl={"A; rm": "x"})
+def test_a_job_takes_what_the_profile_was_tuned_with():
+    request = with_gpus()
+    assert default_ranks(request.profile) == 4
+    options = options_of(script_of(replace(request, ranks=4)))
+    assert {"job-name=train-one", "nodes=2", "gres=gpu:4", "cpus-per-task=48"} <= options
+    assert request.script == Path("runs/one/train.sbatch")
+    assert default_ranks(PROFILE) == 1
+
+
+@pytest.mark.parametrize(("mib_per_cpu", "mib"), [
+    (2048, 2 * 2048),
+    (16, 640),  # a quarter more than the half GiB of the sweep
+    (2**20, 2**14),
+])  # fmt: skip
+def test_memory_is_the_sites_per_processor_more_if_more_was_measured_and_never_more_than_there_was(mib_per_cpu, mib):
+    site = SiteFile(slurm=SlurmSettings(memory_mib_per_cpu=mib_per_cpu))
+    assert f"#SBATCH --mem={mib}M\n" in script_of(REQUEST, site)
+
+
+def test_a_dataset_is_staged_where_the_site_has_local_disks_unless_the_profile_says_where():
+    site = SiteFile(node_local_path="$TMPDIR")
+    assert "--set 'train.data.stage_to=$TMPDIR'" in script_of(REQUEST, site)
+    assert "stage_to" not in script_of(REQUEST)
+    data = PROFILE.train.data.model_copy(update={"stage_to": "/mine"})
+    chosen = replace(REQUEST, config=PROFILE.train.model_copy(update={"data": data}))
+    assert "stage_to" not in script_of(chosen, site)
+
+
+def test_the_trainer_continues_with_the_settings_that_were_given():
+    words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
+    assert " -m trainer --profile profiles/p.toml --data data --out runs/one --resume auto " in words
+    assert " --set train.max_steps=7 }" in words
+
+
+def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does():
+    assert term_lead_s(REQUEST) == 120
+    probe = PROFILE.evidence.probe.model_copy(update={"parameters": 2_000_000_000})
+    large = PROFILE.model_copy(update={"evidence": PROFILE.evidence.model_copy(update={"probe": probe})})
+    request = replace(REQUEST, profile=large)
+    lead_s = term_lead_s(request)
+    assert lead_s > 300
+    script = script_of(request)
+    assert f"#SBATCH --signal=TERM@{lead_s}\n" in script
+    assert f"--shutdown-timeout={lead_s - 15}" in script
+    assert "TERM@90\n" in script_of(request, SiteFile(slurm=SlurmSettings(term_lead_s=90)))
+
+
+def test_a_time_limit_that_leaves_nothing_to_train_in_is_refused():
+    with pytest.raises(BadInput, match="00:02:00, cannot hold its start"):
+        script_of(replace(REQUEST, time="00:02:00"))

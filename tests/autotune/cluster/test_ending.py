@@ -22,39 +22,37 @@ def put(directory, code: int, steps: int = 7, checkpoint: str | None = "step-000
     return text
 
 
-def no_waiting(seconds):
-    pass
+def ended(run, said_before: str = "", job_code: int = 1, **options) -> Ended:
+    return ending_of(run, said_before, job_code, **{"sleep": lambda seconds: None} | options)
 
 
 @pytest.mark.parametrize("code", [0, 3, 70, 75, 76])
 def test_the_code_is_the_runs_whatever_torchrun_returns(tmp_path, code):
     put(tmp_path, code)
-    ending = ending_of(tmp_path, "", 1, sleep=no_waiting)
-    assert ending.code == code
-    assert f"because of {code}" in ending.words
+    ending = ended(tmp_path)
+    assert (ending.code, f"because of {code}" in ending.words) == (code, True)
 
 
 @pytest.mark.parametrize(("job_code", "expected"), [(1, 1), (6, 6), (75, 70), (143, 143)])
 def test_what_an_earlier_start_said_does_not_count(tmp_path, job_code, expected):
-    said = put(tmp_path, 75)
-    ending = ending_of(tmp_path, said + "\n", job_code, sleep=no_waiting)
-    assert ending.code == expected
-    assert "left no word" in ending.words
+    ending = ended(tmp_path, put(tmp_path, 75) + "\n", job_code)
+    assert (ending.code, "left no word" in ending.words) == (expected, True)
 
 
 def test_a_run_that_left_nothing_is_never_taken_for_one_that_goes_on(tmp_path):
-    assert ending_of(tmp_path / "none", "", 75, sleep=no_waiting).code == 70
-    put(tmp_path, 75)
+    assert ended(tmp_path / "none", job_code=75).code == 70
     (tmp_path / "exit.json").write_text("{")
-    assert ending_of(tmp_path, "", 1, sleep=no_waiting).code == 70
+    assert ended(tmp_path).code == 70
 
 
 def test_a_finished_run_that_is_started_again_has_nothing_new_to_say(tmp_path):
-    assert ending_of(tmp_path, put(tmp_path, 0), 0, sleep=no_waiting).code == 0
+    assert ended(tmp_path, put(tmp_path, 0), 0).code == 0
 
 
-def test_a_file_that_is_seen_late_is_waited_for(tmp_path):
-    assert ending_of(tmp_path, put(tmp_path, 75), 1, sleep=lambda seconds: put(tmp_path, 76)).code == 76
+def test_a_file_that_is_seen_late_is_waited_for_and_one_that_is_there_is_not(tmp_path):
+    said = put(tmp_path, 75)
+    assert ended(tmp_path, said, sleep=lambda seconds: put(tmp_path, 76)).code == 76
+    assert ended(tmp_path, said, sleep=lambda seconds: pytest.fail("waits")).code == 76
 
 
 @pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(PATIENCE_S, 60, 75), (5.0, 4, 6)])
@@ -65,15 +63,9 @@ def test_a_word_that_does_not_come_is_waited_for_as_long_as_a_file_system_may_ta
     said, waited = put(tmp_path, 75), []
     if not there:
         (tmp_path / "exit.json").unlink()  # this start put it aside, and was killed
-    ending = ending_of(tmp_path, said, 1, patience_s=patience_s, sleep=waited.append)
+    ending = ended(tmp_path, said, patience_s=patience_s, sleep=waited.append)
     assert (ending.code, "left no word" in ending.words) == (1, True)
     assert least_s <= sum(waited) <= most_s
-
-
-def test_a_word_that_is_there_is_not_waited_for(tmp_path):
-    said = put(tmp_path, 75)
-    put(tmp_path, 75, steps=9)
-    assert ending_of(tmp_path, said, 1, sleep=lambda seconds: pytest.fail("waits")).code == 75
 
 
 def lose(run, steps: int, checkpoint: str) -> Ended:
@@ -83,7 +75,7 @@ def lose(run, steps: int, checkpoint: str) -> Ended:
     writer.start(header_of(CONFIG, attempt=writer.attempt))
     writer.finish(end_of(75, steps=steps, checkpoint=checkpoint))
     leave(writer)
-    return ending_of(run, "", 1, sleep=no_waiting)
+    return ended(run)
 
 
 def test_starts_that_leave_no_newer_checkpoint_are_not_repeated_for_ever_however_many_steps_they_took(tmp_path):
@@ -106,7 +98,7 @@ def test_starts_that_end_before_they_know_what_they_train_count_as_well(tmp_path
         assert (writer.attempt, read_exit(tmp_path / "r")) == (number, None)
         writer.finish(end_of(75, steps=0))  # TERM, or ranks that never met: there is no run.json
         leave(writer)
-        codes.append(ending_of(tmp_path / "r", "", 1, sleep=no_waiting).code)
+        codes.append(ended(tmp_path / "r").code)
     assert codes == [75] * (MOST_FRUITLESS_STARTS - 1) + [76]
     assert not list((tmp_path / "r").rglob("run.json"))
 

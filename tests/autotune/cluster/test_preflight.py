@@ -2,22 +2,24 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.cluster.preflight import Needed, NodeFacts, describe, problems_of
+from autotune.cluster.preflight import NodeFacts, describe, problems_of
+from tests.autotune.cluster.test_batch import PROFILE, with_gpus
 
 GIB = 2**30
-EXPECTED = Needed(
-    ranks=2, cpus=24, device="cuda", gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, code_sha256="a" * 64,
-    dataset_hash="d" * 64,
-)  # fmt: skip
+ON_GPUS = with_gpus(gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, dataset_hash="d" * 64).profile
 NODE = NodeFacts(
     name="n1", allotted_cpus=24, gpu_names=("H100 NVL", "H100 NVL"), gpu_total_bytes=(94 * GIB, 94 * GIB),
     nvlinked=True, code_sha256="a" * 64, dataset_hash="d" * 64, dataset_place="/data",
 )  # fmt: skip
 
 
+def problems(node, profile=ON_GPUS):
+    return problems_of(profile, node, ranks=2, cpus=24, code_sha256="a" * 64)
+
+
 def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
-    assert problems_of(EXPECTED, NODE) == ()
-    assert problems_of(EXPECTED, replace(NODE, allotted_cpus=48)) == ()
+    assert problems(NODE) == ()
+    assert problems(replace(NODE, allotted_cpus=48)) == ()
     line = describe(NODE)
     assert "\n" not in line
     assert "n1: 24 CPUs; GPUs: H100 NVL 94" in line
@@ -37,13 +39,13 @@ def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
     ],
 )
 def test_what_differs_is_named_with_both_values_and_what_to_do(changes, field, found, next_step):
-    (problem,) = problems_of(EXPECTED, replace(NODE, **changes))
+    (problem,) = problems(replace(NODE, **changes))
     assert (problem.field, problem.found) == (field, found)
     assert problem.expected != problem.found
     assert next_step in problem.next_step
 
 
 def test_on_cpus_gpus_do_not_matter():
-    on_cpu = replace(EXPECTED, device="cpu", gpu_name=None, gpu_total_bytes=None)
-    assert problems_of(on_cpu, replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)) == ()
-    assert "GPUs: none; NVLink: n/a" in describe(replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None))
+    node = replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)
+    assert problems(replace(node, dataset_hash=PROFILE.fingerprint.dataset_hash), PROFILE) == ()
+    assert "GPUs: none; NVLink: n/a" in describe(node)

@@ -2,7 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.site import DEFAULT_SITE, NetworkSettings, SiteFile, SlurmSettings, find_site, job_variables
+from autotune.cluster.site import (
+    DEFAULT_SITE,
+    NetworkSettings,
+    SiteFile,
+    SlurmSettings,
+    find_site,
+    job_variables,
+    read_site,
+)
+from trainer.errors import BadConfig
 
 
 def test_a_site_file_is_the_one_asked_for_else_the_environments_else_the_one_here(tmp_path, monkeypatch):
@@ -28,7 +37,14 @@ def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_l
     assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
 
 
-def test_a_job_that_is_told_too_late_to_save_is_refused():
-    assert SlurmSettings(term_lead_s=60).term_lead_s == 60
-    with pytest.raises(ValueError, match="greater than or equal to 60"):
-        SlurmSettings(term_lead_s=15)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]',
+        '[network.nccl]\n"A; rm" = "x"', "[slurm]\nterm_lead_s = 15",
+    ],
+)  # fmt: skip
+def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(BadConfig):
+        read_site(tmp_path / "site.toml")

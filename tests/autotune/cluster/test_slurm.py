@@ -14,16 +14,13 @@ from autotune.cluster.slurm import (
     submit,
     verdict,
 )
+from autotune.core.hardware import SlurmFacts
 from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
 JOB = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_END_TIME": "1700003600",
-    "SLURM_JOB_NUM_NODES": "4",
-    "SLURM_NTASKS": "8",
-    "SLURM_GPUS_ON_NODE": "2",
-    "SLURMD_NODENAME": "n1",
-}
+    "SLURM_JOB_ID": "4711", "SLURM_JOB_END_TIME": "1700003600", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "8",
+    "SLURM_GPUS_ON_NODE": "2", "SLURMD_NODENAME": "n1",
+}  # fmt: skip
 
 
 def nothing(_):
@@ -32,21 +29,18 @@ def nothing(_):
 
 def test_job_is_described_from_its_environment():
     facts = read_slurm(JOB, lambda name: f"/usr/bin/{name}")
-    assert (facts.job_id, facts.in_job, facts.is_login_node) == ("4711", True, False)
-    assert (facts.nodes, facts.tasks, facts.gpus_per_node) == (4, 8, 2)
-    assert facts.end_time_s == 1_700_003_600
-    assert facts.commands == ("sbatch", "srun", "sinfo")
+    assert facts == SlurmFacts(
+        job_id="4711", end_time_s=1_700_003_600, nodes=4, tasks=8, gpus_per_node=2, node_name="n1",
+        commands=("sbatch", "srun", "sinfo"),
+    )  # fmt: skip
+    assert (facts.in_job, facts.is_login_node) == (True, False)
 
 
 def test_outside_a_cluster_everything_is_missing():
     facts = read_slurm({}, nothing)
-    assert (facts.job_id, facts.end_time_s, facts.nodes, facts.tasks, facts.gpus_per_node) == (None,) * 5
-    assert facts.commands == ()
+    assert facts == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
     assert not facts.in_job
     assert not facts.is_login_node
-
-
-def test_sbatch_without_a_job_is_a_login_node():
     assert read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
 
 
@@ -67,20 +61,6 @@ SAID = (
 )
 
 
-@pytest.fixture
-def put(tmp_path, monkeypatch):
-    """Puts a scripted SLURM command on PATH."""
-
-    def write(name: str, body: str) -> None:
-        place = tmp_path / "bin"
-        place.mkdir(exist_ok=True)
-        (place / name).write_text(f"#!/bin/sh\n{body}\n")
-        (place / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
-
-    return write
-
-
 def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
     put("sbatch", f'echo "$@" > {tmp_path}/said; echo "4711;cluster1"')
     script = tmp_path / "job script.sbatch"
@@ -90,21 +70,19 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [("echo 'Invalid account' >&2; exit 1", "Invalid account"), ("echo soon", "soon"), ("exit 1", "")],
+    [
+        ("echo 'Invalid account' >&2; exit 1", "refused the job: Invalid account"),
+        ("echo soon", "refused the job: soon"),
+        ("exit 1", "refused the job: "),
+        (None, "sbatch is not here"),
+    ],
 )
-def test_a_refusal_is_told_with_the_script_to_change(put, tmp_path, body, words):
-    put("sbatch", body)
-    with pytest.raises(MachineLacks, match=f"refused the job: {words}") as refused:
-        submit(tmp_path / "job.sbatch")
-    assert f"sbatch {tmp_path / 'job.sbatch'}" in refused.value.next_step
-
-
-def test_without_slurm_the_script_is_named_and_nothing_is_queued(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineLacks, match="sbatch is not here") as refused:
+def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):
+    put("sbatch", body) if body else monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineLacks, match=words) as refused:
         submit(tmp_path / "job.sbatch")
     assert str(tmp_path / "job.sbatch") in refused.value.next_step
-    assert queued_jobs() is None
+    assert body or queued_jobs() is None
 
 
 def test_a_jobs_state_is_read_from_its_first_fields():
@@ -115,20 +93,16 @@ def test_a_jobs_state_is_read_from_its_first_fields():
     assert parse_state("slurm_load_jobs error") is None
 
 
-def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put):
+def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put, tmp_path, monkeypatch):
     put("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     with pytest.raises(MachineLacks, match="knows no job 12"):
         ask_state("12")
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert ask_state("12") is None
-
-
-def test_a_slurm_that_hangs_is_silent_for_who_asks_again_and_an_error_for_who_submits(put, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "ASK_TIMEOUT_S", 0.2)
     for name in ("scontrol", "sbatch", "squeue"):
         put(name, "exec sleep 30")
-    assert ask_state("12") is None
-    assert queued_jobs() is None
+    assert ask_state("12") is queued_jobs() is None
     with pytest.raises(MachineLacks, match=r"sbatch did not answer within 0\.2 s"):
         submit(tmp_path / "job.sbatch")
 
@@ -179,9 +153,8 @@ def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
 def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_waiting):
     (tmp_path / "log").write_text("error: does not fit\n")
     ended = follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
-    assert ended.code == 4
-    assert "job 12 failed (exit code 4)" in ended.words
-    assert "error: does not fit" in ended.words
+    assert (ended.code, ended.words.splitlines()[1]) == (4, "    error: does not fit")
+    assert ended.words.startswith("job 12 failed (exit code 4); the end of")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import pytest
 
 from autotune.cluster.batch import measure_script, read_template
 from autotune.cluster.site import NetworkSettings, SiteFile
-from autotune.cluster.training import train_script
-from tests.autotune.cluster.test_batch import JOB, TRAINING
+from tests.autotune.cluster.test_batch import JOB, NO_SITE, TRAINING, script_of
 
-NO_SITE = SiteFile()
 SRUN = """
 for word; do
     case $word in --*) shift ;; *) break ;; esac
@@ -28,22 +26,14 @@ esac
 """
 
 
-@pytest.fixture
-def put(tmp_path):
-    """Puts a command where the script finds it first."""
-    (tmp_path / "bin").mkdir()
-
-    def write(name: str, body: str) -> None:
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
-
-    write("srun", SRUN)
-    write("sleep", "exit 0")
-    write("squeue", "exit 1")
-    write("scontrol", f'echo "$@" >> {tmp_path}/scontrol.said')
-    write("python", PYTHON)
-    return write
+@pytest.fixture(autouse=True)
+def commands(put, tmp_path):
+    """Commands that the script finds first."""
+    put("srun", SRUN)
+    put("sleep", "exit 0")
+    put("squeue", "exit 1")
+    put("scontrol", f'echo "$@" >> {tmp_path}/scontrol.said')
+    put("python", PYTHON)
 
 
 def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -57,16 +47,16 @@ def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProce
 def trained(place: Path, site: SiteFile = NO_SITE, **variables: str) -> subprocess.CompletedProcess[str]:
     """A start of a training that ends with 75."""
     (place / "runs" / "one" / "logs").mkdir(parents=True)
-    return ran(train_script(TRAINING, site, read_template("train", site, None)), place, **variables)
+    return ran(script_of(TRAINING, site), place, **variables)
 
 
 def log_of(place: Path) -> str:
     return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
-def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
+def test_the_node_of_the_script_is_where_torchruns_meet(tmp_path):
     trained(tmp_path)
-    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--rdzv-conf=is_host=1,", "--local-addr=10.0.0.1"):
+    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--node-rank=0", "--local-addr=10.0.0.1"):
         assert f" {word}" in log_of(tmp_path)
 
 
@@ -79,7 +69,7 @@ def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
         (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
     ],
 )
-def test_gloo_goes_by_the_interface_of_the_address_unless_somebody_named_one(put, tmp_path, site, variables, interface):
+def test_gloo_goes_by_the_interface_of_the_address_unless_somebody_named_one(tmp_path, site, variables, interface):
     trained(tmp_path, site, **variables)
     assert " --local-addr=10.0.0.1 " in log_of(tmp_path)
     assert f" gloo {interface} " in log_of(tmp_path)

@@ -3,8 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,13 +73,3 @@ def programs(tmp_path: Path, first_program: Path, second_program: Path, compile_
     (directory / "garbage").write_bytes(b"\x7fELF" + bytes(range(256)) * 4)
     (directory / "truncated").write_bytes(first_program.read_bytes()[:1000])
     return directory
-
-
-@contextmanager
-def _silent(title: str) -> Iterator[Callable[[float, float | None, str], None]]:
-    yield lambda done, total, note: None
-
-
-@pytest.fixture
-def silent():
-    return _silent

@@ -4,10 +4,9 @@ import faulthandler
 import os
 import shutil
 import signal
-import threading
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,20 +18,11 @@ from autotune.corpus.pieces import INDEX
 DONE = [Extracted(samples=3, piece=0, rejected=1), Unread(reason="bad magic")]
 
 
-def test_finished_work_is_reported():
-    assert run_bounded(lambda: DONE, ChildLimits()) == DONE
-
-
 def raising(error):
     def work():
         raise error
 
     return work
-
-
-def hungry():
-    bytearray(2**30)
-    return DONE
 
 
 def spinning():
@@ -43,7 +33,6 @@ def spinning():
 def crashing():
     faulthandler.disable()
     ctypes.string_at(0)
-    return DONE
 
 
 @pytest.mark.parametrize(
@@ -54,14 +43,14 @@ def crashing():
         (raising(SystemExit(0)), ChildLimits(), "ended with status 1"),
         (raising(KeyboardInterrupt()), ChildLimits(), "ended with status 1"),
         (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
-        (hungry, ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
+        (lambda: bytearray(2**30), ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
         (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
         (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
         (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"),
         (lambda: os._exit(0), ChildLimits(), "no answer"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
+        (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
     ],
-    ids=["error", "silent", "exit", "interrupt", "controls", "memory", "sleep", "spin", "crash", "mute", "killed"],
 )
 def test_hostile_work_is_one_refusal(work, limits, reason):
     started_s = time.monotonic()
@@ -81,7 +70,6 @@ def test_output_beyond_the_bound_is_a_refusal(tmp_path):
         with path.open("wb") as file:
             for _ in range(64):
                 file.write(bytes(2**20))
-        return DONE
 
     assert isinstance(run_bounded(flooding, ChildLimits(output_bytes=2**22)), Unread)
     assert path.stat().st_size <= 2**22
@@ -107,13 +95,11 @@ def test_the_watched_descriptor_kills_the_child(tmp_path):
 
     def sleeping():
         pid_file.write_text(str(os.getpid()))
+        os.write(write_fd, b"x")
         time.sleep(60)
 
-    timer = threading.Timer(0.5, os.write, [write_fd, b"x"])
-    timer.start()
     with pytest.raises(CancelledError):
         run_bounded(sleeping, ChildLimits(), cancel_fd=read_fd)
-    timer.join()
     os.close(read_fd)
     os.close(write_fd)
     assert ended(int(pid_file.read_text()))
@@ -122,11 +108,7 @@ def test_the_watched_descriptor_kills_the_child(tmp_path):
 def ended(pid: int) -> bool:
     """Whether a process is gone, or is a zombie that only waits for init to reap it."""
     for _ in range(50):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True
         time.sleep(0.1)
     return False
@@ -146,9 +128,9 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
     path.write_bytes(mutated[: data.draw(st.one_of(st.none(), anywhere))])
     shutil.rmtree(pieces, ignore_errors=True)
     pieces.mkdir()
+    part = {"path": str(path), "begin": 0, "end": len(mutated)}
     request = {
-        "kind": "elf", "slices": [{"path": str(path), "begin": 0, "end": len(mutated)}], "options": {},
-        "directory": str(pieces), "piece": 0, "most": None,
+        "kind": "elf", "slices": [part], "options": {}, "directory": str(pieces), "piece": 0, "most": None
     }  # fmt: skip
     outcome = run_bounded(lambda: extract_slices(request), ChildLimits(wall_s=20, added_bytes=2**29))
     if not isinstance(outcome, Unread):
@@ -164,7 +146,3 @@ def test_a_full_disk_is_not_the_fault_of_the_file(number):
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         run_bounded(raising(OSError(number, os.strerror(number))), ChildLimits())
     assert caught.value.errno == number
-
-
-def test_any_other_error_of_the_system_is(tmp_path):
-    assert isinstance(run_bounded(raising(OSError(errno.EIO, "broken disk")), ChildLimits()), Unread)

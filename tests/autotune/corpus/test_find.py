@@ -24,7 +24,7 @@ def names(found):
     return [file.path.name for file in found.files]
 
 
-def test_a_directory_is_read_with_all_below_it(tmp_path):
+def test_a_directory_with_all_below_it_a_file_or_a_glob_can_be_named(tmp_path):
     program(tmp_path / "a")
     program(tmp_path / "below" / "deep" / "b")
     (tmp_path / "text").write_text("hello")
@@ -32,39 +32,28 @@ def test_a_directory_is_read_with_all_below_it(tmp_path):
     assert sorted(names(found)) == ["a", "b"]
     assert found.other_files == 1
     assert found.files[0].size_bytes == 5
+    assert names(find(f"elf:{tmp_path / 'a'}")) == ["a"]
+    assert sorted(names(find(f"elf:{tmp_path}/below/*/?"))) == ["b"]
 
 
-def test_a_file_or_a_glob_can_be_named(tmp_path):
-    for name in ("one", "two", "three"):
-        program(tmp_path / name)
-    assert names(find(f"elf:{tmp_path / 'one'}")) == ["one"]
-    assert sorted(names(find(f"elf:{tmp_path}/t*"))) == ["three", "two"]
-
-
-def test_a_file_with_several_names_is_read_once_under_its_own(tmp_path):
+def test_a_file_with_several_names_is_read_once_and_what_is_no_file_never(tmp_path):
     program(tmp_path / "z-real")
     os.link(tmp_path / "z-real", tmp_path / "z-second")
     (tmp_path / "a-link").symlink_to("z-real")
     (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
     found = find(f"elf:{tmp_path}")
     assert names(found) == ["z-real"]
     assert found.other_files == 0
     assert found.unreadable == ()
 
 
-def test_linked_directories_and_special_files_are_not_entered(tmp_path):
-    program(tmp_path / "a")
-    (tmp_path / "loop").symlink_to(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    assert names(find(f"elf:{tmp_path}")) == ["a"]
-
-
 def test_the_order_is_that_of_the_names_wherever_the_tree_lies(tmp_path):
     many = [f"program-{number}" for number in range(20)]
-    for name in many:
-        program(tmp_path / "here" / name)
-    for name in reversed(many):
-        program(tmp_path / "there" / name)
+    for place, order in (("here", many), ("there", reversed(many))):
+        for name in order:
+            program(tmp_path / place / name)
     here = names(find(f"elf:{tmp_path / 'here'}"))
     assert here == names(find(f"elf:{tmp_path / 'there'}"))
     assert here != sorted(here)
@@ -99,11 +88,11 @@ def test_a_source_that_cannot_be_read_says_what_to_write(source, message, next_s
 
 
 def test_places_without_programs_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="holds no files"):
-        find(f"elf:{tmp_path}")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(BadInput, match="none of the 1 files"):
-        find(f"elf:{tmp_path}")
+    for place, words in ((tmp_path / "empty", "holds no files"), (tmp_path, "none of the 1 files")):
+        with pytest.raises(BadInput, match=words):
+            find(f"elf:{place}")
 
 
 def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_path):
@@ -111,26 +100,23 @@ def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_
         (tmp_path / name).write_text("x")
     assert sorted(names(find(f"jsonl:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz"]
     assert names(find(f"parquet:{tmp_path}")) == ["c.parquet"]
-    assert ".hidden" not in names(find(f"text:{tmp_path}"))
-    assert len(names(find(f"text:{tmp_path}"))) == 5
+    assert sorted(names(find(f"text:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz", "c.parquet", "d.txt", "e.md"]
+    assert names(find(f"text:{tmp_path / '.hidden'}")) == [".hidden"]
     assert names(find(f"jsonl:{tmp_path / 'd.txt'}")) == ["d.txt"]
 
 
 def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("small\n")
-    with (tmp_path / "large.txt").open("wb") as file:
-        file.truncate(3 * SLICE_BYTES + 7)
-    with (tmp_path / "large.gz").open("wb") as file:
-        file.truncate(2 * SLICE_BYTES)
+    for name, size_bytes in (("large.txt", 3 * SLICE_BYTES + 7), ("large.gz", 2 * SLICE_BYTES)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size_bytes)
     files = find(f"text:{tmp_path}").files
     parts = partitions(SOURCES["text"], files, SourceOptions())
-    slices = [one for part in parts for one in part.slices]
     assert sum(part.raw_bytes for part in parts) == sum(file.size_bytes for file in files)
-    assert [one.path for one in slices] == [
-        str(f.path) for f in files for _ in range(4 if f.path.name == "large.txt" else 1)
+    assert [one.path for part in parts for one in part.slices] == [
+        str(file.path) for file in files for _ in range(4 if file.path.name == "large.txt" else 1)
     ]
-    assert len([one for one in slices if one.path.endswith(".gz")]) == 1
     assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
     as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
     assert len([one for part in as_one_sample for one in part.slices]) == len(files)
@@ -145,14 +131,15 @@ def test_many_files_are_looked_up_with_progress(tmp_path, monkeypatch):
     assert told == [(4, 10, "4 of 10 files"), (8, 10, "8 of 10 files")]
 
 
-def test_a_place_whose_name_is_mistyped_is_asked_for(tmp_path):
+@pytest.mark.parametrize(
+    ("place", "next_step"),
+    [("corpu.txt", "Did you mean text:{}/corpus.txt?"), ("nowhere/corpus.txt", "Check the path.")],
+)
+def test_a_place_whose_name_is_mistyped_is_asked_for(tmp_path, place, next_step):
     (tmp_path / "corpus.txt").write_text("a line\n")
     with pytest.raises(BadInput, match="does not exist") as refused:
-        find(f"text:{tmp_path / 'corpu.txt'}")
-    assert refused.value.next_step == f"Did you mean text:{tmp_path / 'corpus.txt'}?"
-    with pytest.raises(BadInput, match="does not exist") as refused:
-        find(f"text:{tmp_path / 'nowhere' / 'corpus.txt'}")
-    assert refused.value.next_step == "Check the path."
+        find(f"text:{tmp_path / place}")
+    assert refused.value.next_step == next_step.format(tmp_path)
 
 
 @pytest.mark.parametrize(

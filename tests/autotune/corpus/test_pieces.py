@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,12 +10,12 @@ from autotune.corpus.encode import shard_edges
 from autotune.corpus.pieces import (
     DISTINCT,
     EXTRACT,
+    INDEX,
     MAX_BUCKETS,
     Piece,
     PiecePaths,
     PieceWriter,
     Selection,
-    ValidationSplit,
     buckets_for,
     digest,
     drawn,
@@ -21,8 +23,6 @@ from autotune.corpus.pieces import (
     write_pieces,
 )
 from autotune.corpus.workplace import Workplace
-
-EVERYTHING = ValidationSplit(share=0.0, seed=0)
 
 
 def write(workplace, pieces):
@@ -42,9 +42,9 @@ def write(workplace, pieces):
 def kept(workplace, listed, buckets):
     duplicates = 0
     for bucket in range(buckets):
-        with workplace.unfinished(DISTINCT, bucket) as task:
-            duplicates += task.finish(find_duplicates(workplace, task, bucket=bucket, buckets=buckets))["duplicates"]
-    selection = Selection(buckets=buckets, split=EVERYTHING)
+        work = functools.partial(find_duplicates, workplace, bucket=bucket, buckets=buckets)
+        duplicates += workplace.perform(DISTINCT, bucket, work)["duplicates"]
+    selection = Selection(buckets=buckets, validation_share=0.0, seed=0)
     found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
     assert duplicates == sum(piece.samples for piece in listed) - sum(map(sum, found))
     return found
@@ -74,11 +74,6 @@ def test_samples_behind_a_limit_do_not_count(tmp_path):
     assert kept(workplace, listed, 2) == [[True, True], [False, True, False, False]]
 
 
-def test_without_buckets_everything_is_kept(tmp_path):
-    workplace = Workplace(path=tmp_path)
-    assert kept(workplace, write(workplace, [["a", "a"]]), 0) == [[True, True]]
-
-
 @pytest.mark.parametrize(
     ("samples", "buckets"), [(0, 1), (2**21, 1), (2**21 + 1, 2), (500_000_000, 256), (2**40, MAX_BUCKETS)]
 )
@@ -88,26 +83,16 @@ def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
 
 @settings(max_examples=30, deadline=None)
 @given(samples=st.lists(st.text(max_size=5), max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
-def test_the_split_of_a_sample_does_not_depend_on_the_others(tmp_path_factory, samples, more):
-    directory = tmp_path_factory.mktemp("p")
+def test_the_split_of_a_sample_does_not_depend_on_the_others(samples, more):
+    def chosen(texts):
+        index = np.array([(0, list(digest(text.encode()))) for text in texts], dtype=INDEX)
+        return drawn(index, 0.3, "validation 1").tolist()
 
-    def chosen(texts, number):
-        with PieceWriter(directory, number) as writer:
-            for text in texts:
-                writer.add(text.encode(), digest(text.encode()))
-        found = drawn(PiecePaths(directory=directory, number=number).read_index(), 0.3, "validation 1")
-        (directory / f"{number:04d}.index").unlink()
-        (directory / f"{number:04d}.text").unlink()
-        return found.tolist()
-
-    assert chosen(more + samples, 0)[len(more) :] == chosen(samples, 1)
+    assert chosen(more + samples)[len(more) :] == chosen(samples)
 
 
-def test_the_split_has_its_share_and_seeds_differ(tmp_path):
-    with PieceWriter(tmp_path, 0) as writer:
-        for number in range(20_000):
-            writer.add(b"", digest(str(number).encode()))
-    index = PiecePaths(directory=tmp_path, number=0).read_index()
+def test_the_split_has_its_share_and_seeds_differ():
+    index = np.array([(0, list(digest(str(number).encode()))) for number in range(20_000)], dtype=INDEX)
     one, other = (drawn(index, 0.1, f"validation {seed}") for seed in (0, 1))
     # Five standard deviations of a binomial count: 212.
     assert abs(int(one.sum()) - 2000) < 212
@@ -133,8 +118,3 @@ def test_shards_hold_every_piece_once_within_their_bounds(sizes):
         if end - first > 1:
             assert sum(samples for samples, _ in sizes[first:end]) <= 60
             assert sum(tokens for _, tokens in sizes[first:end]) <= 600
-
-
-def test_nothing_makes_no_shard():
-    assert shard_edges([]) == []
-    assert shard_edges([(0, 0), (0, 0)]) == []

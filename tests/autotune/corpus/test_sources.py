@@ -12,6 +12,7 @@ from pyarrow import parquet
 from autotune.corpus.extract import extract_partition
 from autotune.corpus.sources import SOURCES, text
 from autotune.corpus.sources.base import TOO_LONG, Partition, Reject, Slice, SourceOptions, UnusableFileError
+from autotune.corpus.workplace import Workplace
 
 CONTENT = st.lists(
     st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", "é".encode(), b"\xff", b"\0"]), max_size=40
@@ -55,22 +56,24 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(tmp_path, conten
     assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
 
 
-def test_a_file_is_one_sample(tmp_path):
-    path = tmp_path / "file.txt"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file.txt"
+
+
+def test_a_file_is_one_sample(path):
     path.write_text("one\n\ntwo\n")
     assert read(path, "text", unit="file") == ["one\n\ntwo\n"]
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_a_byte_order_mark_at_the_beginning_is_no_text(tmp_path, unit):
-    path = tmp_path / "file.txt"
+def test_a_byte_order_mark_at_the_beginning_is_no_text(path, unit):
     path.write_bytes("\ufeffone \ufefftwo".encode())
     assert read(path, "text", unit=unit) == ["one \ufefftwo"]
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
-def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(tmp_path, unit):
-    path = tmp_path / "file.txt"
+def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
     path.write_bytes(b"good\n\nba\xffd\n\nfine\n")
     good, bad, fine = read(path, "text", unit=unit)
     assert (good, fine) == ("good", "fine")
@@ -78,9 +81,8 @@ def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(tmp_path, unit):
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_a_sample_that_is_too_long_is_refused_without_being_held(tmp_path, monkeypatch, unit):
+def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypatch, unit):
     monkeypatch.setattr(text, "MAX_SAMPLE_BYTES", 1000)
-    path = tmp_path / "file.txt"
     path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
     found = read(path, "text", unit=unit)
     assert [one for one in found if isinstance(one, Reject)] == [
@@ -107,12 +109,6 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
         read(packed, "text")
 
 
-def test_hidden_files_are_taken_only_by_name(tmp_path):
-    (tmp_path / ".bashrc").write_text("alias")
-    assert not SOURCES["text"].takes(tmp_path / ".bashrc", named=False)
-    assert SOURCES["text"].takes(tmp_path / ".bashrc", named=True)
-
-
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=20), max_size=8), cut=st.integers(0, 200))
 def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(tmp_path, texts, cut):
@@ -120,12 +116,6 @@ def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(tmp_path, text
     path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
     cut = min(cut, path.stat().st_size)
     assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [text for text in texts if text.strip()]
-
-
-def test_dots_lead_into_objects(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"doc": {"body": "hello"}}\n')
-    assert read(path, "jsonl", field="doc.body") == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -169,17 +159,12 @@ def test_the_column_is_read_in_order_over_all_row_groups(tmp_path, kind):
     assert read(path, "parquet") == texts
 
 
-def test_nulls_are_rejected_by_row_and_blank_texts_skipped(tmp_path):
+def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(tmp_path):
     path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"]}), path)
+    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path)
     assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
-
-
-def test_a_column_that_is_missing_or_no_text_makes_the_file_unusable(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"n": [1, 2]}), path)
-    with pytest.raises(UnusableFileError, match="no column 'text', but 'n'"):
-        read(path, "parquet")
+    with pytest.raises(UnusableFileError, match="no column 'body', but 'text', 'n'"):
+        read(path, "parquet", field="body")
     with pytest.raises(UnusableFileError, match="is int64, not text"):
         read(path, "parquet", field="n")
 
@@ -189,8 +174,8 @@ def test_a_damaged_file_costs_one_reject_in_its_bounded_child(tmp_path, damage):
     good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
     parquet.write_table(pyarrow.table({"text": [f"some text {n}" for n in range(200)]}), good, compression="snappy")
     bad.write_bytes(damage(good.read_bytes()))
-    (tmp_path / "out").mkdir()
     slices = tuple(Slice(path=str(path), begin=0, end=path.stat().st_size) for path in (bad, good))
-    result = extract_partition(Partition(kind="parquet", slices=slices), SourceOptions(), tmp_path / "out")
+    partition = Partition(kind="parquet", slices=slices)
+    result = extract_partition(Workplace(path=tmp_path), tmp_path, partition=partition, options=SourceOptions())
     assert result["rejected"] == 1
     assert sum(result["samples"]) == 200

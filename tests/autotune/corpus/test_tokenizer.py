@@ -1,5 +1,9 @@
 import json
+import random
+import subprocess
+import sys
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,7 +16,15 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
 from autotune.corpus import tokenizer as module
-from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_bpe, learn_word_level, load_tokenizer
+from autotune.corpus.tokenizer import (
+    SPECIAL_TOKENS,
+    learn_bpe,
+    learn_word_level,
+    learnable_texts,
+    load_tokenizer,
+    merges_for,
+    mixed_texts,
+)
 from autotune.errors import BadInput
 from trainer.errors import BadConfig
 
@@ -25,30 +37,28 @@ def learn(vocab_size=64, texts=TEXTS):
     return learn_word_level(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])), vocab_size=vocab_size)
 
 
-def saved(path, vocab, **settings):
+def saved(path, vocab, change=lambda whole: None):
+    """Save a tokenizer of a vocabulary, with its JSON changed."""
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    for name, value in settings.items():
-        setattr(tokenizer, name, value)
-    tokenizer.save(str(path))
+    whole = json.loads(tokenizer.to_str())
+    change(whole)
+    path.write_text(json.dumps(whole))
     return path
 
 
 def test_special_tokens_come_first_and_the_separator_is_an_ordinary_word():
     tokenizer = learn()
-    assert [tokenizer.encoder.id_to_token(index) for index in range(5)] == list(SPECIAL_TOKENS)
+    assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [*SPECIAL_TOKENS, "[NEXT]"]
     assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
-    assert tokenizer.encoder.token_to_id("[NEXT]") == 5
-    (ids,) = tokenizer.encode(["ret [NEXT]"])
-    assert [tokenizer.encoder.id_to_token(int(index)) for index in ids] == ["ret", "[NEXT]"]
+    assert [ids.tolist() for ids in tokenizer.encode(["[NEXT]"])] == [[5]]
 
 
 def test_rare_words_give_way_and_become_unknown():
     tokenizer = learn(vocab_size=7)
     assert tokenizer.used_vocab_size == 7
-    (ids,) = tokenizer.encode(["ret pop never"])
     # pop and rbp occur twice; the alphabet decides for pop.
-    assert list(ids) == [1, 6, 1]
+    assert [ids.tolist() for ids in tokenizer.encode(["ret pop never"])] == [[1, 6, 1]]
 
 
 @settings(max_examples=50, deadline=None)
@@ -103,9 +113,8 @@ def test_byte_pairs_know_every_text_and_give_it_back(texts):
 def test_byte_pairs_learned_from_the_same_texts_are_the_same():
     rng = np.random.default_rng(0)
     texts = [" ".join(f"w{number}" for number in rng.zipf(1.3, 40)) for _ in range(300)]
-    learned = {learn_bpe(texts, vocab_size=640).content for _ in range(3)}
-    assert len(learned) == 1
-    tokenizer = learn_bpe(texts, vocab_size=640)
+    (tokenizer, *others) = (learn_bpe(texts, vocab_size=640) for _ in range(3))
+    assert {one.content for one in others} == {tokenizer.content}
     assert tokenizer.vocab_size == 640
     few = learn_bpe(["ab"], vocab_size=640)
     assert few.vocab_size % 64 == 0
@@ -114,10 +123,8 @@ def test_byte_pairs_learned_from_the_same_texts_are_the_same():
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "uint16"), (2**16 + 64, "uint32")])
 def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
-    words = " ".join(f"w{number}" for number in range(2**16 + 64))
-    tokenizer = learn(vocab_size=vocab_size, texts=[words])
-    assert tokenizer.vocab_size == vocab_size
-    assert tokenizer.dtype == dtype
+    tokenizer = learn(vocab_size=vocab_size, texts=[" ".join(f"w{number}" for number in range(2**16 + 64))])
+    assert (tokenizer.vocab_size, tokenizer.dtype) == (vocab_size, dtype)
 
 
 def test_a_given_tokenizer_is_taken_as_it_is(tmp_path):
@@ -131,10 +138,11 @@ def test_a_given_tokenizer_is_taken_as_it_is(tmp_path):
 
 def test_samples_are_stored_whole_and_bare_whatever_the_tokenizer_would_add(tmp_path):
     wrap = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    path = saved(tmp_path / "tokenizer.json", ROBERTA, post_processor=wrap)
-    raw = json.loads(path.read_text())
-    raw["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    path.write_text(json.dumps(raw))
+    added = {
+        "post_processor": json.loads(wrap.__getstate__()),
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    }
+    path = saved(tmp_path / "tokenizer.json", ROBERTA, lambda whole: whole.update(added))
     (ids,) = load_tokenizer(path).encode(["ret ret ret ret other"])
     assert list(ids) == [4, 4, 4, 4, 3]
 
@@ -165,17 +173,13 @@ def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: model.update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
-        (lambda model: model["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
+        (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
+        (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
     ],
 )
 def test_a_fault_of_a_tokenizer_is_found_before_the_work(tmp_path, change, message):
-    path = saved(tmp_path / "tokenizer.json", ROBERTA)
-    raw = json.loads(path.read_text())
-    change(raw["model"])
-    path.write_text(json.dumps(raw))
     with pytest.raises(BadInput, match=message):
-        load_tokenizer(path)
+        load_tokenizer(saved(tmp_path / "tokenizer.json", ROBERTA, change))
 
 
 @pytest.mark.parametrize("separator", [" ", ""])
@@ -183,17 +187,74 @@ def test_a_text_of_any_length_is_encoded_in_bounded_parts(monkeypatch, separator
     tokenizer = learn_bpe(TEXTS, vocab_size=320)
     text = separator.join(TEXTS * 20)
     (whole,) = tokenizer.encode([text])
-    sizes = []
-    encoded = module.DatasetTokenizer._encoded
+    sizes, encoded = [], module.DatasetTokenizer._encoded
+
+    def recording(self, parts):
+        sizes.extend(map(len, parts))
+        return encoded(self, parts)
+
     monkeypatch.setattr(module, "_STRETCH_CHARACTERS", 200)
     monkeypatch.setattr(module, "_NEAR_CHARACTERS", 50)
-    monkeypatch.setattr(
-        module.DatasetTokenizer,
-        "_encoded",
-        lambda self, parts: (sizes.extend(map(len, parts)), encoded(self, parts))[1],
-    )
+    monkeypatch.setattr(module.DatasetTokenizer, "_encoded", recording)
     (in_parts,) = tokenizer.encode([text])
     assert max(sizes) <= 200 < len(text)
     assert tokenizer.encoder.decode(in_parts.tolist()) == text
     # Cuts before whitespace cost nothing, as tokens never reach across it.
     assert in_parts.tolist() == whole.tolist() if separator else len(in_parts) <= len(whole) + len(sizes)
+
+
+@given(st.lists(st.text(), max_size=20))
+def test_sampled_texts_are_all_there_once_in_the_same_order_every_time(texts):
+    lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts).encode()
+    assert sorted(mixed_texts(lines)) == sorted(texts)
+    assert list(mixed_texts(lines)) == list(mixed_texts(lines))
+
+
+def test_sampled_texts_are_mixed():
+    lines = "".join(f'"{number}"\n' for number in range(1000)).encode()
+    first_half = [int(text) for text in islice(mixed_texts(lines), 500)]
+    assert 200 < sum(number < 500 for number in first_half) < 300
+
+
+def test_texts_of_few_words_are_all_learned_from_and_at_least_one_however_long():
+    assert learnable_texts(["the same words in every line"] * 1000, 200) == 1000
+    assert learnable_texts(["A" * 5000, "B"], 2000) == 1
+
+
+@pytest.mark.parametrize("character", ["A", "\u00c4"])
+def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
+    letters = random.Random(0)
+    proteins = ["".join(letters.choices(f"{character}CDEFGHIKLMNPQRSTVWY", k=100)) for _ in range(100)]
+    count = learnable_texts(proteins, 2000)
+    sizes = [len(text.encode()) for text in proteins]
+    assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
+
+
+def test_merges_are_as_many_as_words_and_their_bytes_need():
+    assert merges_for(1000, 10_000) == 1
+    assert merges_for(2**23, 2**26) == 4
+    assert merges_for(2**16, 2**31) == 8
+
+
+_LEARN_FROM_PROTEINS = """
+import json, random
+from itertools import islice
+from autotune.corpus.tokenizer import _DISTINCT_BYTES, learnable_texts, mixed_texts, learn_bpe
+
+letters = random.Random(0)
+lines = "".join(json.dumps("".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=300))) + "\\n" for _ in range(30_000))
+lines = lines.encode()
+count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
+learn_bpe(islice(mixed_texts(lines), count), vocab_size=1024)
+# Not getrusage's peak, which a process inherits from whoever started it.
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps([count, int(status["VmHWM"].split()[0])]))
+"""
+
+
+@pytest.mark.slow
+def test_byte_pairs_of_proteins_are_learned_in_a_workers_memory():
+    done = subprocess.run([sys.executable, "-c", _LEARN_FROM_PROTEINS], capture_output=True, check=True)
+    count, peak_kib = json.loads(done.stdout)
+    assert count < 30_000
+    assert peak_kib < 700 * 2**10  # of 1 GiB, with what a worker holds besides

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 from contextlib import contextmanager
@@ -9,13 +10,9 @@ from hypothesis import strategies as st
 
 from autotune.corpus.verify import inspect, verify
 from tests.conftest import write_dataset
+from trainer.progress import progress
 
 SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
-
-
-@contextmanager
-def silent(title):
-    yield lambda done, total, note: None
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +20,22 @@ def good(tmp_path_factory):
     directory = write_dataset(
         tmp_path_factory.mktemp("verify") / "data", SAMPLES * 20, shards=3, validation=[[20, 21], [22]]
     )
+    with changed(directory) as manifest:
+        manifest["source"]["token_bytes"] = 2 * sum(shard["tokens"] for shard in shards_of(manifest))
+    return directory
+
+
+@contextmanager
+def changed(directory):
+    """A manifest, to be changed in place."""
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())
-    tokens = sum(shard["tokens"] for split in ("train", "validation") for shard in manifest[split]["shards"])
-    manifest["source"]["token_bytes"] = 2 * tokens
+    yield manifest
     path.write_text(json.dumps(manifest))
-    return directory
+
+
+def shards_of(manifest):
+    return [shard for split in ("train", "validation") for shard in manifest[split]["shards"]]
 
 
 @pytest.fixture
@@ -37,13 +44,12 @@ def copy(good, tmp_path):
 
 
 def faults(directory):
-    return [(fault.file, fault.what) for fault in verify(directory, silent).faults]
+    return [(fault.file, fault.what) for fault in verify(directory, progress).faults]
 
 
 def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
-    found = verify(good, silent)
-    assert found.faults == ()
-    assert found.files == 10
+    found = verify(good, progress)
+    assert (found.faults, found.files) == ((), 10)
     headers = 8 * 128
     assert found.bytes_read == sum(path.stat().st_size for path in good.glob("*.npy")) - headers
 
@@ -52,42 +58,28 @@ def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
 @given(data=st.data())
 def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, data):
     directory = shutil.copytree(good, tmp_path_factory.mktemp("flipped") / "data")
-    name = data.draw(st.sampled_from(sorted(path.name for path in directory.glob("*") if path.name != "manifest.json")))
+    names = sorted(path.name for path in directory.iterdir() if path.name != "manifest.json")
+    name = data.draw(st.sampled_from(names))
     content = bytearray((directory / name).read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     (directory / name).write_bytes(content)
     assert name in {file for file, _ in faults(directory)}
     shutil.rmtree(directory.parent)
 
 
 def test_all_faults_are_found_not_the_first(copy):
-    for number in range(3):
-        with (copy / f"train-tokens-{number:05}.npy").open("r+b") as file:
+    damaged = [f"train-tokens-{number:05}.npy" for number in range(3)]
+    for name in damaged:
+        with (copy / name).open("r+b") as file:
             file.seek(200)
             file.write(b"\xff\xff")
     (copy / "tokenizer.json").write_text("{}")
     (copy / "stray").write_text("")
+    (copy / "rejects.jsonl").write_text("")  # is no fault
     (copy / "validation-tokens-00000.npy").unlink()
     found = faults(copy)
-    assert {file for file, _ in found} == {
-        "train-tokens-00000.npy", "train-tokens-00001.npy", "train-tokens-00002.npy", "tokenizer.json", "stray",
-        "validation-tokens-00000.npy",
-    }  # fmt: skip
+    assert {file for file, _ in found} == {*damaged, "tokenizer.json", "stray", "validation-tokens-00000.npy"}
     assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
-
-
-def rehash(directory, name):
-    import hashlib
-
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for split in ("train", "validation"):
-        for shard in manifest[split]["shards"]:
-            for kind in ("tokens", "offsets"):
-                if shard[f"{kind}_file"] == name:
-                    shard[f"{kind}_sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
-    path.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +100,10 @@ def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kin
     numbers = np.load(copy / name)
     numbers[place] = value
     np.save(copy / name, numbers)
-    rehash(copy, name)
+    with changed(copy) as manifest:
+        for shard in shards_of(manifest):
+            if shard[f"{kind}_file"] == name:
+                shard[f"{kind}_sha256"] = hashlib.sha256((copy / name).read_bytes()).hexdigest()
     found = faults(copy)
     if what is None:
         assert found == []
@@ -124,11 +119,6 @@ def test_a_file_behind_a_link_is_not_read(copy, tmp_path):
     ((file, what),) = faults(copy)
     assert file == "train-tokens-00000.npy"
     assert "cannot read" in what
-
-
-def test_the_list_of_rejects_is_expected(copy):
-    (copy / "rejects.jsonl").write_text("")
-    assert faults(copy) == []
 
 
 def test_figures_are_those_of_the_lengths(tmp_path):

@@ -1,9 +1,11 @@
+import ctypes
 import errno
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,25 +29,35 @@ def test_it_is_private_and_stays_when_the_work_fails(tmp_path):
     assert stat.S_IMODE(workplace.path.stat().st_mode) == 0o700
 
 
+def write(directory):
+    (directory / "file").write_text("whole")
+    return {"n": 1}
+
+
 def test_a_task_counts_only_when_it_is_finished(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with pytest.raises(RuntimeError), workplace.unfinished("stage", 1) as task:
-        (task.directory / "file").write_text("half")
+
+    def fail(directory):
+        (directory / "file").write_text("half")
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        workplace.perform("stage", 1, fail)
     assert workplace.receipt("stage", 1) is None
     assert list((tmp_path / "stage").iterdir()) == []
-    with workplace.unfinished("stage", 1) as task:
-        (task.directory / "file").write_text("whole")
-        task.finish({"n": 1})
-    assert workplace.receipt("stage", 1) == {"n": 1}
+    assert workplace.perform("stage", 1, write) == workplace.receipt("stage", 1) == {"n": 1}
     assert (workplace.directory("stage", 1) / "file").read_text() == "whole"
+    assert workplace.perform("stage", 1, fail) == {"n": 1}
 
 
 def test_a_task_that_is_done_twice_leaves_one_result(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with workplace.unfinished("stage", 1) as first, workplace.unfinished("stage", 1) as second:
-        first.finish({"n": 1})
-        second.finish({"n": 1})
+
+    def write_second(directory):
+        workplace.perform("stage", 1, write)
+        return write(directory)
+
+    assert workplace.perform("stage", 1, write_second) == {"n": 1}
     assert [path.name for path in (tmp_path / "stage").iterdir()] == ["00000001"]
 
 
@@ -94,8 +106,11 @@ def build(out, text="new", *, overwrite=False):
     return left[0] if left else None
 
 
-def test_a_finished_dataset_appears_under_its_name(tmp_path):
+@pytest.mark.parametrize("there", [False, True])
+def test_a_finished_dataset_appears_under_its_name_at_nothing_or_an_empty_directory(tmp_path, there):
     (tmp_path / "below").mkdir()
+    if there:
+        (tmp_path / "below" / "data").mkdir()
     assert build(tmp_path / "below" / "data") is None
     assert (tmp_path / "below" / "data" / "manifest.json").read_text() == "new"
 
@@ -114,12 +129,6 @@ def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path, number, messag
     assert next_step in error.value.next_step
 
 
-def test_an_empty_directory_is_used(tmp_path):
-    (tmp_path / "data").mkdir()
-    build(tmp_path / "data")
-    assert (tmp_path / "data" / "manifest.json").exists()
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_directory_that_is_no_dataset_is_never_replaced(tmp_path, overwrite):
     (tmp_path / "precious").write_text("work")
@@ -127,7 +136,17 @@ def test_a_directory_that_is_no_dataset_is_never_replaced(tmp_path, overwrite):
         check_place(tmp_path, overwrite=overwrite)
 
 
-def test_a_dataset_is_replaced_only_on_request(tmp_path):
+def refuse_to_swap(*_):
+    ctypes.set_errno(errno.EINVAL)
+    return -1
+
+
+@pytest.mark.parametrize(
+    "library",
+    [ctypes.CDLL, lambda *_, **__: object(), lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap)],
+)
+def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(tmp_path, monkeypatch, library):
+    monkeypatch.setattr(module.ctypes, "CDLL", library)
     out = tmp_path / "data"
     build(out, "old")
     with pytest.raises(BadInput) as error:
@@ -139,35 +158,16 @@ def test_a_dataset_is_replaced_only_on_request(tmp_path):
 
 
 def test_a_dataset_with_other_files_in_it_is_not_replaced(tmp_path):
-    out = tmp_path / "data"
-    build(out, "old")
-    (out / "notes.txt").write_text("mine")
+    build(tmp_path / "data", "old")
+    (tmp_path / "data" / "notes.txt").write_text("mine")
     with pytest.raises(BadInput, match=r"notes\.txt"):
-        check_place(out, overwrite=True)
+        check_place(tmp_path / "data", overwrite=True)
 
 
 def test_every_file_of_a_dataset_may_be_replaced(tmp_path):
-    for name in (
-        "manifest.json",
-        "tokenizer.json",
-        "rejects.jsonl",
-        "prepared.json",
-        "train-tokens-00000.npy",
-        "validation-offsets-12345.npy",
-    ):
+    for name in ("manifest.json", "tokenizer.json", "rejects.jsonl", "prepared.json", "validation-offsets-12345.npy"):
         (tmp_path / name).write_text("")
     check_place(tmp_path, overwrite=True)
-
-
-def test_a_file_system_that_cannot_swap_is_served_too(tmp_path, monkeypatch):
-    class OldLibrary:
-        """A C library without renameat2."""
-
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: OldLibrary())
-    out = tmp_path / "data"
-    build(out, "old")
-    assert build(out, overwrite=True) == "old"
-    assert (out / "manifest.json").read_text() == "new"
 
 
 def test_a_link_is_kept_and_its_target_filled(tmp_path):

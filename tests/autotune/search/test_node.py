@@ -1,8 +1,7 @@
 import pytest
 
 from autotune.core.hardware import GpuFacts
-from autotune.search.node import expected_of, look_at_node
-from tests.autotune.profiles import example_profile
+from autotune.search.node import look_at_node
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 from trainer.record import code_sha256
@@ -48,9 +47,3 @@ def test_a_missing_dataset_is_said(tmp_path):
     found = look_at_node("n1", tmp_path, FakeHost(), FakeGpuMonitor())
     assert found.dataset_hash is None
     assert "not a dataset" in found.dataset_missing
-
-
-def test_a_tuned_profile_expects_the_machine_that_it_was_tuned_on():
-    found = expected_of(example_profile(), ranks=1, cpus=2, code_sha256="c")
-    assert (found.gpu_name, found.gpu_total_bytes) == (None, None)
-    assert found.dataset_hash == "d"
