@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.dataset import Manifest
+    from trainer.dataset import Manifest, SpecialIds
 
 FINE_STEP_TOKENS = 8
 FINE_END_TOKENS = 1024
@@ -147,3 +147,22 @@ class Inspected:
     mean_tokens: float
     longest_tokens: int
     rows: tuple[RowLength, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowContents:
+    """Of a dataset, a part of which was laid out; or assumed, for want of one."""
+
+    vocab_size: int
+    special_ids: "SpecialIds"
+    mean_real_tokens: float
+    mean_samples: float
+    documents: float
+    """In the fullest micro-batches."""
+    dataset_hash: str | None
+    """None where all of it is assumed."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nobody looked at a dataset."""
+        return self.dataset_hash is None

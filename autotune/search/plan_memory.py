@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from autotune.core.dataset import RowContents
 from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
-from autotune.core.rows import RowContents
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.memory import ledger
 from autotune.decide.plan import MemoryPlan

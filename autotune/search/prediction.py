@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
+from autotune.core.dataset import RowContents
 from autotune.core.hardware import visible_devices
-from autotune.core.rows import RowContents
 from autotune.core.units import floor_gib, format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
 from autotune.decide.memory import ledger

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.profile import HASH_KEY, present_sha256
-from autotune.core.review import Review, Standing, Verdict, is_sha256, standing_of
+from autotune.core.verification import Review, Standing, Verdict, is_sha256, standing_of
 from autotune.decide.comparison import flat_settings
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import StoredProfile, read_profile, report_directory

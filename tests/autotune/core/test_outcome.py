@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import pytest
 
 from autotune.core.outcome import (
@@ -9,7 +11,6 @@ from autotune.core.outcome import (
     TimedOut,
     describe,
     outcome_from_json,
-    outcome_to_json,
 )
 
 ALL = [
@@ -20,7 +21,7 @@ ALL = [
 
 @pytest.mark.parametrize("outcome", ALL, ids=lambda outcome: outcome.kind)
 def test_every_outcome_survives_the_ledger(outcome):
-    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+    assert outcome_from_json(asdict(outcome)) == outcome
 
 
 def test_outcomes_read_apart():

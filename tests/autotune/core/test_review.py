@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.core.profile import present_sha256
-from autotune.core.review import Review, standing_of
+from autotune.core.verification import Review, standing_of
 from autotune.errors import BadInput
 
 A, B = "a" * 64, "b" * 64
