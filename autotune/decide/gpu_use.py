@@ -65,7 +65,7 @@ def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
         return outcome
     start_s, end_s = outcome.figures["window_start_s"], outcome.figures["window_end_s"]
     inside = [one.between(start_s, end_s) for one in series]
-    gpus = [asdict(gpu_use(one)) | {"series": _columns(one)} for one in inside]
+    gpus = [gpu_use(one).model_dump() | {"series": _columns(one)} for one in inside]
     return Measured(figures=outcome.figures | {"gpus": gpus})
 
 

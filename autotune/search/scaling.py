@@ -138,7 +138,6 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
                 **bounds,
                 limit=limit,
                 limit_share=limit_share,
-                exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
                 measured=False,
             )
         )

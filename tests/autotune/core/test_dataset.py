@@ -60,13 +60,6 @@ def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
         assert HISTOGRAM_EDGES[index] <= value < end
 
 
-@given(lengths_lists, st.randoms(use_true_random=False))
-def test_the_order_of_samples_does_not_matter(lengths, random):
-    shuffled = list(lengths)
-    random.shuffle(shuffled)
-    assert distribution(shuffled) == distribution(lengths)
-
-
 def test_an_exact_case():
     data = LengthDistribution(edges=[0, 8, 16], counts=[2, 1, 1])
     # Bins count as 3.5, 3.5, 11.5, and the open one as 16.

@@ -10,8 +10,9 @@ import math
 import random
 from dataclasses import dataclass, field, fields, replace
 
-from autotune.core.evidence import CurvePoint, GpuUse, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Profile
+from autotune.core.trial import GpuUse
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.record import Run

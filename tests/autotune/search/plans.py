@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from autotune.core.evidence import Evidence, GpuUse
+from autotune.core.evidence import Evidence
 from autotune.core.plan import Goal
+from autotune.core.trial import GpuUse
 from autotune.search.plan import PlanRequest
 from autotune.search.prediction import settings_of_step
 from autotune.search.profiles import StoredProfile

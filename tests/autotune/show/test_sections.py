@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.core.evidence import BaselineEvidence, GpuUse, JointChoice, RecipeRow, ScalingRow
+from autotune.core.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow
 from autotune.core.interval import NOT_ENOUGH
 from autotune.core.network import Link
+from autotune.core.trial import GpuUse
 from autotune.core.verification import Standing
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.search.scaling import evidence as network_evidence
@@ -335,7 +336,7 @@ def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=1, rows=1, step_s=1.0,
         real_tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
-        limit="l", exposed_share=0.0, measured=measured,
+        limit="l", measured=measured,
     )  # fmt: skip
 
 

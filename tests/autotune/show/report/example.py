@@ -14,7 +14,6 @@ from autotune.core.evidence import (
     CurvePoint,
     Evidence,
     ExchangeRow,
-    GpuUse,
     LinkEvidence,
     NetworkEvidence,
     ProbeEvidence,
@@ -27,7 +26,7 @@ from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidenc
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from autotune.core.trial import FinishedTrial, Trial
+from autotune.core.trial import FinishedTrial, GpuUse, Trial
 from autotune.core.verification import Review, Standing
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
@@ -202,7 +201,7 @@ def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
         rows=64, step_s=3.06 / nodes / efficiency, real_tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
         efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
-        exposed_share=1 - efficiency, measured=measured,
+        measured=measured,
     )  # fmt: skip
 
 
