@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from autotune.core.advice import EvidenceFigure, figure
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.exploration import KNOBS, Configuration, ExploredRow
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
-from autotune.decide.explored import KnobChoice, explored_setting
 from autotune.errors import BadInput
 from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
@@ -83,9 +83,8 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
     evidence, (table, _, name) = profile.evidence, key.rpartition(".")
-    explored = _of_exploring(profile, key)
-    if explored is not None:
-        found = _explored(profile, explored, key, value)
+    if (explored := _explored(profile, key, value)) is not None:
+        found = explored
     elif key == "micro_batch_rows" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
     elif key == "global_batch_rows" and evidence.probe is not None:
@@ -99,29 +98,52 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
-def _of_exploring(profile: Profile, key: str) -> KnobChoice | None:
-    """Return what an exploration says of a setting; None if it was not explored, or if others decided it since."""
-    found = profile.evidence.explore
-    if found is None or (key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile))):
-        return None
-    return explored_setting(found, key)
-
-
 def _is_dealt(profile: Profile) -> bool:
     """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
     network, rows = profile.evidence.network, profile.train.micro_batch_rows
     return network is not None and any(row.rows == rows for row in network.exchanges)
 
 
-def _explored(profile: Profile, found: KnobChoice, key: str, value: object) -> Explanation:
-    figures, probe = found.figures, profile.evidence.probe
+def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
+    """Explain a setting by an exploration; None if it had no other value to try, or if others decided it since."""
+    found, probe = profile.evidence.explore, profile.evidence.probe
+    if found is None or key not in KNOBS:
+        return None
+    if key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile)):
+        return None
+    of_value: dict[object, list[ExploredRow]] = {}
+    for row in found.rows:
+        of_value.setdefault(getattr(row.settings, key), []).append(row)
+    if len(of_value) < 2:
+        return None
+    figures: list[EvidenceFigure] = []
+    if found.candidate != found.unexplored:
+        name = f"{found.candidate.name}, to the unexplored"
+        figures.append(figure(name, found.ratio, "ratio", "evidence.explore"))
     if key == "micro_batch_rows" and probe is not None:
-        figures = (*figures, *_micro_batch(profile, probe).evidence)
-    kept = found.chosen == value
-    because = found.because if kept else f"{found.chosen} was chosen; {found.because}"
+        figures += _micro_batch(profile, probe).evidence
+    chosen, because = getattr(found.chosen, key), f"explored together with other settings of the step: {found.choice}"
     return Explanation(
-        origin="measured" if kept else "changed", because=because, evidence=figures, rejected=found.rejected
+        origin="measured" if chosen == value else "changed",
+        because=because if chosen == value else f"{chosen} was chosen; {because}",
+        evidence=tuple(figures),
+        rejected=tuple(_best_with(one, rows, found.unexplored) for one, rows in of_value.items() if one != chosen),
     )
+
+
+def _best_with(value: object, rows: Sequence[ExploredRow], unexplored: Configuration) -> str:
+    """Say what the best configuration with another value came to."""
+    said = str(value).lower() if isinstance(value, bool) else value
+    tried = {row.settings.name: row.ratio_to_unexplored for row in rows}
+    if any(row.settings == unexplored for row in rows):
+        tried[unexplored.name] = 1.0
+    ratios = {name: ratio for name, ratio in tried.items() if ratio is not None}
+    if not ratios:
+        return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
+    name = max(ratios, key=lambda one: ratios[one])
+    if name == unexplored.name:
+        return f"{said}: nothing with it was faster than the unexplored settings, which have it"
+    return f"{said}: at best {ratios[name]:.3f} times the unexplored settings, with {name}"
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:

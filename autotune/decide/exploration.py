@@ -1,4 +1,4 @@
-"""What trials of some settings say of all of them. Pure.
+"""Which settings of the step are explored together, and what trials of some say of all of them. Pure.
 
 Logarithms of throughput are modelled as a Gaussian process over the cells of a small discrete space: a constant, an
 effect of each knob, an effect of each pair of knobs, and what is left of a single cell. Micro-batches that are close
@@ -13,14 +13,18 @@ have together are one cell's own.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.core.exploration import KNOBS, Configuration
+from autotune.decide.choose import deal
+from trainer.config import Layout
 
+ROW_DOUBLINGS = 5
+"""Micro-batches from the largest useful one down to one so many times halved: far below the knee nothing is fastest."""
 Float64 = npt.NDArray[np.float64]
 
 ROWS_SCALE = 1.5
@@ -188,3 +192,54 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
     return np.asarray(np.maximum(0.0, sigma * (z * below + density)))
+
+
+def knob_space(
+    unexplored: Configuration,
+    levels: Mapping[str, Sequence[object]],
+    global_rows: Mapping[Layout, int],
+    ranks: int,
+    most_rows: Callable[[Configuration], int],
+) -> tuple[Configuration, ...]:
+    """All cells, the unexplored one first.
+
+    Args:
+        unexplored: What the profile has.
+        levels: The values of each knob but the micro-batch; the first of each is the unexplored one.
+        global_rows: The global batch by layout: the same real tokens are fewer packed rows than padded ones.
+        ranks: That share it.
+        most_rows: The largest micro-batch that may be tried, by the other knobs.
+    """
+    cells = [with_dealt_rows(unexplored, global_rows, ranks)]
+    for values in itertools.product(*levels.values()):
+        one = unexplored.but(**dict(zip(levels, values, strict=True))).kind
+        cells += [
+            one.but(micro_batch_rows=rows) for rows in micro_batches(global_rows[one.layout], ranks, most_rows(one))
+        ]
+    return tuple(dict.fromkeys(cells))
+
+
+def with_dealt_rows(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
+    """With the rows that a micro-batch really has once the global batch is dealt."""
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
+    return knobs.but(micro_batch_rows=dealt.rows_per_micro_batch)
+
+
+def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
+    """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
+
+    None where the global batch would leave a rank without a row.
+    """
+    largest = min(most_rows, -(-global_rows // ranks))
+    if largest < 1 or global_rows < ranks:
+        return []
+    asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
+    kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
+    return sorted({deal(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
+
+
+def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
+    """Part of the computed rows that the global batch fills."""
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
+    computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks
+    return global_rows[knobs.layout] / computed

@@ -1,72 +1,40 @@
 """Hold a profile's fingerprint against another machine, model or dataset, field by field."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
-
 from autotune.core.profile import Fingerprint
+from autotune.core.verification import Check, Found
 
-Severity = Literal["refuse", "warn", "inform"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """One field that differs."""
-
-    field: str
-    severity: Severity
-    profile: str
-    here: str
-
-
-# What each difference does to the profile's figures.
-_SEVERITY: dict[str, Severity] = {
-    "device": "refuse",
-    "gpu_name": "refuse",
-    "gpu_mig": "refuse",
-    "model_sha256": "refuse",
-    "dataset_hash": "refuse",
-    "cpu_model": "warn",
-    "allotted_cpus": "warn",
-    "gpu_count": "warn",
-    "gpu_power_cap_w": "warn",
-    "driver": "warn",
-    "cuda": "warn",
-    "torch": "warn",
-    "transformers": "warn",
-    "data_filesystem": "warn",
-    "python": "inform",
-    "ram_total_bytes": "inform",
-}
-
-
-_ORDER: tuple[Severity, ...] = ("refuse", "warn", "inform")
+_REFUSED = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
+"""What makes the profile's figures worthless where it differs."""
+_WARNED = (
+    "cpu_model", "allotted_cpus", "gpu_count", "gpu_power_cap_w", "driver", "cuda", "torch", "transformers",
+    "data_filesystem",
+)  # fmt: skip
 _OF_THE_GPU = ("device", "gpu_name", "gpu_count", "gpu_total_bytes", "gpu_mig", "gpu_power_cap_w", "driver", "cuda")
+_OF_A_REPLAY = ("cpu_model", "data_filesystem")
+_ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 
 
-def compare(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
-    """Every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is."""
-    found: list[Mismatch] = []
+def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:
+    """Return every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is.
+
+    Args:
+        profile: As it was tuned.
+        here: As it is.
+        replayed: Whether a GPU's step is replayed: the GPU does not matter, CPU and disk must be the same kind.
+    """
+    found = []
     for field in Fingerprint.model_fields:
         old, new = getattr(profile, field), getattr(here, field)
-        if old == new:
+        if old == new or (replayed and field in _OF_THE_GPU):
             continue
-        severity: Severity = _SEVERITY.get(field, "inform")
-        if field == "gpu_total_bytes":
-            severity = "refuse" if (new or 0) < (old or 0) else "inform"
-        found.append(Mismatch(field=field, severity=severity, profile=_shown(old), here=_shown(new)))
-    return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
+        is_less = field == "gpu_total_bytes" and (new or 0) < (old or 0)
+        severity: Found = "warn" if field in _WARNED else "inform"
+        if is_less or field in _REFUSED or (replayed and field in _OF_A_REPLAY):
+            severity = "refuse"
+        found.append(Check(field=field, found=severity, profile=shown(old), here=shown(new)))
+    return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
 
 
-def compare_for_replay(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
-    """The same where a GPU's step is replayed: the GPU does not matter, the CPU and the disk must be the same kind."""
-    severities: dict[str, Severity] = {"cpu_model": "refuse", "data_filesystem": "refuse"}
-    found = [
-        replace(one, severity=severities.get(one.field, one.severity))
-        for one in compare(profile, here)
-        if one.field not in _OF_THE_GPU
-    ]
-    return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
-
-
-def _shown(value: object) -> str:
-    return "n/a" if value is None else str(value)[:40]
+def shown(value: object) -> str:
+    """Return a field's value in words."""
+    return "n/a" if value is None else str(value)[:64]

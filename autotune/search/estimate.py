@@ -8,8 +8,7 @@ from typing import Any
 from autotune.core.allocations import Trace
 from autotune.core.outcome import Measured, TimedOut
 from autotune.core.trial import Trial
-from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, peak_bytes
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected
+from autotune.decide.memory import UNTRACED_SHARE, Expected, Law, Surroundings, largest_rows, law_of, peak_bytes
 from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
 from trainer.config import TrainConfig

@@ -15,11 +15,11 @@ from autotune.core.plan import Fleet, Goal, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.units import format_amount
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.decide.memory import Expected, expected_on_cpu, expected_on_gpu
 from autotune.decide.plan import MemoryPlan, Plan, PlanInputs, plan_of
 from autotune.decide.probe_command import command
 from autotune.decide.scaling import AllRanks
 from autotune.decide.shape import assumed_lengths, flops_per_token, typical_lengths, vocab_size_of, work_of_shape
-from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import UsageError
 from autotune.search.plan_memory import memory_of_probe, most_rows_shared, shared, traced
 from autotune.search.plan_speed import Work, on_all, rank_rate

@@ -7,11 +7,10 @@ from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.memory import ledger
+from autotune.decide.memory import Expected, ledger
 from autotune.decide.plan import MemoryPlan
 from autotune.decide.shape import largest_parameter_bytes
 from autotune.decide.sharding import shares, state_of_terms, zero_share
-from autotune.decide.surroundings import Expected
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import CannotTrace, EstimateRequest, Room, estimate_model, predicted_rows
 from trainer.config import TrainConfig

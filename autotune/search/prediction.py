@@ -12,10 +12,9 @@ from autotune.core.dataset import RowContents
 from autotune.core.hardware import visible_devices
 from autotune.core.units import floor_gib, format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
-from autotune.decide.memory import ledger
+from autotune.decide.memory import Expected, expected_on_cpu, expected_on_gpu, ledger
 from autotune.decide.prediction import Answer, PredictedModel, RefusedModel
 from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms
-from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor

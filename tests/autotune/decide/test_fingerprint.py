@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.decide.fingerprint import compare, compare_for_replay
+from autotune.decide.fingerprint import compare
 from tests.autotune.profiles import FINGERPRINT
 
 
@@ -20,18 +20,20 @@ def test_the_same_machine_has_no_mismatch():
 )
 def test_a_difference_weighs_what_it_does_to_the_figures(change, severity):
     found = compare(FINGERPRINT, FINGERPRINT.model_copy(update=change))
-    assert [mismatch.severity for mismatch in found] == [severity]
+    assert [check.found for check in found] == [severity]
 
 
 def test_less_gpu_memory_is_refused_and_more_is_not():
     card = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
-    assert compare(card, card.model_copy(update={"gpu_total_bytes": 99}))[0].severity == "refuse"
-    assert compare(card, card.model_copy(update={"gpu_total_bytes": 101}))[0].severity == "inform"
+    assert compare(card, card.model_copy(update={"gpu_total_bytes": 99}))[0].found == "refuse"
+    assert compare(card, card.model_copy(update={"gpu_total_bytes": 101}))[0].found == "inform"
 
 
-def test_the_worst_comes_first():
-    other = FINGERPRINT.model_copy(update={"python": "3.12", "dataset_hash": "x", "torch": "9"})
-    assert [mismatch.severity for mismatch in compare(FINGERPRINT, other)] == ["refuse", "warn", "inform"]
+@pytest.mark.parametrize(("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")])
+def test_the_worst_comes_first(replayed, worst):
+    other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
+    found = compare(FINGERPRINT, other, replayed=replayed)
+    assert [check.field for check in found] == [worst, "torch", "python"]
 
 
 @pytest.mark.parametrize(
@@ -43,17 +45,11 @@ def test_the_worst_comes_first():
     ],
 )
 def test_where_a_step_is_replayed_the_gpu_does_not_matter(change):
-    assert compare_for_replay(FINGERPRINT.model_copy(update=change), FINGERPRINT) == ()
+    assert compare(FINGERPRINT.model_copy(update=change), FINGERPRINT, replayed=True) == ()
 
 
 @pytest.mark.parametrize("change", [{"cpu_model": "Another CPU"}, {"data_filesystem": "lustre"}])
 def test_where_a_step_is_replayed_cpu_and_disk_must_be_the_same(change):
     other = FINGERPRINT.model_copy(update=change)
-    assert [mismatch.severity for mismatch in compare(FINGERPRINT, other)] == ["warn"]
-    assert [mismatch.severity for mismatch in compare_for_replay(FINGERPRINT, other)] == ["refuse"]
-
-
-def test_where_a_step_is_replayed_the_worst_still_comes_first():
-    other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", "cpu_model": "x", "device": "cuda"})
-    found = compare_for_replay(FINGERPRINT, other)
-    assert [mismatch.field for mismatch in found] == ["cpu_model", "torch", "python"]
+    assert [check.found for check in compare(FINGERPRINT, other)] == ["warn"]
+    assert [check.found for check in compare(FINGERPRINT, other, replayed=True)] == ["refuse"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.core.exploration import Configuration
 from autotune.decide.choose import deal
-from autotune.decide.knob_space import (
+from autotune.decide.exploration import (
     ROW_DOUBLINGS,
     knob_space,
     micro_batches,

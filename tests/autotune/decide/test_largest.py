@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.largest import largest_within
+from autotune.decide.search import largest_within
 
 
 @given(
