@@ -222,9 +222,10 @@ def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) ->
         count = block_count([one[cause] for one in each]) or 0
         means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
         found = of_blocks(share, means, n=len(rows)).interval()
-        low = None if found.low is None else max(0.0, found.low)
-        high = None if found.high is None else min(1.0, found.high)
-        parts.append(StepPart(cause=cause, share=share, low=low, high=high, source=source))
+        part = StepPart(cause=cause, share=share, source=source)
+        if found.low is not None and found.high is not None:
+            part = replace(part, low=max(0.0, found.low), high=min(1.0, found.high))
+        parts.append(part)
     return parts
 
 

@@ -1,12 +1,11 @@
 """Two profiles, tunings, runs or datasets compared: what changed, and which figures differ beyond noise. Pure."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.interval import Interval
 from autotune.decide.statistics import Estimate, difference, no_spread_of
-from trainer.config import TrainConfig
 from trainer.schema import MAX_DEPTH
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
@@ -40,24 +39,17 @@ class Change:
         return self.new / self.old if len(both) == 2 and self.old else None
 
 
-def flat_settings(config: TrainConfig) -> dict[str, Any]:
-    """Every setting by its dotted key; the model's own config is one level of keys more."""
-    return flat_table(config.model_dump(mode="json"))
-
-
-def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Every value of nested tables by its dotted key."""
-    return dict(_flat(table))
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return every value of nested tables by its dotted key; the model's own config is a table as well."""
+    found: dict[str, Any] = {}
     for name, value in table.items():
         if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
-            yield f"{prefix}{name}", "nested too deep"
+            found[f"{prefix}{name}"] = "nested too deep"
         elif isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.", depth + 1)
+            found |= flat_table(value, f"{prefix}{name}.", depth + 1)
         else:
-            yield f"{prefix}{name}", value
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -130,8 +122,8 @@ class Compared:
     b: Estimate
     change: Interval
     """What B is of A; for shares, what B is more than A. With 95 % bounds."""
-    verdict: Verdict
-    why: str
+    verdict: Verdict = "the same within noise"
+    why: str = ""
     """Why there is no verdict."""
 
 
@@ -213,20 +205,18 @@ def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
 
 
 def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: Interval, differs: set[str]) -> Compared:
-    nothing, why = 1.0 if sides[0].scale == "log" else 0.0, ""
-    verdict: Verdict = "the same within noise"
+    found = Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change)
+    nothing = 1.0 if sides[0].scale == "log" else 0.0
     if other := [_OTHER.get(name, f"another {name}") for name in metric.needs if name in differs]:
-        verdict, why = "not comparable", ", ".join(other)
-    elif change.low is None or change.high is None:
-        verdict = "not judged"
-        why = no_spread_of(*sides)
-    elif max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
-        verdict = "the same"
-    elif change.high < nothing:
-        verdict = metric.words[0]
-    elif change.low > nothing:
-        verdict = metric.words[1]
-    return Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change, verdict=verdict, why=why)
+        return replace(found, verdict="not comparable", why=", ".join(other))
+    if change.low is None or change.high is None:
+        return replace(found, verdict="not judged", why=no_spread_of(*sides))
+    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+        return replace(found, verdict="the same")
+    less, more = metric.words
+    if change.high < nothing or change.low > nothing:
+        return replace(found, verdict=less if change.high < nothing else more)
+    return found
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:

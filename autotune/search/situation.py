@@ -9,7 +9,7 @@ from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.sources import SOURCES, find_files
-from autotune.decide.advice import DataFacts, Foreign, NodesMeant, Situation
+from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.decide.physical import check_run

@@ -9,8 +9,7 @@ from autotune.core.allocations import Term
 from autotune.core.bottleneck import StepPart
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.interval import Interval
-from autotune.decide.advice.gains import faster_with, times, without
-from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.situation import Situation, faster_with, times, without
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import choose_micro_batch, deal, rows_with_headroom
 from autotune.decide.shape import place_share

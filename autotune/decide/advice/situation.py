@@ -1,12 +1,13 @@
-"""What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
+"""What rules look at, as far as each is known; and what a change brings: Amdahl's law, with bounds. Pure."""
 
+import math
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.core.advice import EvidenceFigure, figure
+from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
@@ -21,6 +22,13 @@ from trainer.record import Run
 
 PERSISTENT_SHARE = 0.6
 """Of all steps in which the same rank is behind, before it is called slow."""
+Range = tuple[float, float, float]
+"""Least, usual, most."""
+
+MOST_SHARE = 0.98
+"""A part never counts as more of the step than this: no gain is without end."""
+UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
+"""Share of a step's fixed time that the update takes: most, usual, least. Every micro-batch pays the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,7 @@ class Situation:
     data: DataFacts | None = None
     spread: NodesMeant | None = None
     foreign: Foreign | None = None
-    missing: tuple[tuple[str, str], ...] = field(default=())
+    missing: tuple[tuple[str, str], ...] = ()
     """What was not measured and the command that would, found by whoever put this together."""
 
     # Evidence, by name.
@@ -264,3 +272,63 @@ def _rows_of(measured: dict[str, Any]) -> int | None:
     config = measured.get("config", measured)
     rows = config.get("micro_batch_rows") if isinstance(config, dict) else None
     return rows if isinstance(rows, int) else measured.get("rows")
+
+
+def without(part: StepPart, left: Range | None = None) -> Gain:
+    """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
+    least, usual, most = left or (0.0, 0.0, 0.0)
+    low, high = (part.share if bound is None else bound for bound in (part.low, part.high))
+    gain = Gain.between(_speedup(low, most), _speedup(part.share, usual), _speedup(high, least))
+    if left is not None:  # what stays at best and at worst is assumed, and no noise
+        return gain
+    if part.low is None:
+        return Gain(ratio=gain.ratio)
+    return replace(gain, confidence=SHOWN_CONFIDENCE)
+
+
+def times(gain: Gain, factors: Range) -> Gain:
+    """Return the gain with another beside it, which brings at least, usually and at most these factors."""
+    low, usual, high = factors
+    return Gain.between(
+        (gain.ratio if gain.low is None else gain.low) * low,
+        gain.ratio * usual,
+        (gain.ratio if gain.high is None else gain.high) * high,
+    )
+
+
+def _speedup(share: float, left: float) -> float:
+    return 1 / (1 - min(MOST_SHARE, share) * (1 - left))
+
+
+def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | None:
+    """Return the ratio of tokens/s with micro-batches of so many rows, new to old; None if too few were measured.
+
+    A line through the measured sizes gives the fixed time of a step and that of a row. With several micro-batches to a
+    step only what each of them pays is saved.
+    """
+    curve = now.probe.curve if now.probe is not None else []
+    if len(curve) < 2 or now.train is None:
+        return None
+    fixed, per_row = line([point.rows for point in curve], [point.step_s for point in curve])
+    rows = max(1.0, now.global_batch_rows / now.ranks)
+
+    def rate(micro: float, update: float) -> float:
+        count = max(1.0, rows / micro)
+        return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
+
+    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in UPDATE_OF_FIXED)
+    if new_rows > max(point.rows for point in curve):  # nothing says how far the line goes on
+        low, usual = min(1.0, low), math.sqrt(usual)
+    return low, usual, high
+
+
+def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the line with the least squared relative errors; neither is negative."""
+    weights = [1 / y**2 for y in ys]
+    total = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    slope = max(0.0, slope)
+    return max(0.0, mean_y - slope * mean_x), slope

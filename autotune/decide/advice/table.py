@@ -4,16 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.advice import SEVERITIES, Advice, SettingChange
-from autotune.core.bottleneck import Cause
 from autotune.decide.advice import batch, compute, condition, loader, network
 from autotune.decide.advice.situation import Situation
 from autotune.errors import BadInput
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, dotted
 from trainer.errors import BadConfig
 from trainer.schema import parse_table
-
-Recommendation = str
-"""Of the paper: ``R1`` to ``R5``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +18,8 @@ class AdviceRule:
 
     name: str
     looks: Callable[[Situation], Advice | None]
-    covers: tuple[Recommendation | Cause, ...] = ()
-    """What of the paper, and which bottlenecks."""
+    covers: tuple[str, ...] = ()
+    """Recommendations of the paper, ``R1`` to ``R5``, and bottlenecks."""
 
     @property
     def looks_for(self) -> str:
@@ -112,27 +108,12 @@ def _change_nothing(now: Situation) -> Advice:
     )
 
 
-def safe_changes(advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
-    """What may be written without a second thought; of two wishes for one setting the first counts."""
-    found: dict[str, SettingChange] = {}
-    for one in advice:
-        if one.safe:
-            for change in one.changes:
-                found.setdefault(change.key, change)
-    return tuple(found.values())
-
-
-def changes_of(train: TrainConfig, changes: Iterable[SettingChange]) -> tuple[SettingChange, ...]:
-    """The changes as they are of these settings: from what these say, without those that change nothing."""
-    tables = train.model_dump(mode="json")
-    found = []
-    for change in changes:
-        old = tables
-        for name in change.key.split("."):
-            old = old[name]
-        if old != change.new:
-            found.append(replace(change, old=old))
-    return tuple(found)
+def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
+    """Return what may be written without a second thought, from these settings; of two wishes the first counts."""
+    settings = dotted(train.model_dump(mode="json"))
+    wishes = [change for one in advice if one.safe for change in one.changes]
+    found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
+    return tuple(change for change in reversed(found.values()) if change.old != change.new)
 
 
 def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:

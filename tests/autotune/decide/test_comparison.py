@@ -14,7 +14,6 @@ from autotune.decide.comparison import (
     Side,
     changes,
     compare,
-    flat_settings,
     flat_table,
     gate,
 )
@@ -140,7 +139,7 @@ def test_settings_differ_by_their_dotted_keys_and_the_models_config_key_by_key()
     old = example_profile().train
     model = old.model.model_copy(update={"config": {"model_type": "bert", "hidden_size": 128, "new": 1}})
     new = old.model_copy(update={"model": model, "tf32": False})
-    assert changes(flat_settings(old), flat_settings(new)) == (
+    assert changes(*(flat_table(one.model_dump(mode="json")) for one in (old, new))) == (
         Change(key="model.config.hidden_size", old=64, new=128),
         Change(key="tf32", old=True, new=False),
         Change(key="model.config.new", old=None, new=1),

@@ -15,7 +15,8 @@ from autotune.core.advice import Advice
 from autotune.core.outcome import Contaminated, Measured, Outcome
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.decide.advice import NOTHING, TOO_LITTLE, DataFacts, Foreign, Situation, advise, with_changes
+from autotune.decide.advice.situation import DataFacts, Foreign, Situation
+from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from tests.autotune.decide.worlds import (

@@ -7,7 +7,7 @@ from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
-from autotune.decide.advice import NodesMeant, Situation
+from autotune.decide.advice.situation import NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_run
 from tests.autotune.decide.advice.scenarios import Scenario, ran, rates, speed, trial_of, tuned, with_evidence
 from tests.autotune.decide.worlds import World, settings, settings_with

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.core.advice import SEVERITIES, Advice, Gain, SettingChange
 from autotune.core.bottleneck import StepPart
-from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise, safe_changes, with_changes
-from autotune.decide.advice.gains import times, without
+from autotune.decide.advice.situation import Situation, times, without
+from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
 from autotune.errors import BadInput
 from tests.autotune.decide.advice.scenarios import ran, scenarios, tuned
 from tests.autotune.decide.worlds import World, settings
@@ -159,16 +159,17 @@ def advice(*changes: SettingChange, safe: bool = True) -> Advice:
 
 def test_only_safe_changes_count_and_the_first_of_two_wishes():
     found = safe_changes(
+        example_profile().train,
         [
             advice(SettingChange(key="micro_batch_rows", old=2, new=4)),
             advice(
                 SettingChange(key="micro_batch_rows", old=2, new=8),
-                SettingChange(key="head", old="dense", new="masked"),
+                SettingChange(key="head", old="dense", new="masked"),  # which it is already
             ),
             advice(SettingChange(key="precision", old="fp32", new="bf16"), safe=False),
-        ]
+        ],
     )
-    assert [(change.key, change.new) for change in found] == [("micro_batch_rows", 4), ("head", "masked")]
+    assert [(change.key, change.old, change.new) for change in found] == [("micro_batch_rows", 2, 4)]
 
 
 def test_dotted_keys_reach_inner_tables():
