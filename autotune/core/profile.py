@@ -152,14 +152,7 @@ def profile_to_toml(profile: Profile) -> str:
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Validate what a TOML file held.
-
-    Args:
-        tables: The parsed file.
-        where: Its name in messages.
-
-    Returns:
-        The profile, and whether its content still has the hash it was written with.
+    """Return the profile that a TOML file holds, and whether its content still has the hash it was written with.
 
     Raises:
         BadInput: If a key is unknown (the nearest valid one is suggested), missing, or of a wrong value.

@@ -20,12 +20,7 @@ ADDRESS_SHARE = 9 / 8
 
 
 class Segment:
-    """One expandable segment: blocks by address, from 0 to ``reserved_bytes``.
-
-    Args:
-        page_bytes: It grows by multiples of this.
-        address_bytes: Of addresses that it may grow to.
-    """
+    """One expandable segment: blocks by address, from 0 to ``reserved_bytes``; it grows by whole pages."""
 
     def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0

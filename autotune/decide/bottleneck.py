@@ -35,12 +35,7 @@ SAME_RANK_SHARE = 0.95
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
-    """What limited a run; None before it took two logged steps.
-
-    Args:
-        run: The first row is left out: it pays for what is made once.
-        counters: Of the same model and settings, from tuning.
-    """
+    """What limited a run, with counters of the same model and settings; None before it took two logged steps."""
     rows = rows_of_this_start(run)
     if not rows:
         return None
@@ -144,16 +139,7 @@ def _weigh(
     """Name the limit of steps: the largest part beside computing, with two exceptions.
 
     A loader that works ahead and is waited for all the same sets the pace: whatever else is made shorter, it is waited
-    for as much longer. So do programs that are behind their devices.
-
-    Args:
-        parts: Of a step, computing not among them.
-        source: Where they come from.
-        steps: Number of them that were looked at.
-        untold: What these figures do not tell.
-        mfu: Model FLOPs utilisation, if it is known.
-        loads_ahead: Whether the loader works ahead.
-        launching: Share of the step that waits for launches.
+    for as much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, StepPart(cause="computation", share=rest, source=source)], key=lambda one: -one.share)

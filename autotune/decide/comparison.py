@@ -154,13 +154,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
-    """Compare two sides.
-
-    Args:
-        a: The first, which ratios are to.
-        b: The second.
-        loss: Of runs the loss of each at the same steps, what B's is of A's, and which steps; None without such.
-    """
+    """Compare two sides; of runs with the loss of each at the same steps, what B's is of A's, and which steps."""
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [{str(name): one.circumstances[name] for name in one.circumstances if name in known} for one in (a, b)]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
@@ -224,10 +218,6 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
 
     ``slower``: the measured ratio is below what is allowed, and the difference is beyond noise. ``passes``: the whole
     interval lies above it. ``undecided``: neither is proven. ``not comparable``: the speeds are of different things.
-
-    Args:
-        comparison: Of A and B.
-        lost_share: What B may lose, between 0 and 1.
     """
     found = comparison.headline
     if found is None:

@@ -42,8 +42,8 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
 def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
     """Say that a GPU's memory did not come back, how much is taken, and by whom."""
     return (
-        f"{use.gpu} still holds {format_bytes(_or_none(use.used_bytes))} after {format_seconds(waited_s)} of waiting, "
-        f"and held {format_bytes(_or_none(baseline_bytes))} before the first trial ({_holders(use.processes)})"
+        f"{use.gpu} still holds {_shown(use.used_bytes)} after {format_seconds(waited_s)} of waiting, "
+        f"and held {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
     )
 
 
@@ -85,17 +85,13 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
 def describe_other_users(use: GpuHolders, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
     """Say who uses a GPU that this program has not touched yet; None where it looks free.
 
-    Args:
-        use: The GPU.
-        limit_bytes: What may be taken without a process to show for it: the driver's own reserve counts as taken.
+    Up to the limit memory may be taken without a process to show for it: the driver's own reserve counts as taken.
     """
     listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
     taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > limit_bytes
     if not (listed or taken):
         return None
-    return (
-        f"{use.gpu} is in use already: {format_bytes(_or_none(use.used_bytes))} are taken ({_holders(use.processes)})"
-    )
+    return f"{use.gpu} is in use already: {_shown(use.used_bytes)} are taken ({_holders(use.processes)})"
 
 
 def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
@@ -107,5 +103,5 @@ def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
     return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
 
 
-def _or_none(figure: int | Unavailable) -> int | None:
-    return None if isinstance(figure, Unavailable) else figure
+def _shown(used_bytes: int | Unavailable) -> str:
+    return format_bytes(None if isinstance(used_bytes, Unavailable) else used_bytes)

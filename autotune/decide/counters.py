@@ -87,13 +87,8 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     """Parts of a step with what counters tell of its computing, and the wait for launches among them.
 
     Multiprocessors without work in a step that is fed, and in which nobody is waited for, wait for launches, beyond
-    what the ends of kernels leave idle. What padding costs is computed less often then, too.
-
-    Args:
-        parts: As far as they are known without.
-        counters: Of the same model and settings.
-        uneven: Of the waits for other ranks, those for another rank every time though rows are alike: devices differ
-            for long, programs that hand out work from step to step.
+    what the ends of kernels leave idle. What padding costs is computed less often then, too. ``uneven`` are the waits
+    for another rank every time though rows are alike: devices differ for long, programs from step to step.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)

@@ -54,14 +54,9 @@ def drifts(
     intact: bool = True,
     otherwise: Sequence[str] = (),
 ) -> tuple[Drift, ...]:
-    """Compare a run with the profile it was started from; nothing if it has none, or has no steps.
+    """Compare a run's last start with the profile it was started from; nothing if it has none, or has no steps.
 
-    Args:
-        profile: With its ``trials``, for the memory.
-        run: Its last start counts.
-        trials: Of the profile.
-        intact: Whether the profile is as it was written.
-        otherwise: What the run computed otherwise than the profile says.
+    The profile's trials tell the memory; nothing is comparable if it was edited, or if the run computed otherwise.
     """
     if profile is None or not run.steps:
         return ()

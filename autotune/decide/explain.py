@@ -49,11 +49,7 @@ def explanations(profile: Profile) -> tuple[Explanation, ...]:
 
 
 def meaning_of(key: str) -> str | None:
-    """Return what the schema says under a setting, in one line; None under a key of the model's own config.
-
-    Args:
-        key: Dotted, without ``train``.
-    """
+    """Return what the schema says under a dotted key, in one line; None under a key of the model's own config."""
     table: Any = TrainConfig
     description: str | None = None
     for part in key.split("."):

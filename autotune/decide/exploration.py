@@ -201,14 +201,9 @@ def knob_space(
     ranks: int,
     most_rows: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:
-    """All cells, the unexplored one first.
+    """Return all cells, the unexplored one first: each value of every knob, and every useful micro-batch.
 
-    Args:
-        unexplored: What the profile has.
-        levels: The values of each knob but the micro-batch; the first of each is the unexplored one.
-        global_rows: The global batch by layout: the same real tokens are fewer packed rows than padded ones.
-        ranks: That share it.
-        most_rows: The largest micro-batch that may be tried, by the other knobs.
+    The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
     """
     cells = [with_dealt_rows(unexplored, global_rows, ranks)]
     for values in itertools.product(*levels.values()):

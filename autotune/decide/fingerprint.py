@@ -17,10 +17,7 @@ _ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:
     """Return every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is.
 
-    Args:
-        profile: As it was tuned.
-        here: As it is.
-        replayed: Whether a GPU's step is replayed: the GPU does not matter, CPU and disk must be the same kind.
+    If a GPU's step is replayed, the GPU does not matter, and CPU and disk must be the same kind.
     """
     found = []
     for field in Fingerprint.model_fields:

@@ -6,9 +6,9 @@ Two profiles of one name share a ledger, wherever they lie; and a profile may be
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from autotune.core.outcome import Measured, OutOfMemory, outcome_from_json
+from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
 from autotune.core.verification import LedgerCheck
@@ -21,13 +21,7 @@ _SAME = 1e-9
 def own_records(
     records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
-    """Trials of the same model, dataset and kind of device, whichever settings and versions they had.
-
-    Args:
-        records: Of a ledger.
-        made_on: The profile's.
-        row_tokens: Length of its rows; None takes trials of any length.
-    """
+    """Return trials of the same model, dataset, kind of device and length of rows (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
     own = (record for record in records if record.site not in others)
@@ -52,23 +46,14 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
     own = records_of(profile, records)
     until = profile.provenance.ledger_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
+    is_same = ledger_sha256(behind) == profile.provenance.ledger_sha256
     return LedgerCheck(
-        found=_found(profile, own, behind),
+        found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
         trials=len(behind),
         added=len(own) - len(behind),
         others=len(records) - len(own),
         unfounded=tuple(_unfounded(profile, behind)) if own else (),
     )
-
-
-def _found(
-    profile: Profile, own: Sequence[TrialRecord], behind: Sequence[TrialRecord]
-) -> Literal["same", "differs", "not recomputable", "no trials"]:
-    if not own:
-        return "no trials"
-    if profile.provenance.ledger_until_utc is None:
-        return "not recomputable"
-    return "same" if ledger_sha256(behind) == profile.provenance.ledger_sha256 else "differs"
 
 
 def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
@@ -107,13 +92,15 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         limited = [one for one in behind if one.job == "step" and one.measured.get("memory_budget_bytes") == budget]
         if probe.feasible_peak_bytes not in [one.peak_bytes for one in _steps(limited, probe.feasible_max)]:
             yield f"evidence.probe.feasible_max = {probe.feasible_max} rows, with its peak"
-        if probe.infeasible_min is not None and not _was_refused(limited, probe.infeasible_min):
+        refused = [rows for rows, one in _outcomes(limited, "step") if isinstance(one, OutOfMemory)]
+        if probe.infeasible_min not in (None, *refused):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
             if not _is_among(point.slot_tokens_per_s, map(_slot_rate, _steps(behind, point.rows))):
                 yield f"evidence.probe.curve at {point.rows} rows"
     if workers is not None:
-        rates = [one.slot_tokens_per_s for one in _windows(behind)]
+        windows = [FeedFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
+        rates = [one.slot_tokens_per_s for one in windows]
         if not all(_is_among(rate, rates) for rate in workers.ceiling_slot_tokens_per_s):
             yield "evidence.workers.ceiling_slot_tokens_per_s"
         for row in workers.rows:
@@ -121,23 +108,16 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
                 yield f"evidence.workers.rows of {row.loader_workers}"
 
 
+def _outcomes(records: Iterable[TrialRecord], job: str) -> Iterator[tuple[object, Outcome]]:
+    """Rows of the micro-batch, and what became of it."""
+    for record in records:
+        if record.job == job:
+            yield _config(record).get("micro_batch_rows"), outcome_from_json(record.outcome)
+
+
 def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:
-    for record in records:
-        outcome = outcome_from_json(record.outcome)
-        if record.job == "step" and isinstance(outcome, Measured) and _config(record).get("micro_batch_rows") == rows:
-            yield StepFigures.of(outcome)
-
-
-def _was_refused(records: Iterable[TrialRecord], rows: int) -> bool:
-    refused = (record for record in records if isinstance(outcome_from_json(record.outcome), OutOfMemory))
-    return any(_config(record).get("micro_batch_rows") == rows for record in refused)
-
-
-def _windows(records: Iterable[TrialRecord]) -> Iterator[FeedFigures]:
-    for record in records:
-        outcome = outcome_from_json(record.outcome)
-        if record.job == "feed" and isinstance(outcome, Measured):
-            yield FeedFigures.of(outcome)
+    found = _outcomes(records, "step")
+    return (StepFigures.of(one) for size, one in found if size == rows and isinstance(one, Measured))
 
 
 def _slot_rate(figures: StepFigures) -> float | None:

@@ -134,8 +134,10 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     """The highest use of a device's memory by training with so many rows."""
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
-    sizes, events = _with_workspaces(law, rows, surroundings)
-    streams = [*law.streams.tolist(), *[0] * len(surroundings.workspaces_bytes)]
+    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
+    workspaces, sizes = surroundings.workspaces_bytes, law.sizes_bytes(rows).tolist()
+    events = [*range(len(sizes), len(sizes) + len(workspaces)), *law.events.tolist()]
+    sizes, streams = [*sizes, *workspaces], [*law.streams.tolist(), *[0] * len(workspaces)]
     return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.outside_bytes
 
 
@@ -160,22 +162,8 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
 
 
 def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
-    """The largest micro-batch whose peak is within a budget; 0 when one row is not.
-
-    Args:
-        law: Of the model.
-        budget_bytes: Of the device.
-        surroundings: Of the step.
-        max_rows: Look no further.
-    """
+    """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
     return largest_within(lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_rows)
-
-
-def _with_workspaces(law: Law, rows: int, surroundings: Surroundings) -> tuple[list[int], list[int]]:
-    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
-    sizes = law.sizes_bytes(rows).tolist()
-    extra = range(len(sizes), len(sizes) + len(surroundings.workspaces_bytes))
-    return [*sizes, *surroundings.workspaces_bytes], [*extra, *law.events.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +178,7 @@ class Expected:
 def expected_on_gpu(
     compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
 ) -> Expected:
-    """Return what lies around a step on a GPU of so many that one node uses.
-
-    Args:
-        compute_capability: Of the GPU; None for a recent one.
-        local_ranks: Ranks on the node.
-        device_bytes: The GPU's memory, if it is known.
-    """
+    """Return what lies around a step on a GPU of so many that one node uses; no capability stands for a recent one."""
     hopper = compute_capability is None or compute_capability >= _HOPPER
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     least, usual, most = (

@@ -48,9 +48,14 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
         Undecided: With the GPU, the rate and the limit.
     """
     for rate in rates:
-        limit = None if gpu_name is None else _limit(gpu_name, rate)
+        if gpu_name is None:
+            return
+        if rate.of == "links":
+            # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
+            limit, unit = peak_link_bytes_per_s(gpu_name), "TB/s of links"
+        else:
+            limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
-            unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}, which reaches "
                 f"{limit / 1e12:,.4g} at most: the measurement is wrong, and is not kept",
@@ -65,13 +70,6 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
     except Undecided:
         return False
     return True
-
-
-def _limit(gpu_name: str, rate: GpuRate) -> float | None:
-    if rate.of == "links":
-        # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
-        return peak_link_bytes_per_s(gpu_name)
-    return peak_flops_per_s(gpu_name, rate.of)
 
 
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:

@@ -73,13 +73,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rows(
     tried: Sequence[Tried], budget_bytes: int, max_rows: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next.
-
-    Args:
-        tried: Trials so far, in their order.
-        budget_bytes: The budget that ``peak_bytes`` counts against.
-        max_rows: Nothing above is tried.
-        prediction: What is known beforehand; without it two trials make one.
+    """Choose the size to try next, up to ``max_rows``; without a prediction two trials make one.
 
     Returns:
         A number of rows, or None when the largest is proven, or nothing fits, or ``max_rows`` fits.
@@ -147,14 +141,10 @@ def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes
 
 
 def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
-    """The largest size up to ``top`` that needs no more than a limit.
+    """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
 
-    Args:
-        needs: By size; asked about once for each size. It grows, roughly straight; where it goes up and down around
-            the limit, one of the edges is found.
-        limit: What may be needed.
-        low: Known to need no more, or the answer where nothing above does.
-        top: Look no further.
+    No size is asked about twice. Needs grow, roughly straight; if they go up and down around the limit, one of the
+    edges is found.
     """
     known: dict[int, float] = {}
     high = top + 1

@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+import statistics
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from autotune.decide.statistics import (
     difference,
     location,
     no_spread_of,
-    normal_quantile,
     of_bounds,
     of_one,
     of_sound_steps,
@@ -56,7 +56,7 @@ def test_students_quantiles_are_those_of_the_table(freedom, row):
 
 @given(confidences, st.floats(1, 200))
 def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(confidence, freedom):
-    normal = normal_quantile(confidence)
+    normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
     assert t_quantile(confidence, freedom) >= t_quantile(confidence, freedom + 1) >= normal
     assert t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
 
@@ -69,11 +69,6 @@ def test_more_confidence_asks_for_a_wider_interval(confidence, freedom):
 def test_a_distribution_without_freedom_is_refused():
     with pytest.raises(ValueError, match="0 degrees"):
         t_quantile(0.95, 0)
-
-
-@pytest.mark.parametrize(("confidence", "value"), [(0.6827, 1.0), (0.95, 1.960), (0.98, 2.326), (0.99, 2.576)])
-def test_normal_quantiles_are_those_of_the_tables(confidence, value):
-    assert normal_quantile(confidence) == pytest.approx(value, abs=1e-3)
 
 
 # Windows.
