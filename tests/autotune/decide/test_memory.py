@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.allocations import Allocation, Term, Trace
-from autotune.decide import memory
 from autotune.decide.allocator import MIB
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, ledger, peak_bytes
 
@@ -142,28 +141,3 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surrounding
     # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.
     if all(one <= other for one, other in pairwise(peaks)):
         assert found == max(fitting, default=0)
-
-
-def test_the_largest_micro_batch_is_found_in_few_looks_even_where_the_law_has_a_bend(monkeypatch):
-    # The optimizer's peak hides the rows up to a point, and allocator steps hide them everywhere.
-    law = simple_law(
-        (10**8, 0, Term.PARAMETERS),
-        (4 * 10**9, 0, "optimizer"),
-        (0, 480_000, "activations"),
-        (0, 90_000, "activations"),
-        events=[0, 1, -2, 2, 3],
-    )
-    looks = []
-    real = memory.peak_bytes
-
-    def looked(law: Law, rows: int, surroundings: Surroundings) -> int:
-        looks.append(rows)
-        return real(law, rows, surroundings)
-
-    monkeypatch.setattr(memory, "peak_bytes", looked)
-    for budget in range(4_200_000_000, 9_000_000_000, 97_000_000):
-        looks.clear()
-        found = largest_rows(law, budget, Surroundings(kind="cuda"), max_rows=16_384)
-        assert real(law, found, Surroundings(kind="cuda")) <= budget
-        assert real(law, found + 1, Surroundings(kind="cuda")) > budget
-        assert len(looks) <= 4 * 14  # four times what halving takes
