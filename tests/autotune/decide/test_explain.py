@@ -1,24 +1,16 @@
 import pytest
 
-from autotune.core.evidence import ExchangeRow, NetworkEvidence
+from autotune.core.evidence import Evidence, ExchangeRow, NetworkEvidence
 from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
-from trainer.config import TrainConfig
+from trainer.config import DataSettings, ParallelSettings, TrainConfig
 
 
 def _of(profile, key):
     (found,) = of_key(explanations(profile), key)
     return found
-
-
-def _with(profile, **train):
-    return profile.model_copy(update={"train": profile.train.model_copy(update=train)})
-
-
-def _loader(profile, workers):
-    return _with(profile, data=profile.train.data.model_copy(update={"loader_workers": workers}))
 
 
 def test_every_setting_is_explained_once_and_the_models_config_is_one():
@@ -44,34 +36,33 @@ def test_the_loader_workers_were_measured_with_an_interval():
 
 
 @pytest.mark.parametrize(
-    ("profile", "key", "words"),
+    ("train", "key", "words"),
     [
-        (_with(example_profile(), micro_batch_rows=1), "micro_batch_rows", "2 rows were measured"),
-        (_loader(example_profile(), 0), "data.loader_workers", "1 was measured"),
-        (_with(example_profile(), global_batch_rows=99), "global_batch_rows", "122 rows would hold"),
-        (_with(example_profile(), max_steps=7), "max_steps", "the default is 1000"),
+        ({"micro_batch_rows": 1}, "micro_batch_rows", "2 rows were measured"),
+        ({"data": DataSettings(loader_workers=0)}, "data.loader_workers", "1 was measured"),
+        ({"global_batch_rows": 99}, "global_batch_rows", "122 rows would hold"),
+        ({"max_steps": 7}, "max_steps", "the default is 1000"),
     ],
 )
-def test_what_no_figure_supports_was_changed(profile, key, words):
-    found = _of(profile, key)
+def test_what_no_figure_supports_was_changed(train, key, words):
+    found = _of(but(example_profile(), train=train), key)
     assert found.origin == "changed"
     assert words in found.because
 
 
 def test_the_global_batch_follows_from_the_constraint():
-    assert _of(_with(example_profile(), global_batch_rows=122), "global_batch_rows").origin == "constraint"
+    assert _of(but(example_profile(), train={"global_batch_rows": 122}), "global_batch_rows").origin == "constraint"
 
 
 def test_defaults_and_what_the_probe_was_asked_for_are_told_apart():
-    profile = _with(example_profile(), attention_dropout=0.0)
+    profile = but(example_profile(), train={"attention_dropout": 0.0})
     assert _of(profile, "attention_dropout").origin == "asked for"
     assert _of(profile, "max_steps").origin == "default"
     assert "all figures were measured with it" in _of(profile, "precision").because
 
 
 def test_without_evidence_nothing_was_measured():
-    profile = example_profile()
-    bare = profile.model_copy(update={"evidence": type(profile.evidence)()})
+    bare = example_profile().model_copy(update={"evidence": Evidence()})
     assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
@@ -85,13 +76,12 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
         nodes=2, ranks_per_node=1, backend="gloo", transport="tcp", links=[], products_flops_per_s=[1.0],
         exchanges=rows, choice="the default: nothing is proven to be faster", windows=3, seconds=9.0,
     )  # fmt: skip
-    profile = example_profile()
-    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"network": network})})
+    profile = but(example_profile(), evidence={"network": network})
     found = _of(profile, "parallel.strategy")
     assert (found.origin, found.because) == ("measured", network.choice)
     assert found.rejected == ("zero1, fp32, 25 MiB, 2 micro-batches: 90 real tokens/s, ran",)
-    parallel = profile.train.parallel.model_copy(update={"bucket_cap_mib": 7})
-    assert _of(_with(profile, parallel=parallel), "parallel.bucket_cap_mib").origin == "changed"
+    profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
+    assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too():
@@ -132,8 +122,7 @@ def explored(*, adopted=False, **train):
             }
         )  # fmt: skip
         train = {"compile_layers": True, "micro_batch_rows": 32} | train
-    evidence = profile.evidence.model_copy(update={"explore": found, "network": None})
-    return profile.model_copy(update={"train": profile.train.model_copy(update=train), "evidence": evidence})
+    return but(profile, train=train, evidence={"explore": found, "network": None})
 
 
 def test_what_was_taken_has_its_proof():
@@ -192,5 +181,5 @@ def test_where_nothing_was_taken_the_probe_still_says_why_the_micro_batch_is_wha
 def test_an_exchange_that_dealt_the_global_batch_anew_says_so():
     profile, network = explored(adopted=True, micro_batch_rows=16), tuned_profile("d").evidence.network
     network = network.model_copy(update={"exchanges": [network.exchanges[0].model_copy(update={"rows": 16})]})
-    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"network": network})})
+    profile = but(profile, evidence={"network": network})
     assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_rows").because

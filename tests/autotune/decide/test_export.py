@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.decide.export import RowsHold, export_profile, exported_batch
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
 
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
@@ -26,9 +26,7 @@ KNOWN = _hold(500.0, 2.0)
 
 
 def _profile(evidence=None, **changes):
-    profile = example_profile()
-    kept = profile.evidence.model_copy(update=evidence or {})
-    return profile.model_copy(update={"train": profile.train.model_copy(update=changes), "evidence": kept})
+    return but(example_profile(), train=changes, evidence=evidence or {})
 
 
 def _export(hold=KNOWN, ranks=1, **changes):

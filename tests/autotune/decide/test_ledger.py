@@ -4,21 +4,19 @@ from hypothesis import strategies as st
 
 from autotune.core.trial import TrialRecord
 from autotune.decide.ledger import check_ledger, ledger_sha256, own_records
-from tests.autotune.profiles import FINGERPRINT, example_profile
+from tests.autotune.profiles import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record, records_of_example
 
 EXAMPLE = records_of_example()
 
 
 def _resting_on(records, **changes):
-    profile = example_profile()
     said = {"ledger_sha256": ledger_sha256(records), "ledger_until_utc": max(one.time_utc for one in records)}
-    return profile.model_copy(update={"provenance": profile.provenance.model_copy(update=said | changes)})
+    return but(example_profile(), provenance=said | changes)
 
 
 def _with_probe(profile, **figures):
-    probe = profile.evidence.probe.model_copy(update=figures)
-    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe})})
+    return but(profile, evidence={"probe": profile.evidence.probe.model_copy(update=figures)})
 
 
 @pytest.mark.parametrize(
@@ -108,8 +106,7 @@ def test_a_speed_that_no_trial_had_is_named():
     workers = profile.evidence.workers
     rows = [row.model_copy(update={"slot_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
     workers = workers.model_copy(update={"rows": rows, "ceiling_slot_tokens_per_s": [103.0]})
-    edited = _with_probe(profile, curve=curve)
-    edited = edited.model_copy(update={"evidence": edited.evidence.model_copy(update={"workers": workers})})
+    edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
     assert check_ledger(edited, EXAMPLE).unfounded == (
         "evidence.probe.curve at 2 rows",
         "evidence.workers.ceiling_slot_tokens_per_s",

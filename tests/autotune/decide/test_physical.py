@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from autotune.core.evidence import Evidence
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
 from autotune.decide.physical import (
@@ -12,7 +11,6 @@ from autotune.decide.physical import (
     GpuRate,
     check_profile,
     check_rates,
-    check_real,
     check_run,
     has_rate,
     least_flops_per_token,
@@ -20,7 +18,7 @@ from autotune.decide.physical import (
 )
 from autotune.errors import MachineLacks, Undecided
 from tests.autotune.decide.runs import run_of
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
 from trainer.peaks import LINK_BYTES_PER_S, PEAKS
@@ -120,17 +118,15 @@ def test_every_job_that_measures_a_rate_is_checked_per_gpu(job, measured, figure
     check_rates("NVIDIA B200", rates)
 
 
-def gpu_profile(rate, driver="580.1"):
-    profile = example_profile()
-    train = profile.train.model_copy(
-        update={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"}
-    )
-    here = profile.fingerprint.model_copy(update={"device": "cuda", "gpu_name": NVL, "driver": driver})
-    probe = profile.evidence.probe
+def gpu_profile(rate, driver="580.1", **evidence):
+    probe = example_profile().evidence.probe
     curve = [point.model_copy(update={"slot_tokens_per_s": rate}) for point in probe.curve]
-    probe = probe.model_copy(update={"curve": curve, "parameters": 110_000_000})
-    evidence = profile.evidence.model_copy(update={"probe": probe})
-    return profile.model_copy(update={"train": train, "fingerprint": here, "evidence": evidence})
+    return but(
+        example_profile(),
+        train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
+        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": driver},
+        evidence={"probe": probe.model_copy(update={"curve": curve, "parameters": 110_000_000})} | evidence,
+    )
 
 
 def test_a_profile_whose_tokens_per_second_ask_for_more_than_the_gpu_has_is_rejected():
@@ -142,30 +138,21 @@ def test_a_profile_whose_tokens_per_second_ask_for_more_than_the_gpu_has_is_reje
 def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     with pytest.raises(MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"):
         check_profile(gpu_profile(600_000.0, NULL))
-    profile = gpu_profile(600_000.0, NULL)
-    probe = profile.evidence.probe.model_copy(update={"curve": []})
-    check_profile(
-        profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe, "workers": None})})
-    )
-    sustained = probe.model_copy(update={"sustained": gpu_profile(600_000.0).evidence.probe.curve[0]})
+    probe = example_profile().evidence.probe.model_copy(update={"curve": []})
+    check_profile(gpu_profile(600_000.0, NULL, probe=probe, workers=None))
+    sustained = probe.model_copy(update={"sustained": example_profile().evidence.probe.curve[0]})
     with pytest.raises(MachineLacks):
-        check_profile(profile.model_copy(update={"evidence": Evidence(probe=sustained)}))
-    assert profile.fingerprint.bytes_known == "allocator"
+        check_profile(gpu_profile(600_000.0, NULL, probe=sustained, workers=None))
+    assert gpu_profile(600_000.0, NULL).fingerprint.bytes_known == "allocator"
     assert gpu_profile(600_000.0).fingerprint.bytes_known == "measured"
-
-
-def test_a_real_driver_and_none_are_real():
-    check_real(NVL, "580.95.05", "tokens/s")
-    check_real(None, None, "tokens/s")
 
 
 def with_rows(part, rows, **changes):
     """The tuned profile, with the first row of a part changed."""
-    evidence = tuned_profile("d").evidence
-    found = getattr(evidence, part)
+    found = getattr(tuned_profile("d").evidence, part)
     first, *others = getattr(found, rows)
     changed = found.model_copy(update={rows: [first.model_copy(update=changes), *others]})
-    return tuned_profile("d").model_copy(update={"evidence": evidence.model_copy(update={part: changed})})
+    return but(tuned_profile("d"), evidence={part: changed})
 
 
 @pytest.mark.parametrize(
