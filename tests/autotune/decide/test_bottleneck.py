@@ -12,7 +12,7 @@ from autotune.core.profile import Profile
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
 from autotune.decide.counters import Counters, counters_of_profile
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
 from trainer.record import StepRow
@@ -143,10 +143,7 @@ class TestRun:
 
 class TestProfile:
     def test_a_profile_without_a_sweep_says_nothing(self):
-        profile = example_profile()
-        assert bottleneck_of_profile(
-            profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": None})})
-        ) is None  # fmt: skip
+        assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
 
     def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has(self):
         world = World(load_s_per_row=2e-3)
@@ -162,13 +159,8 @@ class TestProfile:
         flops = [0.38 * 835e12, 0.42 * 835e12]
         rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
         workers = profile.evidence.workers.model_copy(update={"rows": rows})
-        evidence = profile.evidence.model_copy(update={"workers": workers})
-        found = found_in(profile.model_copy(update={"evidence": evidence}))
+        found = found_in(but(profile, evidence={"workers": workers}))
         assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
-
-    def test_counters_are_those_of_the_chosen_count(self):
-        counters = counters_of_profile(profile_of(GPU, settings(GPU)))
-        assert counters.busy_share == 1
 
 
 TWO = World(ranks_per_node=2, slow_rank=1.5)

@@ -33,10 +33,14 @@ def test_each_figure_is_combined_as_it_means():
     assert (found.samples, found.gpm_windows, found.lacking, found.gpm_lacking) == (3, 2, None, None)
 
 
-def test_a_figure_that_is_missing_in_some_samples_is_that_of_the_others():
+def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_not_zero():
     blind = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
-    found = gpu_use(GpuSeries(samples=(blind, SAMPLE)))
-    assert (found.utilisation_share, found.power_w, found.power_capped_share) == (0.5, 300.0, 0.0)
+    some = gpu_use(GpuSeries(samples=(blind, SAMPLE)))
+    assert (some.utilisation_share, some.power_w, some.power_capped_share) == (0.5, 300.0, 0.0)
+    none = gpu_use(GpuSeries(samples=(blind,), gpm=(GPM,)))
+    missing = (none.utilisation_share, none.power_w, none.power_capped_share, none.gpm_dram_share)
+    assert missing == (None,) * 4
+    assert none.used_bytes == 100
 
 
 def test_power_is_what_the_energy_between_first_and_last_sample_makes():
@@ -54,14 +58,6 @@ def test_power_without_a_count_of_energy_that_grows_is_the_mean_of_the_readings(
     ]
     assert mean_power_w(samples) == 350.0
     assert mean_power_w([]) is None
-
-
-def test_a_figure_that_is_missing_everywhere_is_missing_and_not_zero():
-    blind = replace(SAMPLE, utilisation=None, throttle_reasons=None, temperature_c=None)
-    found = gpu_use(GpuSeries(samples=(blind,), gpm=(GPM,)))
-    assert (found.utilisation_share, found.power_capped_share, found.temperature_c) == (None, None, None)
-    assert found.gpm_dram_share is None
-    assert found.used_bytes == 100
 
 
 def test_without_samples_the_drivers_reason_is_told_or_that_none_fell_into_the_window():

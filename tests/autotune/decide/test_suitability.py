@@ -1,5 +1,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,21 +12,20 @@ from autotune.core.hardware import (
     GpuProcess,
     GpuSample,
     GpuStatus,
-    HostFacts,
     MachineFacts,
     SlurmFacts,
     Unavailable,
 )
 from autotune.decide.suitability import SEVERITIES, find_unsuitable
+from tests.fakes import FakeHost
 
 GIB = 2**30
 CAP = "sw_power_cap"
 SHARED = DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True)
-HOST = HostFacts(
-    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=4, ram_total_bytes=64 * GIB, ram_available_bytes=32 *
-    GIB, ram_limit_source="the system", ram_limit_bytes=None, shm_free_bytes=8 * GIB, cpu_model=None, platform="Linux",
-    python_version="3.11.0", load_average_1min=0.5, disks=(DiskFacts(path=".", filesystem_type="ext4", free_bytes=GIB,
-    is_network=False),), nics=(),
+HOST = replace(
+    FakeHost().facts([Path()]),
+    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=4, shm_free_bytes=8 * GIB, load_average_1min=0.5,
+    disks=(replace(SHARED, filesystem_type="ext4", is_network=False),),
 )  # fmt: skip
 CARD = GpuFacts(
     uuid="GPU-a", index=3, name="Card", total_bytes=80 * GIB, mig_enabled=False, power_cap_w=350.0,
