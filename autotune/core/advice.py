@@ -97,12 +97,9 @@ class Advice:
     gain: Gain | None = None
     """None if there is none, or if its size is not known."""
     cost: str
-    """What it costs and risks."""
     changes: tuple[SettingChange, ...] = ()
     """Of the profile."""
     command: str | None = None
-    """What to run, exactly."""
     would_change: str
-    """What would make this advice wrong."""
     safe: bool = False
     """Whether ``--apply`` writes its changes: the same recipe, no more memory, and nothing to be measured first."""

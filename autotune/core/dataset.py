@@ -124,7 +124,6 @@ class RowLength:
     """What a row length does to the sampled samples; all but the gain are shares."""
 
     row_tokens: int
-    """Positions in a row."""
     padded_waste: float
     """Of positions that are padding if every sample has a row of its own."""
     cut_samples: float

@@ -49,6 +49,7 @@ class ProbeEvidence(Table):
     infeasible_min: Positive | None = None
     """The smallest that was refused; None when the search met its own upper limit first."""
     feasible_peak_bytes: Positive
+    """What ``feasible_max`` needed."""
     predicted_peak_bytes: Positive | None = None
     """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
     traced_peak_bytes: Positive | None = None
@@ -59,6 +60,7 @@ class ProbeEvidence(Table):
     """Where the trace says that the memory of ``feasible_max`` goes."""
     parameters: Positive | None = None
     not_traced: str | None = None
+    """Why there is no trace."""
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
     micro_batches_per_step: Positive = 1
@@ -68,6 +70,7 @@ class ProbeEvidence(Table):
     seconds: NonNegativeFloat
     """The curve's included."""
     mean_real_tokens_per_row: PositiveFloat
+    """Of this dataset, in this layout."""
     curve: list[CurvePoint]
     knee_rows: list[Positive] = Field(default_factory=list)
     """Between which two sizes the knee of the curve lies, for all that the noise tells."""
@@ -298,13 +301,11 @@ class Scaling:
     """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
 
     name: str
-    """Of the model."""
     global_batch_tokens: int
     rows: tuple[ScalingRow, ...]
     useful_nodes: int
     """The most that are at least 90 % efficient; predicted."""
     levers: tuple[str, ...]
-    """What would increase it."""
     steps_per_epoch: float | None
     """None if the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
@@ -312,7 +313,6 @@ class Scaling:
     least_tokens_per_rank: float
     """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
     sources: tuple[str, ...]
-    """What the figures rest on."""
 
 
 class NetworkEvidence(Table):

@@ -47,7 +47,6 @@ class FinishedTrial:
     outcome: Outcome
     seconds: float
     label: str
-    """What it was for, in a few words."""
     from_ledger: bool
 
 
@@ -140,7 +139,6 @@ class StepFigures(_Measured):
     optimizer_steps: int
     """Steps that really ran, warm-up included."""
     step_s: tuple[float, ...]
-    """Seconds of each timed step."""
     slot_tokens_per_step: int
     peak_bytes: int
     """Highest use of the budget: on CUDA the allocator's reserve and what lies outside it; on a CPU the growth of the
@@ -184,9 +182,7 @@ class GpuUseFigures(GpuUse):
 
     samples: int = 0
     used_bytes: int | None = None
-    """Largest."""
     temperature_c: int | None = None
-    """Highest."""
     lacking: str | None = None
     """Why there is no utilisation."""
     gpm_windows: int = 0
@@ -202,7 +198,6 @@ class FeedFigures(_Measured):
     discarded_batches: int
     """Taken before the window: what the queues held ready, twice over, and warm-up."""
     steps: int
-    """In the window."""
     real_tokens_per_s: float
     slot_tokens_per_s: float
     data_wait_share: float
@@ -267,18 +262,15 @@ class ExchangeFigures(_Measured):
     compute_s_by_rank: tuple[tuple[float, ...], ...]
     """Forward and backward of each step, without waiting for other ranks; empty where nobody can tell."""
     forward_share: float | None
-    """Of forward and backward."""
     gradients: tuple[tuple[int, float], ...]
     """Elements of each gradient, and after which part of backward it was there, in that order."""
     micro_batches: int
     rows: int
-    """Of a micro-batch of a rank."""
     real_tokens_per_step: float
     """Of all ranks."""
     peak_bytes: int | None
     """Highest growth of a rank's memory; None where it cannot be told."""
     losses: tuple[float, ...]
-    """Of each step."""
 
 
 Figures = StepFigures | FeedFigures | LinkFigures | ExchangeFigures

@@ -64,7 +64,6 @@ class RunStanding:
     real_tokens_per_s: float | None = None
     checkpoint: str | None = None
     reason: str | None = None
-    """Why the newest start ended."""
     seconds_since_step: float | None = None
 
 
@@ -77,5 +76,4 @@ class TuningStanding:
     outcomes: Mapping[str, int]
     newest_utc: str | None
     newest: str | None
-    """What it was for."""
     damaged_lines: int

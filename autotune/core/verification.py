@@ -35,7 +35,6 @@ class LedgerCheck:
     trials: int
     """Of the profile's model, dataset and rows, up to when it was written."""
     added: int
-    """The same, later."""
     others: int
     """Trials in the same ledger that are not the profile's."""
     unfounded: tuple[str, ...]

@@ -65,7 +65,6 @@ class Metric:
     name: str
     unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
     words: tuple[Verdict, Verdict] = ("less", "more")
-    """When B has less, and when it has more."""
     needs: tuple[Circumstance, ...] = (*_PLACE, "global batch")
 
 
@@ -103,9 +102,7 @@ class Side:
     settings: Mapping[str, Any]
     """By dotted key, without ``train``."""
     circumstances: Mapping[Circumstance, str]
-    """Those that are known."""
     facts: Mapping[str, Any]
-    """Of its machine and its software."""
     readings: tuple[Reading, ...] = ()
     headlines: tuple[Reading, ...] = ()
     """How fast it trains, the best known first."""
@@ -124,7 +121,6 @@ class Compared:
     """What B is of A; for shares, what B is more than A. With 95 % bounds."""
     verdict: Verdict = "the same within noise"
     why: str = ""
-    """Why there is no verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +139,9 @@ class Comparison:
     b: Side
     settings: tuple[Change, ...]
     circumstances: tuple[Change, ...]
-    """Model, data and place."""
     facts: tuple[Change, ...]
     figures: tuple[Compared, ...]
     headline: Compared | None
-    """How fast they train."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     """Figures that the other side does not have."""

@@ -31,9 +31,7 @@ class Counters:
     """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
 
     busy_share: float | None = None
-    """Multiprocessors that had work."""
     tensor_share: float | None = None
-    """Matrix units that were in use."""
     memory_share: float | None = None
     """Of the memory's bandwidth."""
     source: str

@@ -37,7 +37,6 @@ class Drift:
     expected_source: str
     achieved: Interval | None
     ratio: Interval | None = None
-    """Achieved over expected."""
     verdict: str
 
     @property

@@ -47,7 +47,6 @@ class Seen:
     """A window."""
 
     cell: int
-    """Its place in the space."""
     log_ratio: float
     """Of real tokens/s to the unexplored settings in the same round."""
     short: bool = False
@@ -110,7 +109,6 @@ class _Pooled:
     variances: Float64
     """Of the means, in units of a full window's."""
     freedom: int
-    """Windows less groups."""
     scatter: float
     """Squared deviations from the means, in units of a full window's variance at a noise of 1."""
 

@@ -34,7 +34,6 @@ class Equivalent:
     """What is written there; None leaves it at the other trainer's default."""
     equivalence: Equivalence
     remark: str
-    """How the two differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +56,9 @@ class ExportedBatch:
     real_tokens_per_step: float | None
     """Over all ranks, as this trainer takes it."""
     samples_per_microbatch_per_rank: int
-    """Of the export."""
     accumulation_steps: int
-    """Of the export."""
     exported_samples_per_step: int
     exported_real_tokens_per_step: float | None
-    """None if ``samples_per_row`` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +72,10 @@ class Export:
     ranks_per_node: int
     batch: ExportedBatch
     arguments: dict[str, Value]
-    """The content of the settings file."""
     calls: tuple[str, ...]
     """What the calling program does, because no argument says it."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
-    """What must be known before the export is trusted."""
 
 
 def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_node: int) -> Export:

@@ -26,9 +26,7 @@ class Rate:
     """How fast something trains, in real tokens/s."""
 
     estimate: Estimate
-    """To hold it against others."""
     interval: Interval
-    """With bounds as they were measured."""
     known: Literal["measured", "predicted"] = "measured"
     ranks: int
     read_from: ReadFrom

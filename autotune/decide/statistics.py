@@ -43,14 +43,11 @@ class Estimate:
 
     value: float
     n: int
-    """Readings that it rests on."""
     scale: Scale = "log"
     variance: float | None = None
     """Of the figure, on its scale; None if the readings show no spread that could be trusted."""
     freedom: float = 0.0
-    """Degrees of freedom of the variance."""
     no_spread: str = "one figure shows no spread"
-    """Why there is no variance."""
 
     @property
     def center(self) -> float:

@@ -58,7 +58,6 @@ class NodesMeant:
     """Largest number that is at least 90 % efficient."""
     useful_efficiency: float
     tokens_per_rank: float
-    """Real ones of a step."""
     least_tokens_per_rank: float
     """T_min: below it not even all of backward hides the exchange of 32-bit gradients."""
     twice_the_batch_efficiency: float | None
