@@ -7,7 +7,7 @@ has no end; it counts at its lower edge, so a mean that reaches into it is a low
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,7 @@ class LengthDistribution:
         """Mean tokens per sample, each cut to ``truncated_at`` first; None when there are no samples."""
         if self.samples == 0:
             return None
-        total = sum(
-            count * _bin_mean(low, last, truncated_at)
-            for (low, last), count in zip(self._bins(), self.counts, strict=True)
-        )
-        return total / self.samples
+        return sum(count * _bin_mean(low, last, truncated_at) for low, last, count in self._bins()) / self.samples
 
     def percentile_tokens(self, share: float) -> float | None:
         """The length that ``share`` of the samples do not exceed, to within its bin; None when there are no samples.
@@ -74,7 +70,7 @@ class LengthDistribution:
             raise ValueError(f"{share} is not between 0 and 1")
         rank = share * self.samples
         below = 0
-        for (low, last), count in zip(self._bins(), self.counts, strict=True):
+        for low, last, count in self._bins():
             if count and below + count >= rank:
                 return low + (last - low) * (rank - below) / count
             below += count
@@ -84,10 +80,8 @@ class LengthDistribution:
         """The share of samples longer than ``tokens``, to within its bin; None when there are no samples."""
         if self.samples == 0:
             return None
-        over = 0.0
-        for (low, last), count in zip(self._bins(), self.counts, strict=True):
-            over += count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
-        return over / self.samples
+        shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
+        return sum(shares) / self.samples
 
     def padding_waste(self, row_tokens: int, special_tokens: int = SPECIAL_TOKENS_PER_SAMPLE) -> float | None:
         """The share of a batch that is padding when every sample is cut and padded to ``row_tokens``.
@@ -102,10 +96,10 @@ class LengthDistribution:
         mean = self.mean_tokens(row_tokens - special_tokens)
         return None if mean is None else 1 - (mean + special_tokens) / row_tokens
 
-    def _bins(self) -> list[tuple[int, int]]:
-        """First and last whole number of each bin; the open one counts at its edge."""
-        bins = [(low, high - 1) for low, high in itertools.pairwise(self.edges)]
-        return [*bins, (self.edges[-1], self.edges[-1])]
+    def _bins(self) -> Iterator[tuple[int, int, int]]:
+        """First and last whole number of each bin, and its count; the open one counts at its edge."""
+        lasts = (*(high - 1 for high in self.edges[1:]), self.edges[-1])
+        return zip(self.edges, lasts, self.counts, strict=True)
 
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:

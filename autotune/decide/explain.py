@@ -85,7 +85,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         found = _micro_batch(profile, evidence.probe)
     elif key == "global_batch_rows" and evidence.probe is not None:
         found = _global_batch(profile, evidence.probe.mean_real_tokens_per_row)
-    elif table == "data" and name in _OF_LOADER and evidence.workers is not None and _swept(evidence.workers, name):
+    elif table == "data" and evidence.workers is not None and name in _swept(evidence.workers):
         found = _loader(profile, evidence.workers, name)
     elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
         found = _exchange(profile, evidence.network, key, value)
@@ -217,14 +217,12 @@ def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     )
 
 
-def _swept(found: WorkersEvidence, name: str) -> bool:
-    return name == "loader_workers" or (found.joint is not None and found.joint.adopted)
+def _swept(found: WorkersEvidence) -> tuple[str, ...]:
+    return _OF_LOADER if found.joint is not None and found.joint.adopted else ("loader_workers",)
 
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
-    joint = found.joint if found.joint is not None and found.joint.adopted else None
-    expected, because = (found.chosen, found.choice) if joint is None else (getattr(joint, name), _BY_JOINT_SEARCH)
-    figures, rejected = [], []
+    expected, because, figures, rejected = found.chosen, found.choice, [], []
     for row in found.rows:
         count = _many(row.loader_workers, "worker")
         if row.loader_workers == found.chosen:
@@ -234,7 +232,9 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
             rejected.append(f"{count}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}")
     if found.refusal:
         rejected.append(found.refusal)
-    if joint is not None:
+    if (joint := found.joint) is not None and joint.adopted:
+        expected = getattr(joint, name)
+        because = "a search over workers, prefetching and pinning together found it to be faster"
         figures.append(figure("to workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
@@ -245,7 +245,6 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     )
 
 
-_BY_JOINT_SEARCH = "a search over workers, prefetching and pinning together found it to be faster"
 _WORDS = {"proven": "enough", "refuted": "too few", "open": "not decided"}
 
 

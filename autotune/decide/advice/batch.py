@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.core.allocations import Term
-from autotune.core.bottleneck import StepPart
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.interval import Interval
 from autotune.decide.advice.situation import Situation, faster_with, times, without
@@ -195,8 +194,10 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
 
 def padding(now: Situation) -> Advice | None:
     """Rows that hold padding, which is computed like everything else."""
-    lost, train = _padding_within_rows(now), now.train
-    if train is None or lost is None:
+    lost, train = now.loss("padding", PADDING_SHARE), now.train
+    if lost is not None and now.run is not None and now.run.steps:  # without empty rows
+        lost = lost.scaled(1 - _share_of_empty(now, _empty_share(now)))
+    if train is None or lost is None or lost.share < PADDING_SHARE:
         return None
     evidence = (now.part_figure(lost, "computing of padding"),)
     if train.layout == "packed":
@@ -284,15 +285,6 @@ def _share_of_empty(now: Situation, empty: float) -> float:
     """Return the share of all padding that lies in empty rows."""
     full = statistics.median(row.packing_efficiency for row in now.run.steps) if now.run is not None else 1.0
     return min(1.0, empty / (1 - full)) if full < 1 else 0.0
-
-
-def _padding_within_rows(now: Situation) -> StepPart | None:
-    """Return the padding part without empty rows; None if that is too little."""
-    lost = now.loss("padding", PADDING_SHARE)
-    if lost is None or now.run is None or not now.run.steps:
-        return lost
-    inside = lost.scaled(1 - _share_of_empty(now, _empty_share(now)))
-    return inside if inside.share >= PADDING_SHARE else None
 
 
 def too_big(now: Situation) -> Advice | None:

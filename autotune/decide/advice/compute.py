@@ -185,7 +185,9 @@ def host_bound(now: Situation) -> Advice | None:
             changes=_COMPILE,
             would_change="larger micro-batches, which take longer than their launches",
         )
-    if inside or now.train.log_interval_steps > 1 or _saves(now):
+    events, steps = (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
+    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in events)
+    if inside or now.train.log_interval_steps > 1 or saves > SAVES_SHARE * max(1, steps):
         return None
     return Advice(
         severity="could",
@@ -197,14 +199,6 @@ def host_bound(now: Situation) -> Advice | None:
         would_change="saves that hold training up, which the run's events tell",
         safe=True,
     )
-
-
-def _saves(now: Situation) -> bool:
-    """Return whether the run saved so often that this is what takes the time."""
-    if now.run is None:
-        return False
-    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in now.run.events)
-    return saves > SAVES_SHARE * max(1, len(now.run.steps))
 
 
 def memory_bound(now: Situation) -> Advice | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
@@ -323,11 +325,8 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | Non
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     """Return intercept and slope of the line with the least squared relative errors; neither is negative."""
-    weights = [1 / y**2 for y in ys]
-    total = sum(weights)
-    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
-    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
-    slope = max(0.0, slope)
-    return max(0.0, mean_y - slope * mean_x), slope
+    weights = 1 / np.array(ys)
+    slope, intercept = np.polyfit(xs, ys, 1, w=weights)
+    if slope < 0:
+        slope, intercept = 0.0, np.average(ys, weights=weights**2)
+    return max(0.0, float(intercept)), float(slope)

@@ -4,8 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.decide.drift import drifts, verdict_of
-from autotune.decide.rates import tuned_rate
+from autotune.decide.rates import drifts, tuned_rate, verdict_of
 from autotune.decide.statistics import of_one, of_steps, of_windows
 from tests.autotune.decide.runs import noisy, run_of, that_trained_at, with_evidence
 from tests.autotune.profiles import example_profile as small_profile
