@@ -83,7 +83,7 @@ class LengthDistribution:
         shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
         return sum(shares) / self.samples
 
-    def padding_waste(self, row_tokens: int, special_tokens: int = SPECIAL_TOKENS_PER_SAMPLE) -> float | None:
+    def padding_waste(self, row_tokens: int) -> float | None:
         """The share of a batch that is padding when every sample is cut and padded to ``row_tokens``.
 
         Special tokens are real ones. None when there are no samples.
@@ -91,10 +91,10 @@ class LengthDistribution:
         Raises:
             ValueError: If a row has no room beside the special tokens.
         """
-        if row_tokens <= special_tokens:
-            raise ValueError(f"a row of {row_tokens} tokens holds nothing beside {special_tokens} special tokens")
-        mean = self.mean_tokens(row_tokens - special_tokens)
-        return None if mean is None else 1 - (mean + special_tokens) / row_tokens
+        if row_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
+            raise ValueError(f"a row of {row_tokens} tokens holds nothing beside the special tokens")
+        mean = self.mean_tokens(row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+        return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / row_tokens
 
     def _bins(self) -> Iterator[tuple[int, int, int]]:
         """First and last whole number of each bin, and its count; the open one counts at its edge."""

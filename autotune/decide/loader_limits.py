@@ -57,7 +57,7 @@ class LoaderLimits:
             )
         return None
 
-    def most(self, worker_bytes: int | None = None) -> tuple[int, str]:
+    def most(self) -> tuple[int, str]:
         """The most workers that are tried, and what limits them.
 
         Raises:
@@ -67,10 +67,10 @@ class LoaderLimits:
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
             because = f"{self.host.allotted_cpus} allotted CPUs, {ranks}"
-        refusal = self.refusal(wanted, worker_bytes)
+        refusal = self.refusal(wanted)
         if refusal is None:
             return wanted, because
-        fitting = self.fitting(wanted, worker_bytes)
+        fitting = self.fitting(wanted)
         if self.asked is not None:
             raise DoesNotFit(
                 refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or ask the job for more memory."

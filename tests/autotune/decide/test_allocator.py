@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.allocator import LARGE_PAGE_BYTES, MIB, SMALL_PAGE_BYTES, Segment, reserve, rounded_bytes
+from autotune.decide.memory import LARGE_PAGE_BYTES, MIB, SMALL_PAGE_BYTES, Segment, reserve, rounded_bytes
 
 SIZES = st.one_of(st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)).map(rounded_bytes)
 SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60)

@@ -57,9 +57,8 @@ def test_memory_that_is_short_allows_fewer_and_says_so(facts, most, words):
 def test_a_measured_worker_takes_the_place_of_the_assumed_one():
     limits = with_host(ram_available_bytes=4 * 2**30)
     assert limits.most()[0] == 8
-    most, because = limits.most(worker_bytes=2**30)
-    assert most == 3
-    assert "(measured)" in because
+    assert limits.fitting(8, worker_bytes=2**30) == 3
+    assert "(measured)" in limits.refusal(8, worker_bytes=2**30)
     assert WORKER_BYTES < 2**30
 
 

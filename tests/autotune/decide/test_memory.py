@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.allocations import Allocation, Term, Trace
-from autotune.decide.allocator import MIB
-from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, ledger, peak_bytes
+from autotune.decide.memory import MIB, Law, Surroundings, largest_rows, law_of, ledger, peak_bytes
 
 MAX_ROWS = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)
