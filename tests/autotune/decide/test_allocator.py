@@ -13,29 +13,26 @@ SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min
 
 
 @pytest.mark.parametrize(
-    ("requested", "given_bytes"), [(0, 0), (1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)]
-)
-def test_requests_are_rounded_up_to_512_bytes(requested, given_bytes):
-    assert rounded_bytes(requested) == given_bytes
-
-
-@pytest.mark.parametrize(
-    ("requested", "reserved"),
+    ("sizes", "events", "reserved"),
     [
-        (0, 0),
-        (512, SMALL_PAGE_BYTES),
-        (MIB, SMALL_PAGE_BYTES),
-        (MIB + 1, LARGE_PAGE_BYTES),
-        (20 * MIB, LARGE_PAGE_BYTES),
-        (20 * MIB + 1, 2 * LARGE_PAGE_BYTES),
+        ([0], [0], 0),
+        ([512], [0], SMALL_PAGE_BYTES),
+        ([MIB], [0], SMALL_PAGE_BYTES),
+        ([MIB + 1], [0], LARGE_PAGE_BYTES),
+        ([20 * MIB], [0], LARGE_PAGE_BYTES),
+        ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
+        ([2 * MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),  # segments of their own
+        ([MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
+        ([2 * MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
+        ([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2], 80 * MIB),  # its largest moment, and keeps it
+        ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB),
+        ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
+        ([0, 20 * MIB], [0, 1, -1, -2], 20 * MIB),
+        ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),  # it grows by what its last free block lacks
     ],
 )
-def test_a_segment_grows_by_pages_of_2_mib_for_small_requests_and_20_for_others(requested, reserved):
-    assert reserve([requested], [0]) == reserved
-
-
-def test_small_and_large_requests_have_segments_of_their_own():
-    assert reserve([2 * MIB, 100], [0, 1]) == LARGE_PAGE_BYTES + SMALL_PAGE_BYTES
+def test_a_sequence_reserves_pages_of_2_mib_for_small_requests_and_of_20_for_others(sizes, events, reserved):
+    assert reserve(sizes, events) == reserved
 
 
 def test_the_smallest_free_block_that_is_large_enough_is_taken():
@@ -54,13 +51,6 @@ def test_the_last_block_is_taken_only_if_no_other_one_will_do():
     assert segment.allocate(2 * MIB) == large
     assert segment.allocate(2 * MIB) == large + 2 * MIB
     assert segment.allocate(2 * MIB) == large + 6 * MIB
-
-
-def test_a_segment_grows_by_what_its_last_free_block_lacks():
-    segment = Segment(8 * MIB)
-    segment.allocate(6 * MIB)
-    assert segment.allocate(9 * MIB) == 6 * MIB
-    assert segment.reserved_bytes == 16 * MIB
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)])
@@ -110,13 +100,6 @@ def test_the_order_of_releases_does_not_matter_once_everything_is_released(sizes
     reserved = segment.reserved_bytes
     assert segment.allocate(reserved) == 0
     assert segment.reserved_bytes == reserved
-
-
-def test_a_sequence_reserves_what_its_largest_moment_requests_and_keeps_it():
-    assert reserve([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2]) == 80 * MIB
-    assert reserve([20 * MIB, 60 * MIB], [0, -1, 1]) == 60 * MIB
-    assert reserve([60 * MIB, 20 * MIB], [0, -1, 1]) == 60 * MIB
-    assert reserve([0, 20 * MIB], [0, 1, -1, -2]) == 20 * MIB
 
 
 @pytest.mark.parametrize(("address_bytes", "taken"), [(100 * MIB, 0), (60 * MIB, 45 * MIB)])

@@ -78,18 +78,14 @@ def test_tokens_are_checked_without_a_count_of_flops(job, figures):
         check_rates(NVL, [rate])
 
 
-def test_a_replayed_step_says_nothing_of_the_gpu():
-    trial = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
-    assert list(rates_of_trial(trial, Measured(figures={"real_tokens_per_s": 4e9}))) == []
-
-
-def test_a_trial_that_was_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+def test_a_trial_that_was_replayed_or_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+    replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
+    assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
     figures = Measured(figures={"step_s": [0.5, 0.5, 0.5], "slot_tokens_per_step": 2000})
-    timed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 3}, timeout_s=1.0)
-    untimed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 1}, timeout_s=1.0)
-    assert has_rate(timed, figures, gpu_name=NVL, driver="580.1")
-    assert not has_rate(timed, figures, gpu_name=NVL, driver=NULL)
-    assert not has_rate(untimed, figures, gpu_name=NVL, driver="580.1")
+    for timed_steps, driver in ((3, "580.1"), (3, NULL), (1, "580.1")):
+        trial = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": timed_steps}, timeout_s=1.0)
+        is_timed = timed_steps == 3 and driver != NULL
+        assert has_rate(trial, figures, gpu_name=NVL, driver=driver) == is_timed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -95,18 +94,11 @@ def test_the_answer_is_exact_on_any_machine_however_wrong_the_prediction(machine
 @settings(deadline=None)
 @given(machine=MACHINES, predicted=st.booleans())
 def test_no_size_is_tried_twice_unless_it_failed(machine, predicted):
-    tried = machine.search(predicted=predicted, fails=lambda rows, again: rows % 3 == 0 and again == 0)
+    tried = machine.search(predicted=predicted, fails=lambda rows, again: rows % 3 == 0 and again < 2)
     assert len(set(told(tried))) == len(told(tried))
     for one, following in pairwise(tried):
         assert one.fits is not None or following.rows == one.rows
-    assert bracket(tried).feasible_max == machine.truth
-
-
-def test_an_exact_prediction_takes_the_two_trials_that_prove_it():
-    for fixed, per_row, budget in ((5e8, 3e7, 1e10), (2e9, 3.3e8, 2e10), (1e8, 7e6, 3e9)):
-        tried = Machine(fixed=fixed, per_row=per_row, budget=budget).search(predicted=True)
-        assert len(tried) <= 4
-    assert len(Machine(fixed=1e9, per_row=1e9, budget=9.5e9).search(predicted=True)) == 2
+    assert told(tried) == told(machine.search(predicted=predicted))
 
 
 def test_simulated_machines_take_few_trials_and_are_never_answered_wrongly():
@@ -128,15 +120,6 @@ def test_without_a_prediction_two_sizes_show_a_line_and_the_third_is_near_the_an
 def test_without_a_prediction_sizes_grow_until_allocator_steps_no_longer_hide_the_slope():
     machine = Machine(fixed=5e8, per_row=1e6, budget=1e10, step=20 * MIB)
     assert told(machine.search(predicted=False))[:4] == [1, 4, 16, 64]
-
-
-@pytest.mark.parametrize("predicted", [True, False])
-def test_a_size_that_failed_is_tried_again_at_once(predicted):
-    machine = Machine(fixed=5e8, per_row=3e7, budget=1e10)
-    undisturbed = machine.search(predicted=predicted)
-    tried = machine.search(predicted=predicted, fails=lambda rows, again: again < 2)
-    assert told(tried) == told(undisturbed)
-    assert len(tried) == 3 * len(undisturbed)
 
 
 def test_a_prediction_of_more_than_the_budget_for_one_row_still_tries_one_row():
@@ -226,28 +209,13 @@ def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never
         trials.append(len(tried))
     assert statistics.median(trials) <= 3
     assert max(trials) <= 6
+    assert len(Machine(fixed=1e9, per_row=1e9, budget=9.5e9).search(predicted=True)) == 2  # of an exact one
 
 
 def test_the_smallest_curve_that_once_ended_in_an_error_has_a_next_size():
     tried = [Tried(rows=10, fits=True, peak_bytes=int(9.4e9)), Tried(rows=14, fits=False), Tried(rows=12, fits=False)]
     prediction = Prediction(peak_bytes=lambda n: {10: 10e9, 11: 9.1e9, 12: 9.2e9}.get(n, n * 1e9))
     assert next_rows(tried, int(9.5e9), 100, prediction) == 11
-
-
-# bert-350m with full checkpointing: real peaks jump, and the predicted ones go up and down by 10 GB.
-ZIGZAG = {1: 6.0, 838: 98.5, 860: 97.6, 900: 101.5, 930: 105.1, 946: 97.8, 961: 108.5, 966: 99.8, 1100: 112.0}
-
-
-def test_sizes_are_not_shaved_one_by_one_after_a_prediction_was_off():
-    prediction = Prediction(peak_bytes=lambda rows: float(np.interp(rows, list(ZIGZAG), list(ZIGZAG.values()))) * GB)
-    tried = [Tried(rows=838, fits=True, peak_bytes=86_900_000_000), Tried(rows=1098, fits=False)]
-    steps = []
-    for _ in range(3):
-        refused = next_rows(tried, 99_860_000_000, 2000, prediction)
-        assert refused is not None
-        steps.append(tried[-1].rows - refused)
-        tried.append(Tried(rows=refused, fits=False))
-    assert sum(steps) > 100
 
 
 @st.composite

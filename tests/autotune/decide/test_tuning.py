@@ -64,14 +64,11 @@ def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not
     assert after == pytest.approx(max(0.0, left))
 
 
-def test_shares_go_by_weight():
+def test_shares_go_by_weight_beside_what_others_usually_take():
     stages = stages_of("explore", "workers", "network", "baseline", "report")
     left = 110 + USUAL_S["report"]
-    assert share_s(stages, stages[0], left) == pytest.approx(40)
-    assert share_s(stages, stages[3], left) == pytest.approx(10)
-
-
-def test_what_a_stage_of_the_same_kind_took_is_what_the_next_is_expected_to_take():
+    assert [share_s(stages, stages[place], left) for place in (0, 3)] == pytest.approx([40, 10])
+    assert left_s(stages, left) == pytest.approx(left)
     stages = [*stages_of("probe", status="done", seconds=300.0), *stages_of("workers"), *stages_of("probe", model="b")]
     assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
 
@@ -82,11 +79,6 @@ def test_what_is_left_is_never_less_than_nothing_and_nothing_once_all_is_over(st
     for one in stages:
         one.status = "done"
     assert left_s(stages, budget) == 0
-
-
-def test_what_is_left_is_the_shares_and_what_others_usually_take():
-    stages = stages_of("probe", "workers", "baseline", "report")
-    assert left_s(stages, 600.0) == pytest.approx(600.0)
 
 
 def test_a_stage_that_knows_its_trials_tells_by_them_how_long_it_takes():
