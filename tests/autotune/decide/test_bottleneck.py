@@ -175,20 +175,17 @@ def share(of: list[StepRow], cause: str) -> float:
 
 
 class TestRowsOfAllRanks:
-    """What rows tell of all ranks: late, and not in every row."""
-
-    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self):
-        told = rows()
-        late = [row.model_copy(update={"slowest_rank": None, "slowest_rank_ratio": None}) for row in told[:6]] + told[
-            6:
-        ]
-        assert share(late, "straggler") == pytest.approx(share(told, "straggler"), rel=0.05)
-
-    def test_waits_of_another_rank_are_taken_for_like_those_that_are_told(self):
-        wait_s = 0.2 * rows()[0].step_s
-        told = rows(longest_data_wait_s=wait_s)
-        late = [row.model_copy(update={"longest_data_wait_s": None}) for row in told[:6]] + told[6:]
-        assert share(late, "input") == pytest.approx(share(told, "input"), rel=0.05)
+    @pytest.mark.parametrize(
+        ("changes", "untold", "cause"),
+        [
+            ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
+            ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "input"),
+        ],
+    )
+    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self, changes, untold, cause):
+        told = rows(**changes)
+        late = [row.model_copy(update=dict.fromkeys(untold)) for row in told[:6]] + told[6:]
+        assert share(late, cause) == pytest.approx(share(told, cause), rel=0.05)
 
     def test_one_slow_rank_is_not_uneven(self):
         assert uneven_share(rows()) == 0

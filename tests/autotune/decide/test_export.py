@@ -66,9 +66,6 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
 )
 def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
     assert _told(_export(**changes), setting).equivalence == equivalence
-
-
-def test_modernbert_has_a_masked_head_of_its_own():
     assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
     assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
 

@@ -102,6 +102,7 @@ def test_the_peak_on_a_cpu_is_the_most_in_use_at_once():
     law = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
     assert peak_bytes(law, 5, Surroundings(kind="cpu")) == 1050
     assert peak_bytes(law, 5, Surroundings(kind="cpu", outside_bytes=9)) == 1059
+    assert law.largest_parameter_bytes == 1000
 
 
 def test_the_peak_on_a_gpu_is_what_its_allocator_reserves():
@@ -109,11 +110,6 @@ def test_the_peak_on_a_gpu_is_what_its_allocator_reserves():
     surroundings = Surroundings(kind="cuda", workspaces_bytes=(32 * MIB,), outside_bytes=5)
     assert peak_bytes(law, 1, surroundings) == 60 * MIB + 5  # 32 + 3 + 17 MiB in pages of 20 MiB
     assert peak_bytes(law, 2, surroundings) == 80 * MIB + 5
-
-
-def test_the_largest_weight_is_the_largest_block_of_the_model_itself():
-    law = simple_law((10, 0, Term.PARAMETERS), (70, 0, Term.PARAMETERS), (900, 5, "activations"))
-    assert law.largest_parameter_bytes == 70
 
 
 @settings(deadline=None)

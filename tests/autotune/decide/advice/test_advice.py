@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.advice import SEVERITIES, Advice, Gain, SettingChange
 from autotune.core.bottleneck import StepPart
-from autotune.decide.advice.situation import Situation, times, without
+from autotune.decide.advice.situation import Situation, line, times, without
 from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
 from autotune.errors import BadInput
 from tests.autotune.decide.advice.scenarios import ran, scenarios, tuned
@@ -108,6 +108,12 @@ def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(rule, driver, kn
     now = replace(now, profile=now.profile.model_copy(update={"fingerprint": here}))
     [found] = [one for one in advise(now) if one.rule == rule]
     assert [one.known for one in found.evidence if "peak" in one.name] == [known]
+
+
+def test_lines_neither_begin_below_nothing_nor_fall():
+    assert line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((1, 2))
+    assert line([1, 2], [1.0, 3.0]) == pytest.approx((0, 2))
+    assert line([1, 2], [2.0, 1.0]) == pytest.approx((1.2, 0))
 
 
 def test_bounds_of_measured_figures_name_their_confidence(every):
