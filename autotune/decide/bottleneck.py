@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
+from autotune.core.evidence import ComputeEvidence, ExchangeRow
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
 from autotune.decide.network import expected_largest
@@ -117,7 +117,10 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
-    mfus = _mfu_of_windows(row, profile)
+    gpu, train, peak = profile.fingerprint.gpu_name, profile.train, None
+    if gpu is not None and train.device == "cuda":  # of each window, the part of the dense peak that real tokens took
+        peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
+    mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
     windows, ahead = len(row.slot_tokens_per_s), _loads_ahead(profile.train)
     return _weigh(parts, source, windows, untold, mfu, loads_ahead=ahead, launching=launching)
@@ -164,15 +167,6 @@ def _weigh(
         mfu=known,
         untold=tuple(untold),
     )
-
-
-def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
-    """Of each window, the part of the GPU's dense peak that the mathematics of real tokens took."""
-    gpu, train = profile.fingerprint.gpu_name, profile.train
-    if gpu is None or train.device != "cuda":
-        return []
-    peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
-    return [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
 
 
 def _exchange(profile: Profile) -> tuple[float, float] | None:

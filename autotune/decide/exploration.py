@@ -77,14 +77,24 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     """
     if not seen:
         raise ValueError("nothing was read")
-    told = _pooled(seen)
-    singles, pairs = _alike(tuple(cells))
-    there, own = np.ix_(told.at, told.at), np.diag(told.variances)
+    # Windows of the same cell and length count as their mean; what they are off it tells of the noise alone.
+    groups: dict[tuple[int, bool], list[float]] = {}
+    for one in seen:
+        groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
+    keys = sorted(groups)
+    at = np.array([cell for cell, _ in keys])
+    wider = np.array([SHORT_NOISE**2 if short else 1.0 for _, short in keys])
+    means = np.array([math.fsum(groups[key]) / len(groups[key]) for key in keys])
+    own = np.diag(wider / np.array([len(groups[key]) for key in keys]))
+    off = [math.fsum((one - mean) ** 2 for one in groups[key]) for key, mean in zip(keys, means, strict=True)]
     sigmas = np.array(NOISE_SIGMAS)
+    of_scatter = (len(keys) - len(seen)) * np.log(sigmas) - (np.array(off) / wider).sum() / (2 * sigmas**2)
+    singles, pairs = _alike(tuple(cells))
+    there, same = np.ix_(at, at), at[:, None] == at
     best: tuple[float, float, float, float] | None = None
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
-        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * _same(told.at)
-        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, told.mean) + told.scatter_fits(sigmas)
+        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * same
+        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, means) + of_scatter
         which = int(fits.argmax())
         if best is None or fits[which] > best[0]:
             best = float(fits[which]), NOISE_SIGMAS[which], effect, pair
@@ -92,54 +102,12 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     _, noise, effect, pair = best
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
     solve = np.linalg.inv(prior[there] + noise**2 * own)
-    across = prior[:, told.at]
+    across = prior[:, at]
     return Posterior(
-        mean=np.asarray(across @ solve @ told.mean),
+        mean=np.asarray(across @ solve @ means),
         covariance=np.asarray(prior - across @ solve @ across.T),
         noise_sigma=noise,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pooled:
-    """Windows of the same cell and length as their means, which say as much; one entry for each such group."""
-
-    at: npt.NDArray[np.int64]
-    mean: Float64
-    variances: Float64
-    """Of the means, in units of a full window's."""
-    freedom: int
-    scatter: float
-    """Squared deviations from the means, in units of a full window's variance at a noise of 1."""
-
-    def scatter_fits(self, noise: Float64) -> Float64:
-        """Logarithms of how likely the deviations from the means are at each noise, but for a constant."""
-        return np.asarray(-self.freedom * np.log(noise) - self.scatter / (2 * noise**2))
-
-
-def _pooled(seen: Sequence[Seen]) -> _Pooled:
-    groups: dict[tuple[int, bool], list[float]] = {}
-    for one in seen:
-        groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
-    keys = sorted(groups)
-    wider = [SHORT_NOISE**2 if short else 1.0 for _, short in keys]
-    means = [math.fsum(groups[key]) / len(groups[key]) for key in keys]
-    return _Pooled(
-        at=np.array([cell for cell, _ in keys]),
-        mean=np.array(means),
-        variances=np.array([variance / len(groups[key]) for key, variance in zip(keys, wider, strict=True)]),
-        freedom=len(seen) - len(keys),
-        scatter=math.fsum(
-            (one - mean) ** 2 / variance
-            for key, mean, variance in zip(keys, means, wider, strict=True)
-            for one in groups[key]
-        ),
-    )
-
-
-def _same(at: npt.NDArray[np.int64]) -> Float64:
-    """1 where two groups are of one cell, 0 elsewhere."""
-    return np.asarray(at[:, None] == at[None, :], dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=8)

@@ -168,11 +168,6 @@ class Drift:
     ratio: Interval | None = None
     verdict: str
 
-    @property
-    def is_drift(self) -> bool:
-        """Whether it differs, and noise does not explain it."""
-        return self.verdict.startswith("drift")
-
 
 def drifts(
     profile: Profile | None,

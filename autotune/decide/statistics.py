@@ -73,6 +73,7 @@ class Estimate:
         return Interval(value=self.value, low=_exp(low), high=_exp(high), confidence=confidence)
 
 
+@functools.lru_cache(maxsize=1024)
 def t_quantile(confidence: float, freedom: float) -> float:
     """Return how many standard errors to both sides hold so much of Student's t: exact, by Newton's method.
 
@@ -84,11 +85,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
-    return _t_quantile(confidence, min(freedom, _NORMAL_FREEDOM))
-
-
-@functools.lru_cache(maxsize=1024)
-def _t_quantile(confidence: float, freedom: float) -> float:
+    freedom = min(freedom, _NORMAL_FREEDOM)
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
     angle, parts, step = math.atan(normal / math.sqrt(freedom)), 200, 1.0

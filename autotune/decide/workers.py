@@ -102,7 +102,7 @@ class WorkersRule:
         self._max_count = max_count
         self._intervals: dict[tuple[int, Count], Interval] = {}
         self.seen = sorted(count for count in self._logs if count is not None)
-        self._refuted = self._largest_refuted()
+        self._refuted = next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
         self._best = self._best_count()
 
     # What to do.
@@ -179,16 +179,12 @@ class WorkersRule:
 
     def interval(self, count: int, reference: Count) -> Interval:
         """The ratio of a count's throughput to that of another, or to that of cached batches."""
-        key = (count, reference)
-        if key not in self._intervals:
-            self._intervals[key] = self._interval(count, reference)
-        return self._intervals[key]
-
-    def _interval(self, count: int, reference: Count) -> Interval:
-        differences = self._differences(count, reference)
+        key, differences = (count, reference), self._differences(count, reference)
         if not differences:  # they never met, so nothing but what each was to the ceiling is known
             return Interval(value=self._value(count, None) / self._value(reference or 0, None))
-        return self._about(differences, reference)
+        if key not in self._intervals:
+            self._intervals[key] = self._about(differences, reference)
+        return self._intervals[key]
 
     @property
     def _explored(self) -> bool:
@@ -277,10 +273,6 @@ class WorkersRule:
             return min(max(needed, low + 1), high - 1)
         return (low + high) // 2
 
-    def _largest_refuted(self) -> int:
-        """-1 when no count is refuted."""
-        return next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
-
     def _is_refuted(self, count: int) -> bool:
         differences = self._to_larger(count)
         if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(ENOUGH_SHARE):
@@ -355,10 +347,8 @@ class WorkersRule:
         if proven and rival is None:
             return "the best of all counts, and the largest that is allowed"
         other = rival if proven or self._best is not None else None
-        interval = self.interval(chosen, other)
-        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
         what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
-        return f"{interval.value:.1%}{bounds} of {what}"
+        return f"{_shown(self.interval(chosen, other))} of {what}"
 
     def _refusal(self, chosen: int) -> str | None:
         """What is known of the largest smaller count that was measured."""
@@ -370,6 +360,10 @@ class WorkersRule:
             return f"{below} was refused: it has at most {high:.1%} of the larger counts' throughput"
         if below <= self._refuted:
             return f"{below} was refused: {self._refuted} is too few"
-        interval = self.interval(below, None)
-        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
-        return f"{below} was not refused: it has {interval.value:.1%}{bounds} of the step on batches from memory"
+        return (
+            f"{below} was not refused: it has {_shown(self.interval(below, None))} of the step on batches from memory"
+        )
+
+
+def _shown(one: Interval) -> str:
+    return f"{one.value:.1%}" + ("" if one.low is None else f" ({one.low:.1%} to {one.high:.1%})")

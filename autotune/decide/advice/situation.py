@@ -5,7 +5,6 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -224,11 +223,12 @@ class Situation:
 
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
-        peaks = [
-            trial.outcome.figures["peak_bytes"]
-            for trial in self.trials
-            if trial.trial.job == "step" and trial.outcome.kind == "measured" and _rows_of(trial.trial.measured) == rows
-        ]
+        peaks = []
+        for one in self.trials:
+            config = one.trial.measured.get("config")
+            is_alike = isinstance(config, dict) and config.get("micro_batch_rows") == rows
+            if is_alike and one.trial.job == "step" and one.outcome.kind == "measured":
+                peaks.append(one.outcome.figures["peak_bytes"])
         return max(peaks, default=None)
 
     # The model.
@@ -267,12 +267,6 @@ class Situation:
 def on_host(hosts: Sequence[str], rank: int | None) -> str:
     """Where a rank runs, for people who go and look; nothing where that was not recorded."""
     return f" on {hosts[rank][:64]}" if rank is not None and rank < len(hosts) else ""
-
-
-def _rows_of(measured: dict[str, Any]) -> int | None:
-    config = measured.get("config", measured)
-    rows = config.get("micro_batch_rows") if isinstance(config, dict) else None
-    return rows if isinstance(rows, int) else measured.get("rows")
 
 
 def without(part: StepPart, left: Range | None = None) -> Gain:
