@@ -142,12 +142,9 @@ def profile_to_toml(profile: Profile) -> str:
     document = tomlkit.document()
     for line in _HEADER:
         document.add(tomlkit.comment(line))
-    for name, value in (tables | {HASH_KEY: canonical_sha256(tables)}).items():
-        if not isinstance(value, dict):  # plain values stand before the first table
-            document.add(name, value)
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            document.add(name, value)
+    hashed = tables | {HASH_KEY: canonical_sha256(tables)}
+    for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):  # plain values come first
+        document.add(name, value)
     return tomlkit.dumps(document)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import EvidenceFigure, figure
-from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import KNOBS, Configuration, ExploredRow
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
@@ -176,7 +176,12 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
     )  # fmt: skip
-    rejected = [_against(point, best) for point in probe.curve if point.rows != rows and best is not None]
+    rejected = []
+    for point in probe.curve:
+        if point.rows != rows and best is not None:
+            share = f"{point.slot_tokens_per_s / best.slot_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
+            said = "the fastest that was measured" if point.rows == best.rows else share
+            rejected.append(f"{_many(point.rows, 'row')}: {said}")
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
     origin: Origin = known
@@ -190,13 +195,6 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     elif rows != chosen:
         origin, because = "changed", f"{chosen} rows were measured to be the best choice: {probe.choice}"
     return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
-
-
-def _against(point: CurvePoint, best: CurvePoint) -> str:
-    if point.rows == best.rows:
-        return f"{_many(point.rows, 'row')}: the fastest that was measured"
-    share = point.slot_tokens_per_s / best.slot_tokens_per_s
-    return f"{_many(point.rows, 'row')}: {share:.1%} of the fastest, {_many(best.rows, 'row')}"
 
 
 def _many(count: int, what: str) -> str:

@@ -1,6 +1,6 @@
-"""Which trials of a ledger are a profile's own, and whether it says what they say. Pure.
+"""Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure.
 
-Two profiles of one name share a ledger, wherever they lie; and a profile may be edited after it was written.
+Two profiles of one name share a trial log, wherever they lie; and a profile may be edited after it was written.
 """
 
 import math
@@ -11,11 +11,20 @@ from typing import Any
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
-from autotune.core.verification import LedgerCheck
+from autotune.core.verification import Check, Found, LedgerCheck
 from trainer.schema import canonical_sha256
 
 _SAME = 1e-9
 """Files keep all digits of a figure; what is computed from figures is computed anew."""
+_REFUSED = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
+"""What makes the profile's figures worthless where it differs."""
+_WARNED = (
+    "cpu_model", "allotted_cpus", "gpu_count", "gpu_power_cap_w", "driver", "cuda", "torch", "transformers",
+    "data_filesystem",
+)  # fmt: skip
+_OF_THE_GPU = ("device", "gpu_name", "gpu_count", "gpu_total_bytes", "gpu_mig", "gpu_power_cap_w", "driver", "cuda")
+_OF_A_REPLAY = ("cpu_model", "data_filesystem")
+_ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 
 
 def own_records(
@@ -128,3 +137,26 @@ def _slot_rate(figures: StepFigures) -> float | None:
 
 def _is_among(figure: float, found: Iterable[object]) -> bool:
     return any(isinstance(one, float | int) and math.isclose(figure, one, rel_tol=_SAME) for one in found)
+
+
+def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:
+    """Return every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is.
+
+    If a GPU's step is replayed, the GPU does not matter, and CPU and disk must be the same kind.
+    """
+    found = []
+    for field in Fingerprint.model_fields:
+        old, new = getattr(profile, field), getattr(here, field)
+        if old == new or (replayed and field in _OF_THE_GPU):
+            continue
+        is_less = field == "gpu_total_bytes" and (new or 0) < (old or 0)
+        severity: Found = "warn" if field in _WARNED else "inform"
+        if is_less or field in _REFUSED or (replayed and field in _OF_A_REPLAY):
+            severity = "refuse"
+        found.append(Check(field=field, found=severity, profile=shown(old), here=shown(new)))
+    return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
+
+
+def shown(value: object) -> str:
+    """Return a field's value in words."""
+    return "n/a" if value is None else str(value)[:64]

@@ -240,13 +240,14 @@ def _drift(
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
     """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
     rows = run.header.rows_per_microbatch_per_rank
-    alike = [
-        StepFigures.of(done.outcome)
-        for done in trials
-        if done.trial.job == "step"
-        and isinstance(done.outcome, Measured)
-        and _is_of(profile, done.trial.measured, rows)
-    ]
+    # A trial log has trials of other recipes too.
+    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_rows": rows}
+    alike = []
+    for done in trials:
+        config = done.trial.measured.get("config")
+        is_own = isinstance(config, dict) and {**own, "micro_batch_rows": None, **config}.items() >= own.items()
+        if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
+            alike.append(StepFigures.of(done.outcome))
     # A run counts what its allocator holds; what lies outside of it is the device's.
     expected = max((float(one.peak_bytes - (one.outside_allocator_bytes or 0)) for one in alike), default=None)
     achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
@@ -268,12 +269,3 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
         ratio=None if ratio is None else Interval(value=ratio),
         verdict=verdict,
     )
-
-
-def _is_of(profile: Profile, measured: dict[str, object], rows: int) -> bool:
-    """Whether a trial took the profile's own step, with so many rows: a ledger has trials of other recipes too."""
-    config = measured.get("config")
-    if not isinstance(config, dict) or config.get("micro_batch_rows") != rows:
-        return False
-    train = profile.train.model_dump(mode="json")
-    return all(config.get(name, train[name]) == train[name] for name in _OF_MEMORY)

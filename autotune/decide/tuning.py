@@ -45,5 +45,5 @@ def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
 
 
 def _usual_s(stages: Sequence[Stage], name: StageName) -> float:
-    known = [one.seconds for one in stages if one.name == name and one.status == "done"]
-    return max(known) if known else USUAL_S.get(name, 0.0)
+    known = (one.seconds for one in stages if one.name == name and one.status == "done")
+    return max(known, default=USUAL_S.get(name, 0.0))

@@ -84,12 +84,7 @@ def ladder(max_count: int) -> list[int]:
 
 
 class WorkersRule:
-    """What rounds say so far.
-
-    Args:
-        rounds: All that was measured, in order.
-        max_count: The largest count that is allowed.
-    """
+    """What rounds, in their order, say so far of counts up to the largest that is allowed."""
 
     def __init__(self, rounds: Sequence[Round], max_count: int) -> None:
         self._logs: dict[Count, dict[int, float]] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.verification import Check, LedgerCheck, Verification
-from autotune.decide.fingerprint import compare, shown
+from autotune.decide.ledger import compare, shown
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.profiles import StoredProfile

@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune import __version__
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
-from autotune.decide.fingerprint import compare
+from autotune.decide.ledger import compare
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock

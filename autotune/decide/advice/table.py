@@ -178,8 +178,7 @@ def advise(now: Situation) -> tuple[Advice, ...]:
     if not now.intact:  # what its figures are of is not what it says
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "note" for one in found):
-        is_known = now.bottleneck is not None and now.bottleneck.decided
-        found.append(_change_nothing(now) if is_known else _too_little(now))
+        found.append(_nothing_to_do(now))
     return tuple(sorted(found, key=rank))
 
 
@@ -189,24 +188,23 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
 
 
-def _too_little(now: Situation) -> Advice:
-    return Advice(
-        rule=TOO_LITTLE,
-        severity="note",
-        claim="too little is known to say what limits this training",
-        cost="minutes of this machine",
-        command=now.command("workers") if now.run is None else None,
-        would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
-    )
-
-
-def _change_nothing(now: Situation) -> Advice:
-    first = None if now.bottleneck is None else next(iter(now.bottleneck.parts), None)
+def _nothing_to_do(now: Situation) -> Advice:
+    if now.bottleneck is None or not now.bottleneck.decided:
+        return Advice(
+            rule=TOO_LITTLE,
+            severity="note",
+            claim="too little is known to say what limits this training",
+            cost="minutes of this machine",
+            command=now.command("workers") if now.run is None else None,
+            would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
+        )
     return Advice(
         rule=NOTHING,
         severity="note",
         claim="change nothing: of all that was looked at, nothing is worth a change",
-        evidence=() if first is None else (now.part_figure(first, f"largest part of the step: {first.cause}"),),
+        evidence=tuple(
+            now.part_figure(part, f"largest part of the step: {part.cause}") for part in now.bottleneck.parts[:1]
+        ),
         cost="none",
         command=None if now.profile is None else now.command("launch local"),
         would_change="another machine, model or dataset; or a figure that was not measured",
