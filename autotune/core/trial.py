@@ -273,10 +273,6 @@ class ExchangeFigures(_Measured):
     losses: tuple[float, ...]
 
 
-Figures = StepFigures | FeedFigures | LinkFigures | ExchangeFigures
-_FIGURES: dict[str, type[Figures]] = {
-    "step": StepFigures,
-    "feed": FeedFigures,
-    "links": LinkFigures,
-    "exchange": ExchangeFigures,
-}
+_FIGURES: dict[str, type[_Measured]] = {
+    "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "exchange": ExchangeFigures,
+}  # fmt: skip

@@ -75,14 +75,10 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
     What the first step was on all ranks a later row tells: the first that tells anything.
     """
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
-    tells = (number for number, row in enumerate(rows) if row.longest_data_wait_s is not None)
-    first = next(tells, 0)
-    if first:
-        rows[first] = rows[first].model_copy(update=dict.fromkeys(_OF_ALL_RANKS))
+    if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
+        told = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
+        rows[first] = rows[first].model_copy(update=dict.fromkeys(told))
     return tuple(rows)[1:]
-
-
-_OF_ALL_RANKS = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:

@@ -188,7 +188,7 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
 def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
     change = difference(a.estimate, b.estimate)
     if a.exact and b.exact:
-        change = Interval(value=change.value, low=change.value, high=change.value, confidence=1.0)
+        change = replace(change, low=change.value, high=change.value, confidence=1.0)
     return _judged(a.metric, a.of, (a.estimate, b.estimate), change, differs)
 
 

@@ -111,17 +111,16 @@ def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatc
     steps = max(1, math.ceil(samples / (train.micro_batch_rows * ranks)))
     each = min(train.micro_batch_rows, max(1, round(samples / (steps * ranks))))
     exported = each * steps * ranks
+    known = hold.real_tokens / hold.samples if hold.real_tokens and hold.samples else None
     return ExportedBatch(
         ranks=ranks,
         rows_per_step=rows,
         samples_per_row=hold.samples,
-        real_tokens_per_step=None if hold.real_tokens is None else rows * hold.real_tokens,
+        real_tokens_per_step=hold.real_tokens and rows * hold.real_tokens,
         samples_per_microbatch_per_rank=each,
         accumulation_steps=steps,
         exported_samples_per_step=exported,
-        exported_real_tokens_per_step=exported * hold.real_tokens / hold.samples
-        if hold.real_tokens and hold.samples
-        else None,
+        exported_real_tokens_per_step=known and exported * known,
     )
 
 

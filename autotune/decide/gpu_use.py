@@ -63,16 +63,13 @@ def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
     """Figures of a window of time with what each GPU did in it: as figures and as the series itself."""
     if not isinstance(outcome, Measured) or "window_start_s" not in outcome.figures:
         return outcome
-    start_s, end_s = outcome.figures["window_start_s"], outcome.figures["window_end_s"]
-    inside = [one.between(start_s, end_s) for one in series]
-    gpus = [gpu_use(one).model_dump() | {"series": _columns(one)} for one in inside]
+    gpus = []
+    for one in series:
+        inside = one.between(outcome.figures["window_start_s"], outcome.figures["window_end_s"])
+        rows = [asdict(sample) for sample in inside.samples]
+        columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        gpus.append(gpu_use(inside).model_dump() | {"series": columns})
     return Measured(figures=outcome.figures | {"gpus": gpus})
-
-
-def _columns(series: GpuSeries) -> dict[str, list[Any]]:
-    """The samples, a list for each figure: what the ledger keeps of them."""
-    rows = [asdict(one) for one in series.samples]
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def _share(values: Iterable[float | None]) -> float | None:

@@ -105,7 +105,9 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         if probe.infeasible_min not in (None, *refused):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            if not _is_among(point.slot_tokens_per_s, map(_slot_rate, _steps(behind, point.rows))):
+            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.rows)]
+            rates = [one.slot_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
+            if not _is_among(point.slot_tokens_per_s, rates):
                 yield f"evidence.probe.curve at {point.rows} rows"
     if workers is not None:
         windows = [FeedFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
@@ -129,14 +131,8 @@ def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:
     return (StepFigures.of(one) for size, one in found if size == rows and isinstance(one, Measured))
 
 
-def _slot_rate(figures: StepFigures) -> float | None:
-    """Return the rate as the probe computes it."""
-    seconds = [one for one in figures.step_s if one > 0]
-    return figures.slot_tokens_per_step / statistics.median(seconds) if seconds else None
-
-
-def _is_among(figure: float, found: Iterable[object]) -> bool:
-    return any(isinstance(one, float | int) and math.isclose(figure, one, rel_tol=_SAME) for one in found)
+def _is_among(figure: float, found: Iterable[float]) -> bool:
+    return any(math.isclose(figure, one, rel_tol=_SAME) for one in found)
 
 
 def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:

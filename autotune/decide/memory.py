@@ -282,11 +282,7 @@ def reserve(
 ) -> int:
     """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
-    Args:
-        sizes_bytes: Requested by each allocation.
-        events: ``i``: allocation i is made; ``-1 - i``: it is released.
-        streams: Of each allocation; None if there is one.
-        device_bytes: Of all memory that the device has; each segment may grow to 9/8 of it.
+    Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.
     """
     segments: dict[tuple[int, int], Segment] = {}
     blocks: dict[int, tuple[Segment, int, int]] = {}
