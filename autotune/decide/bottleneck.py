@@ -13,7 +13,7 @@ from typing import Any
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import ComputeEvidence, ExchangeRow
 from autotune.core.profile import Profile
-from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
+from autotune.decide.counters import Counters, counters_of, data_share, with_counters
 from autotune.decide.network import expected_largest
 from autotune.decide.shape import place_share
 from autotune.decide.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
@@ -84,7 +84,8 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
     workers, probe = profile.evidence.workers, profile.evidence.probe
-    row = None if workers is None else row_of(workers.rows, profile.train.data.loader_workers)
+    count = profile.train.data.loader_workers
+    row = None if workers is None else next((one for one in workers.rows if one.loader_workers == count), None)
     if workers is None or row is None:
         return None
     source = f"windows of training with {row.loader_workers} loader workers"

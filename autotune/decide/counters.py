@@ -37,11 +37,6 @@ class Counters:
     source: str
 
 
-def row_of(rows: Sequence[WorkersRow], count: int) -> WorkersRow | None:
-    """The windows with so many loader workers; None where there were none."""
-    return next((row for row in rows if row.loader_workers == count), None)
-
-
 def data_share(row: WorkersRow) -> float:
     """What loading costs of the time of a window: what it takes longer than one on batches from memory.
 
@@ -77,8 +72,8 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 def counters_of_profile(profile: Profile) -> Counters | None:
     """The counters of the chosen number of loader workers."""
     workers = profile.evidence.workers
-    row = None if workers is None else row_of(workers.rows, workers.chosen)
-    return None if row is None else counters_of(row, profile)
+    rows = [] if workers is None else [row for row in workers.rows if row.loader_workers == workers.chosen]
+    return counters_of(rows[0], profile) if rows else None
 
 
 def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:

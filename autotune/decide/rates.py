@@ -54,8 +54,8 @@ class Rate:
 
 def fill_share(profile: Profile) -> float | None:
     """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-    probe = profile.evidence.probe
-    return None if probe is None else probe.mean_real_tokens_per_row / profile.train.seq_length_tokens
+    tokens = profile.mean_real_tokens_per_row
+    return tokens and tokens / profile.train.seq_length_tokens
 
 
 def training_rates(profile: Profile) -> tuple[Rate, ...]:

@@ -97,9 +97,6 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(angle)
 
 
-# Windows.
-
-
 def location(values: Sequence[float]) -> float:
     """Return the 20 % trimmed mean."""
     cut = int(TRIMMED_SHARE * len(values))
@@ -150,9 +147,6 @@ def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFID
     """
     found = of_windows([first / second for first, second in pairs]).ratio(1 - (1 - confidence) / of)
     return replace(found, confidence=None if found.low is None else confidence)
-
-
-# Steps.
 
 
 def of_one(value: float, *, scale: Scale = "log") -> Estimate:
@@ -237,9 +231,6 @@ def _autocorrelation(points: Sequence[float]) -> float:
         return 0.0
     found = sum(first * second for first, second in itertools.pairwise(offs)) / whole
     return found + (1 + 4 * found) / n
-
-
-# Two figures.
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:

@@ -8,9 +8,7 @@ its ratio to some larger count lies below. Throughput rises with the workers as 
 refuted count refutes the smaller ones.
 
 Windows are read in rounds, each of a few counts one after the other, and only readings of the same round are compared:
-what drifts between rounds cancels. The location of the differences of logarithms is their 20 % trimmed mean, which one
-held-up window in five does not move, with the bounds of ``autotune.decide.statistics``. Few differences borrow the
-residuals of the others.
+what drifts between rounds cancels. Few differences of logarithms borrow the residuals of the others.
 """
 
 import itertools
@@ -100,8 +98,6 @@ class WorkersRule:
         self._refuted = next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
         self._best = self._best_count()
 
-    # What to do.
-
     def next_rounds(self) -> NextRounds | None:
         """What to measure next; None when the count is decided."""
         if not self.seen:
@@ -157,8 +153,6 @@ class WorkersRule:
             proof=self._proof(chosen),
             refusal=self._refusal(chosen),
         )
-
-    # What is known.
 
     def verdict(self, count: int) -> Verdict:
         """What is known of a count that was measured."""

@@ -93,8 +93,6 @@ class Situation:
     missing: tuple[tuple[str, str], ...] = ()
     """What was not measured and the command that would, found by whoever put this together."""
 
-    # Evidence, by name.
-
     @property
     def probe(self) -> ProbeEvidence | None:
         """Probe of the profile."""
@@ -123,8 +121,6 @@ class Situation:
         """For commands."""
         return self.data.path if self.data is not None else "DIR"
 
-    # Commands, as a shell takes them.
-
     def command(self, command: str, *words: str) -> str:
         """Return one of this program's commands on the profile."""
         return shlex.join(["autotune", *command.split(), "--profile", self.profile_path, *words])
@@ -145,8 +141,6 @@ class Situation:
             return command("probe", model="MODEL", data=self.data_path)
         batch = {"global_batch_tokens": self.global_batch_tokens}
         return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
-
-    # Ranks and rows.
 
     @property
     def ranks(self) -> int:
@@ -184,8 +178,6 @@ class Situation:
         if self.global_batch_rows < self.ranks:
             return 1
         return deal(self.global_batch_rows, micro_batch_rows, self.ranks).rows_per_micro_batch
-
-    # What was measured.
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
@@ -230,8 +222,6 @@ class Situation:
             if is_alike and one.trial.job == "step" and one.outcome.kind == "measured":
                 peaks.append(one.outcome.figures["peak_bytes"])
         return max(peaks, default=None)
-
-    # The model.
 
     @property
     def knows_the_model(self) -> bool:
