@@ -180,7 +180,7 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
 def _tables(profile: Profile) -> dict[str, Any]:
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
     short = profile.train.model_dump(mode="json", exclude_defaults=True)
-    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     if profile.evidence.workers is not None:  # decided, even where the decision is the default
         short.setdefault("data", {})["loader_workers"] = profile.train.data.loader_workers
+    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     return tables

@@ -88,12 +88,6 @@ def test_boards_are_cards_by_the_names_that_nvml_gives_them(name, total_mib, key
     assert card_of(name, total_mib * 2**20) is find_card(key)
 
 
-@given(cards, st.integers(0, 2**40))
-def test_a_device_is_never_taken_for_a_card_of_another_name(card, total_bytes):
-    found = card_of(card.name, total_bytes)
-    assert found is None or found is card
-
-
 def test_keys_and_names_are_each_their_cards_own():
     names = [name for card in CARDS for name in (card.key, *card.names)]
     assert len(set(names)) == len(names)

@@ -18,6 +18,8 @@ def test_every_setting_is_explained_once_and_the_models_config_is_one():
     assert len(keys) == len(set(keys))
     assert "model.config" in keys
     assert set(TrainConfig.model_fields) == {key.partition(".")[0] for key in keys}
+    bare = example_profile().model_copy(update={"evidence": Evidence()})
+    assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
 def test_the_micro_batch_was_measured_and_others_rejected():
@@ -50,20 +52,12 @@ def test_what_no_figure_supports_was_changed(train, key, words):
     assert words in found.because
 
 
-def test_the_global_batch_follows_from_the_constraint():
-    assert _of(but(example_profile(), train={"global_batch_rows": 122}), "global_batch_rows").origin == "constraint"
-
-
 def test_defaults_and_what_the_probe_was_asked_for_are_told_apart():
     profile = but(example_profile(), train={"attention_dropout": 0.0})
+    assert _of(but(profile, train={"global_batch_rows": 122}), "global_batch_rows").origin == "constraint"
     assert _of(profile, "attention_dropout").origin == "asked for"
     assert _of(profile, "max_steps").origin == "default"
     assert "all figures were measured with it" in _of(profile, "precision").because
-
-
-def test_without_evidence_nothing_was_measured():
-    bare = example_profile().model_copy(update={"evidence": Evidence()})
-    assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
@@ -132,6 +126,9 @@ def test_what_was_taken_has_its_proof():
     (proof,) = found.evidence
     assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
     assert proof.known == "measured"
+    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_rows").evidence]
+    assert "largest that fits" in names
+    assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
 
 
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default():
@@ -157,12 +154,6 @@ def test_the_value_that_was_left_is_named_as_the_unexplored_one(key, value):
     assert found.rejected[0] == f"{value}: {words}"
 
 
-def test_the_micro_batch_has_the_figures_of_its_memory_beside_those_of_the_search():
-    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_rows").evidence]
-    assert "largest that fits" in names
-    assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
-
-
 @pytest.mark.parametrize(("key", "value"), [("compile_layers", False), ("micro_batch_rows", 8)])
 def test_what_somebody_changed_afterwards_is_said_to_be(key, value):
     found = _of(explored(adopted=True, **{key: value}), key)
@@ -170,11 +161,8 @@ def test_what_somebody_changed_afterwards_is_said_to_be(key, value):
     assert "was chosen; explored together" in found.because
 
 
-def test_a_setting_that_had_no_other_value_is_explained_as_without_a_search():
+def test_what_was_not_explored_or_not_taken_is_explained_as_without_a_search():
     assert _of(explored(), "precision").origin == "asked for"
-
-
-def test_where_nothing_was_taken_the_probe_still_says_why_the_micro_batch_is_what_it_is():
     assert _of(explored(), "micro_batch_rows").because.endswith(explored().evidence.probe.choice)
 
 

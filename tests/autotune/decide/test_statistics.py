@@ -155,23 +155,15 @@ def test_the_more_ratios_one_was_picked_from_the_wider_are_its_bounds():
     assert of_six.low < of_two.low < alone.low < alone.high < of_two.high < of_six.high
 
 
-def _falsely_proven(*, tries, of, rounds=6, repeats=600):
-    """How often the highest of ratios that are all 1 is proven to be above it."""
+@pytest.mark.parametrize(("of", "is_seldom"), [(6, True), (1, False)])
+def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_them_count(of, is_seldom):
     rng = random.Random(7)
     wrong = 0
-    for _ in range(repeats):
-        every = [[(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(rounds)] for _ in range(tries)]
+    for _ in range(600):
+        every = [[(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(6)] for _ in range(6)]
         highest = max(every, key=lambda pairs: ratio_of(pairs).value)
         wrong += (ratio_of(highest, of=of).low or 0.0) > 1
-    return wrong / repeats
-
-
-def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_them_count():
-    assert _falsely_proven(tries=6, of=6) <= 0.02
-    assert _falsely_proven(tries=6, of=1) > 0.02
-
-
-# Steps.
+    assert (wrong / 600 <= 0.02) == is_seldom
 
 
 def _seconds(rng, n: int, memory: float, *, mean_s: float = 1.0) -> list[float]:
