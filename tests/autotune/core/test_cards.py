@@ -18,6 +18,7 @@ def test_a_key_is_found_however_it_is_spelled(card, frame, separator, shout):
 
 @given(cards)
 def test_names_of_the_driver_find_the_card_and_the_card_knows_itself(card):
+    assert card.name == card.names[0]
     for name in card.names:
         assert find_card(name) is card
         assert find_card(name.removeprefix("NVIDIA ")) is card

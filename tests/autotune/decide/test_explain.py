@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.core.evidence import Evidence, ExchangeRow, NetworkEvidence
+from autotune.core.evidence import Evidence, ExchangeRow, JointChoice, NetworkEvidence
 from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
 from tests.autotune.profiles import but, example_profile
@@ -35,6 +35,19 @@ def test_the_loader_workers_were_measured_with_an_interval():
     assert found.origin == "measured"
     assert (found.evidence[0].low, found.evidence[0].high, found.evidence[0].n) == (0.985, 0.995, 3)
     assert found.rejected == ("0 workers: 50.0% of the ceiling, too few", "0 is slow")
+
+
+def test_what_a_joint_search_found_has_its_proof():
+    joint = JointChoice(
+        trials=5, loader_workers=1, prefetch_batches=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
+        ratio_high=1.3, adopted=True,
+    )  # fmt: skip
+    workers = example_profile().evidence.workers.model_copy(update={"joint": joint})
+    profile = but(example_profile(), evidence={"workers": workers})
+    found = _of(profile, "data.prefetch_batches")
+    assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
+    assert found.because.startswith("a search over workers, prefetching and pinning together")
+    assert _of(profile, "data.pin_memory").origin == "changed"
 
 
 @pytest.mark.parametrize(
