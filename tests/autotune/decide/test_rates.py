@@ -214,22 +214,21 @@ class TestOnAGpu:
 
     def test_memory_that_grew_is_drift(self):
         def grown(run):
-            last = run.steps[-1]
-            return replace(
-                run, steps=(*run.steps[:-1], last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes}))
-            )
+            *steps, last = run.steps
+            more = last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes})
+            return replace(run, steps=(*steps, more))
 
         assert self.drifts(grown)[2].verdict == "drift: more than its trial took"
 
     def test_trials_of_another_recipe_say_nothing_of_the_memory(self):
         (one, _), _ = example_inputs(320)
-        trials = []
-        for done in one.trials:
-            config = done.trial.measured["config"] | {"head": "dense"}
-            trials.append(replace(done, trial=replace(done.trial, measured={"config": config})))
+        dense = [{"config": done.trial.measured["config"] | {"head": "dense"}} for done in one.trials]
+        trials = [
+            replace(done, trial=replace(done.trial, measured=measured))
+            for done, measured in zip(one.trials, dense, strict=True)
+        ]
         memory = self.drifts(trials=tuple(trials))[2]
-        assert memory.expected is None
-        assert memory.verdict == "nothing to hold it against"
+        assert (memory.expected, memory.verdict) == (None, "nothing to hold it against")
 
     def test_mfu_is_expected_from_the_rate(self):
         speed, mfu, _ = self.drifts()

@@ -6,16 +6,10 @@ from autotune.core.tuning import BUDGET_WEIGHTS, Stage
 from autotune.decide.tuning import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
+STATUSES = st.sampled_from(["waiting", "done", "skipped", "failed"])
+NAMED = st.sampled_from(NAMES)
 STAGES = st.lists(
-    st.builds(
-        Stage,
-        name=st.sampled_from(NAMES),
-        model=st.sampled_from(["a", "b"]),
-        status=st.sampled_from(["waiting", "done", "skipped", "failed"]),
-        seconds=st.floats(0, 100),
-    ),
-    min_size=1,
-    max_size=10,
+    st.builds(Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100)), min_size=1
 )
 LEFT = st.floats(-100, 3600)
 
@@ -24,7 +18,7 @@ def stages_of(*names, model="a", **values):
     return [Stage(name=name, model=model, **values) for name in names]
 
 
-@given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=10), st.floats(0, 7200))
+@given(st.lists(NAMED, min_size=1, max_size=10), st.floats(0, 7200))
 def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
     stages = stages_of(*names)
     left, taken = budget_s, 0.0
@@ -41,16 +35,10 @@ def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s
 
 @given(STAGES, LEFT, st.floats(0, 3600))
 def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(stages, left, more):
-    stage = stages[0]
-    stage.status = "waiting"
-    less, share = share_s(stages, stage, left), share_s(stages, stage, left + more)
-    if stage.name not in BUDGET_WEIGHTS:
-        assert less is None
-        assert share is None
-    else:
-        assert less is not None
-        assert share is not None
-        assert 0 <= less <= share
+    stages[0].status = "waiting"
+    less, share = (share_s(stages, stages[0], seconds) for seconds in (left, left + more))
+    assert (less is None) == (share is None) == (stages[0].name not in BUDGET_WEIGHTS)
+    assert less is None or 0 <= less <= share
 
 
 @given(STAGES, LEFT)
