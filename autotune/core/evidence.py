@@ -234,7 +234,7 @@ class ComputeEvidence(Table):
         )
 
 
-class Exchange(Table):
+class ExchangeSplit(Table):
     """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
 
     strategy: Strategy
@@ -248,7 +248,7 @@ class Exchange(Table):
     """Of the step, which were not measured but added as predicted."""
 
 
-class ExchangeRow(Exchange, RatioBounds):
+class ExchangeRow(ExchangeSplit, RatioBounds):
     """One way to exchange gradients: what it was predicted to take, and took."""
 
     shard_ranks: Positive | None = None
@@ -275,7 +275,7 @@ class ExchangeRow(Exchange, RatioBounds):
         return None if self.ratio_to_default is None else self.bounded(self.ratio_to_default)
 
 
-class ScalingRow(Exchange):
+class ScalingRow(ExchangeSplit):
     """Training the same global batch on so many nodes."""
 
     nodes: Positive
