@@ -6,7 +6,7 @@ They return the values that ``--json`` prints, and print nothing but progress. W
 """
 
 from autotune.core.plan import Goal
-from autotune.decide.advice import advise
+from autotune.decide.advice.table import advise
 from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
 from autotune.measure.host import SystemHost

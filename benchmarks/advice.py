@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.core.advice import Advice, Gain
 from autotune.core.bottleneck import Bottleneck, Cause
-from autotune.decide.advice import advise
+from autotune.decide.advice.table import advise
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.measure.host import SystemHost

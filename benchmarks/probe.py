@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.trial import Trial
+from autotune.decide.memory import expected_on_cpu
 from autotune.decide.search import bracket
-from autotune.decide.surroundings import expected_on_cpu
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import FIT_STEPS, Probe, ProbeRequest, Search, step_trial

@@ -10,7 +10,7 @@ from typer.cli import get_docs_for_click
 from autotune.cli import app
 from autotune.cluster.site import SiteFile
 from autotune.core.profile import Profile
-from autotune.decide.advice import RULES
+from autotune.decide.advice.table import RULES
 from trainer.__main__ import command_line
 
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))

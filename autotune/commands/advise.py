@@ -13,7 +13,7 @@ from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
-    from autotune.decide.advice import Situation
+    from autotune.decide.advice.situation import Situation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
-    from autotune.decide.advice import RULES
-    from autotune.decide.advice import advise as find_advice
+    from autotune.decide.advice.table import RULES
+    from autotune.decide.advice.table import advise as find_advice
     from autotune.measure.host import SystemHost
     from autotune.search.situation import read_foreign, situation_of
     from autotune.show.advice import advice_text, rules_text
@@ -128,7 +128,7 @@ def _profiles() -> list[Path]:
 
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> Applied:
     """Write the safe changes into a new profile; nothing where there are none."""
-    from autotune.decide.advice import changes_of, safe_changes
+    from autotune.decide.advice.table import safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
 
@@ -143,7 +143,7 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> A
             next_step="Measure it anew, or edit further by hand; see: "
             + shlex.join(["autotune", "profile", "verify", now.profile_path]),
         )
-    changes = changes_of(now.profile.train, safe_changes(found))
+    changes = safe_changes(now.profile.train, found)
     old = Path(now.profile_path)
     if not changes:
         return Applied(profile=None, of=str(old), kept=None, changes=())

@@ -1,7 +1,7 @@
 """Advice: a claim with its evidence, what following it should gain, what it costs, and exactly what to do."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, Unpack
 
 from autotune.core.interval import Interval
 
@@ -31,15 +31,16 @@ class EvidenceFigure(Interval):
     source: str
 
 
-def figure(
-    name: str, value: float | Interval, unit: Unit, source: str, *, n: int | None = None, known: Known = "measured"
-) -> EvidenceFigure:
+class _Known(TypedDict, total=False):
+    n: int | None
+    known: Known
+
+
+def figure(name: str, value: float | Interval, unit: Unit, source: str, **more: Unpack[_Known]) -> EvidenceFigure:
     """Return a figure of the evidence, with the bounds of its value if it has them."""
     one = value if isinstance(value, Interval) else Interval(value=float(value))
-    return EvidenceFigure(
-        name=name, value=one.value, low=one.low, high=one.high, confidence=one.confidence, unit=unit, n=n, known=known,
-        source=source,
-    )  # fmt: skip
+    bounds = {end.name: getattr(one, end.name) for end in fields(Interval)}
+    return EvidenceFigure(name=name, unit=unit, source=source, **bounds, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +97,9 @@ class Advice:
     gain: Gain | None = None
     """None if there is none, or if its size is not known."""
     cost: str
-    """What it costs and risks."""
     changes: tuple[SettingChange, ...] = ()
     """Of the profile."""
     command: str | None = None
-    """What to run, exactly."""
     would_change: str
-    """What would make this advice wrong."""
     safe: bool = False
     """Whether ``--apply`` writes its changes: the same recipe, no more memory, and nothing to be measured first."""

@@ -50,7 +50,6 @@ class Trace:
     """Allocations in the order in which they were made, and when each was released."""
 
     rows: int
-    """Of the micro-batch."""
     predicted_tokens: int
     """Places that the head computes."""
     allocations: tuple[Allocation, ...]

@@ -26,7 +26,6 @@ class StepPart:
     high: float | None = None
     """95 % confidence bounds; None where too few steps show a spread."""
     source: str = ""
-    """What it was read from."""
 
     def scaled(self, factor: float) -> "StepPart":
         """Return the part times a positive factor, with its bounds."""
@@ -48,7 +47,6 @@ class Bottleneck:
     steps: int
     """So many steps, or windows of steps, were looked at."""
     source: str
-    """Which run or which measurement."""
     mfu: Interval | None = None
     """Model FLOP/s of the device's dense peak; None if the peak is not known."""
     untold: tuple[str, ...] = ()

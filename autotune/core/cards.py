@@ -154,18 +154,17 @@ def find_card(name: str) -> Card:
         BadInput: If no card is named so, or several are.
     """
     wanted = _plain(name)
-    exact = [card for card in CARDS if wanted in {_plain(card.key), *_plain_names(card)}]
+    exact = [card for card in CARDS if wanted in {_plain(one) for one in (card.key, *card.names)}]
     fitting = exact or [card for card in CARDS if wanted in _beginnings(card.key)]
     if len(fitting) == 1:
         return fitting[0]
-    keys = {_plain(card.key): card.key for card in CARDS}
-    spelled = {head: card.key for card in CARDS for head in _beginnings(card.key)} | keys
+    spelled = {head: card.key for card in CARDS for head in (*_beginnings(card.key), _plain(card.key))}
     near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
     close = [card.key for card in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
         f"{name!r} fits {len(fitting)} cards" if fitting else f"no card is called {name!r}",
-        next_step=f"{hint}Known cards: {', '.join(keys.values())}.",
+        next_step=f"{hint}Known cards: {', '.join(card.key for card in CARDS)}.",
     )
 
 
@@ -174,20 +173,15 @@ def card_of(gpu_name: str, total_bytes: int) -> Card | None:
 
     The total must be near the card's as well: a part of a GPU may carry the whole one's name.
     """
-    wanted = _plain(gpu_name)
     for card in CARDS:
         near = abs(total_bytes - card.total_bytes) <= _TOTAL_TOLERANCE * card.total_bytes
-        if near and wanted in _plain_names(card):
+        if near and _plain(gpu_name) in map(_plain, card.names):
             return card
     return None
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.lower()).removeprefix("nvidia")
-
-
-def _plain_names(card: Card) -> set[str]:
-    return {_plain(name) for name in card.names}
 
 
 def _beginnings(key: str) -> set[str]:

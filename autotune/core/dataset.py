@@ -7,12 +7,12 @@ has no end; it counts at its lower edge, so a mean that reaches into it is a low
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.dataset import Manifest
+    from trainer.dataset import Manifest, SpecialIds
 
 FINE_STEP_TOKENS = 8
 FINE_END_TOKENS = 1024
@@ -58,11 +58,7 @@ class LengthDistribution:
         """Mean tokens per sample, each cut to ``truncated_at`` first; None when there are no samples."""
         if self.samples == 0:
             return None
-        total = sum(
-            count * _bin_mean(low, last, truncated_at)
-            for (low, last), count in zip(self._bins(), self.counts, strict=True)
-        )
-        return total / self.samples
+        return sum(count * _bin_mean(low, last, truncated_at) for low, last, count in self._bins()) / self.samples
 
     def percentile_tokens(self, share: float) -> float | None:
         """The length that ``share`` of the samples do not exceed, to within its bin; None when there are no samples.
@@ -74,7 +70,7 @@ class LengthDistribution:
             raise ValueError(f"{share} is not between 0 and 1")
         rank = share * self.samples
         below = 0
-        for (low, last), count in zip(self._bins(), self.counts, strict=True):
+        for low, last, count in self._bins():
             if count and below + count >= rank:
                 return low + (last - low) * (rank - below) / count
             below += count
@@ -84,12 +80,10 @@ class LengthDistribution:
         """The share of samples longer than ``tokens``, to within its bin; None when there are no samples."""
         if self.samples == 0:
             return None
-        over = 0.0
-        for (low, last), count in zip(self._bins(), self.counts, strict=True):
-            over += count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
-        return over / self.samples
+        shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
+        return sum(shares) / self.samples
 
-    def padding_waste(self, row_tokens: int, special_tokens: int = SPECIAL_TOKENS_PER_SAMPLE) -> float | None:
+    def padding_waste(self, row_tokens: int) -> float | None:
         """The share of a batch that is padding when every sample is cut and padded to ``row_tokens``.
 
         Special tokens are real ones. None when there are no samples.
@@ -97,15 +91,15 @@ class LengthDistribution:
         Raises:
             ValueError: If a row has no room beside the special tokens.
         """
-        if row_tokens <= special_tokens:
-            raise ValueError(f"a row of {row_tokens} tokens holds nothing beside {special_tokens} special tokens")
-        mean = self.mean_tokens(row_tokens - special_tokens)
-        return None if mean is None else 1 - (mean + special_tokens) / row_tokens
+        if row_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
+            raise ValueError(f"a row of {row_tokens} tokens holds nothing beside the special tokens")
+        mean = self.mean_tokens(row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+        return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / row_tokens
 
-    def _bins(self) -> list[tuple[int, int]]:
-        """First and last whole number of each bin; the open one counts at its edge."""
-        bins = [(low, high - 1) for low, high in itertools.pairwise(self.edges)]
-        return [*bins, (self.edges[-1], self.edges[-1])]
+    def _bins(self) -> Iterator[tuple[int, int, int]]:
+        """First and last whole number of each bin, and its count; the open one counts at its edge."""
+        lasts = (*(high - 1 for high in self.edges[1:]), self.edges[-1])
+        return zip(self.edges, lasts, self.counts, strict=True)
 
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
@@ -124,7 +118,6 @@ class RowLength:
     """What a row length does to the sampled samples; all but the gain are shares."""
 
     row_tokens: int
-    """Positions in a row."""
     padded_waste: float
     """Of positions that are padding if every sample has a row of its own."""
     cut_samples: float
@@ -147,3 +140,22 @@ class Inspected:
     mean_tokens: float
     longest_tokens: int
     rows: tuple[RowLength, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowContents:
+    """Of a dataset, a part of which was laid out; or assumed, for want of one."""
+
+    vocab_size: int
+    special_ids: "SpecialIds"
+    mean_real_tokens: float
+    mean_samples: float
+    documents: float
+    """In the fullest micro-batches."""
+    dataset_hash: str | None
+    """None where all of it is assumed."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nobody looked at a dataset."""
+        return self.dataset_hash is None

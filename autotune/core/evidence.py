@@ -5,15 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autotune.core.exploration import ExploreEvidence
-from autotune.core.interval import CONFIDENCE, SHOWN_CONFIDENCE, Interval
+from autotune.core.exploration import ExploreEvidence, RatioBounds
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
+from autotune.core.trial import GpuUse
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 SettingValue = str | int | float | bool | None
 RecipeName = Literal["paper", "hf-trainer", "tuned"]
@@ -23,16 +25,14 @@ class CurvePoint(Table):
     """Throughput at one micro-batch."""
 
     rows: Positive
-    """Of the micro-batch."""
-    slot_tokens_per_s: Annotated[float, Field(gt=0)]
+    slot_tokens_per_s: PositiveFloat
     """All rows full."""
-    step_s: Annotated[float, Field(gt=0)]
+    step_s: PositiveFloat
     """Median of the timed optimizer steps, one micro-batch each."""
     timed_steps: Positive
-    """Behind the median."""
-    slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
+    slot_tokens_per_s_low: PositiveFloat | None = None
     """95 % confidence bounds; None if the timed steps show no spread that could be trusted."""
-    slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
+    slot_tokens_per_s_high: PositiveFloat | None = None
 
     @property
     def slot_rate(self) -> Interval:
@@ -60,7 +60,6 @@ class ProbeEvidence(Table):
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
     """Where the trace says that the memory of ``feasible_max`` goes."""
     parameters: Positive | None = None
-    """Of the model; None where it was not traced."""
     not_traced: str | None = None
     """Why there is no trace."""
     local_ranks: Positive = 1
@@ -69,9 +68,9 @@ class ProbeEvidence(Table):
     """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
     search_trials: Positive
     """Trials until both sides were proven; the throughput curve took further ones."""
-    seconds: Annotated[float, Field(ge=0)]
-    """Time of all trials, the curve's included."""
-    mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
+    seconds: NonNegativeFloat
+    """The curve's included."""
+    mean_real_tokens_per_row: PositiveFloat
     """Of this dataset, in this layout."""
     curve: list[CurvePoint]
     knee_rows: list[Positive] = Field(default_factory=list)
@@ -89,44 +88,16 @@ class ProbeEvidence(Table):
         return next((point for point in self.curve if point.rows == rows), None)
 
 
-class GpuUse(Table):
-    """What the GPUs did in the windows of one count: means over windows and GPUs, shares from 0 to 1."""
-
-    utilisation_share: Share | None = None
-    """Time with a kernel running, by NVML; this is not MFU."""
-    power_w: float | None = None
-    """Drawn."""
-    sm_clock_mhz: float | None = None
-    """Of the multiprocessors."""
-    power_capped_share: Share | None = None
-    """Samples at the power cap: how a loaded card operates."""
-    gpm_sm_share: Share | None = None
-    """Time, over multiprocessors, with a warp resident; by GPM, as those below."""
-    gpm_occupancy_share: Share | None = None
-    """Resident warps of as many as there is room for."""
-    gpm_tensor_share: Share | None = None
-    """Time in which matrix units worked."""
-    gpm_dram_share: Share | None = None
-    """Of the memory's bandwidth."""
-    gpm_pcie_rx_bytes_per_s: float | None = None
-    """From the host."""
-
-
-class WorkersRow(Table):
+class WorkersRow(RatioBounds):
     """What windows with one number of loader workers say."""
 
     loader_workers: NonNegative
     """For each rank."""
     slot_tokens_per_s: list[float]
-    """One figure per window, of all local ranks; padding included, because a step costs the same whatever its rows
-    hold."""
-    ratio_to_ceiling: Annotated[float, Field(gt=0)]
+    """One figure per window, of all local ranks; a step costs the same whatever its sequences hold."""
+    ratio_to_ceiling: PositiveFloat
     """To the same step on batches from memory, windows of the same round against each other."""
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
-    """98 % confidence bounds of that ratio; None where too few windows show a spread."""
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
     verdict: Literal["proven", "refuted", "open"]
-    """Whether it is enough."""
     data_wait_share: Share
     """Median; of the time, that devices waited for data, all local ranks' added up."""
     model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
@@ -136,37 +107,29 @@ class WorkersRow(Table):
     storage_bytes_per_s: NonNegativeFloat | None = None
     """Median; read from storage rather than from memory."""
     gpu: GpuUse | None = None
-    """None without a GPU."""
 
     @property
     def ratio(self) -> Interval:
         """The ratio to batches from memory with its bounds."""
-        return Interval.of(self.ratio_to_ceiling, self.ratio_low, self.ratio_high, CONFIDENCE)
+        return self.bounded(self.ratio_to_ceiling)
 
 
-class JointChoice(Table):
+class JointChoice(RatioBounds):
     """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
 
     trials: Positive
-    """Settings that were tried."""
     loader_workers: NonNegative
-    """For each rank, of the best."""
     prefetch_batches: Positive
-    """Of the best."""
     pin_memory: bool
-    """Of the best."""
-    ratio_to_workers_alone: Annotated[float, Field(gt=0)]
+    ratio_to_workers_alone: PositiveFloat
     """Throughput, window by window."""
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
-    """98 % confidence bounds."""
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
     adopted: bool
     """Whether it was proven to be faster, and is what the profile says."""
 
     @property
     def ratio(self) -> Interval:
         """The ratio to workers alone with its bounds."""
-        return Interval.of(self.ratio_to_workers_alone, self.ratio_low, self.ratio_high, CONFIDENCE)
+        return self.bounded(self.ratio_to_workers_alone)
 
 
 class WorkersEvidence(Table):
@@ -177,33 +140,28 @@ class WorkersEvidence(Table):
     undecided_between: list[NonNegative] = Field(default_factory=list)
     """The fewest and the most that it may be; empty when it is decided."""
     choice: str
-    """Why."""
     refusal: str | None = None
     """What is known of the next smaller count that was measured."""
     fed: bool
-    """Whether the chosen count keeps the step fed."""
+    """Whether the chosen count keeps the step supplied with data."""
     ceiling_slot_tokens_per_s: list[float]
     """The same step on batches that already lie in memory."""
     rows: list[WorkersRow]
     joint: JointChoice | None = None
     local_ranks: Positive
-    """That loaded together."""
     max_workers: NonNegative
     """Most that was allowed to be tried."""
     max_workers_because: str
-    """What set that."""
     consumer: str
     """What took the batches: the training step, or a replay of one."""
-    window_s: Annotated[float, Field(gt=0)]
+    window_s: PositiveFloat
     """Least time of a window."""
     windows: Positive
     """Of all counts, and of the ceiling."""
-    seconds: Annotated[float, Field(ge=0)]
-    """Time of all of them."""
+    seconds: NonNegativeFloat
     data_filesystem: str | None = None
-    """The type of the file system that the data lies on."""
     data_on_network: bool = False
-    """Whether that is another machine's, and others use it too."""
+    """Whether the file system is another machine's, and others use it too."""
     gpu_source: str
     """Where the GPU's figures come from, or why there are none."""
     operating_state: str | None = None
@@ -214,15 +172,13 @@ class LinkEvidence(Table):
     """A kind of link, from all-reduces of many sizes; bounds are of 98 % confidence."""
 
     scope: Scope
-    """Which ranks the link joins."""
     members: Annotated[int, Field(ge=2)]
     """Ranks of a node, or nodes, that took part."""
     latency_s: NonNegativeFloat
     """Of one hop."""
     latency_s_low: NonNegativeFloat | None = None
     latency_s_high: NonNegativeFloat | None = None
-    bytes_per_s: Annotated[float, Field(gt=0)]
-    """Each way."""
+    bytes_per_s: PositiveFloat
     bytes_per_s_low: NonNegativeFloat | None = None
     bytes_per_s_high: NonNegativeFloat | None = None
     worst_error_share: NonNegativeFloat
@@ -247,7 +203,7 @@ class ComputeEvidence(Table):
     """What a step costs a rank while all ranks compute and no gradient travels."""
 
     rows: Positive
-    micro_batch_s: Annotated[float, Field(gt=0)]
+    micro_batch_s: PositiveFloat
     """Forward and backward of a micro-batch of so many rows."""
     fixed_s: NonNegativeFloat
     """Part of it that does not grow with the rows."""
@@ -279,12 +235,12 @@ class ComputeEvidence(Table):
         )
 
 
-class DealtRow(Table):
-    """How a step is trained: the exchange of gradients, and the split of the global batch."""
+class ExchangeSplit(Table):
+    """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
+
+    shard_ranks: Positive | None = None
 
     strategy: Strategy
-    """As in ``train.parallel``, and so the next three."""
-    shard_ranks: Positive | None = None
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
     micro_batches: Positive
@@ -305,15 +261,14 @@ class DealtRow(Table):
         )
 
 
-class ExchangeRow(DealtRow):
+class ExchangeRow(ExchangeSplit, RatioBounds):
     """One way to exchange gradients: what it was predicted to take, and took."""
 
-    predicted_step_s: Annotated[float, Field(gt=0)] | None = None
+    predicted_step_s: PositiveFloat | None = None
     """Before it was measured."""
-    step_s: Annotated[float, Field(gt=0)] | None = None
+    step_s: PositiveFloat | None = None
     """Median; None where it did not run."""
     steps: NonNegative
-    """Measured."""
     real_tokens_per_s: NonNegativeFloat | None = None
     """Of all ranks."""
     compute_share: Share | None = None
@@ -322,34 +277,29 @@ class ExchangeRow(DealtRow):
     """Of the step, in which ranks waited for gradients or weights."""
     peak_bytes: Positive | None = None
     """Memory of the rank that needed most."""
-    ratio_to_default: Annotated[float, Field(gt=0)] | None = None
+    ratio_to_default: PositiveFloat | None = None
     """Real tokens/s, rounds against each other; None for the default itself, and where that was not repeated."""
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
-    """98 % confidence bounds."""
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
     outcome: str
-    """What became of it."""
 
     @property
     def ratio(self) -> Interval | None:
         """The ratio to the default with its bounds; None if there is none."""
-        known = self.ratio_to_default
-        return None if known is None else Interval.of(known, self.ratio_low, self.ratio_high, CONFIDENCE)
+        return None if self.ratio_to_default is None else self.bounded(self.ratio_to_default)
 
 
-class ScalingRow(DealtRow):
+class ScalingRow(ExchangeSplit):
     """Training the same global batch on so many nodes."""
 
     nodes: Positive
-    step_s: Annotated[float, Field(gt=0)]
+    step_s: PositiveFloat
     """Of an optimizer step."""
-    real_tokens_per_s: Annotated[float, Field(gt=0)]
+    real_tokens_per_s: PositiveFloat
     """Of all nodes."""
-    efficiency: Annotated[float, Field(gt=0)]
+    efficiency: PositiveFloat
     """Against as many times one node."""
     efficiency_low: NonNegativeFloat | None = None
-    efficiency_high: NonNegativeFloat | None = None
     """From the intervals of the links."""
+    efficiency_high: NonNegativeFloat | None = None
     limit: str
     """What costs most beside computing."""
     limit_share: Share | None = None
@@ -363,13 +313,11 @@ class Scaling:
     """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
 
     name: str
-    """Of the model."""
     global_batch_tokens: int
     rows: tuple[ScalingRow, ...]
     useful_nodes: int
     """The most that are at least 90 % efficient; predicted."""
     levers: tuple[str, ...]
-    """What would increase it."""
     steps_per_epoch: float | None
     """None if the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
@@ -377,26 +325,22 @@ class Scaling:
     least_tokens_per_rank: float
     """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
     sources: tuple[str, ...]
-    """What the figures rest on."""
 
 
 class NetworkEvidence(Table):
     """How ranks reach each other, what that costs a step, and how many nodes are useful."""
 
     nodes: Positive
-    """Measured on."""
     ranks_per_node: Positive
-    """On each of them."""
     backend: str
     """``nccl`` or ``gloo``."""
     interface: str | None = None
-    """That messages went over."""
     interface_bytes_per_s: Positive | None = None
     """What the interface says of itself."""
     transport: str
     """What carries the messages, or why that is not known."""
     links: list[LinkEvidence]
-    all_reduce_factor: Annotated[float, Field(gt=0)] = 1.0
+    all_reduce_factor: PositiveFloat = 1.0
     """What all-reduces of all ranks took of what these links make of them; 1 where that was not measured."""
     warnings: list[str] = Field(default_factory=list)
     """Slow links, slow ranks, an interface that does not reach its speed."""
@@ -405,7 +349,6 @@ class NetworkEvidence(Table):
     default_rows: Positive | None = None
     """The micro-batch as probed, which the default exchange has; None where no training step was measured."""
     compute: ComputeEvidence | None = None
-    """None where no training step was measured."""
     exchanges: list[ExchangeRow] = Field(default_factory=list)
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
@@ -413,13 +356,11 @@ class NetworkEvidence(Table):
     levers: list[str] = Field(default_factory=list)
     """What would make more nodes useful."""
     choice: str
-    """Why gradients are exchanged as the profile says."""
     equal_loss: str | None = None
     """What a check of 16-bit gradients against 32-bit ones found; None where there was none."""
     windows: NonNegative
     """Rounds of steps and messages."""
     seconds: NonNegativeFloat
-    """Time of all of them."""
 
 
 class SettingDifference(Table):
@@ -441,13 +382,13 @@ class RecipeRow(Table):
     """Whose settings."""
     differences: list[SettingDifference] = Field(default_factory=list)
     """From the tuned settings, in what bears on speed."""
-    real_tokens_per_s: list[Annotated[float, Field(gt=0)]]
+    real_tokens_per_s: list[PositiveFloat]
     """One figure per window, of all local ranks; empty where it did not run."""
-    speedup: Annotated[float, Field(gt=0)] | None = None
+    speedup: PositiveFloat | None = None
     """Tuned real tokens/s over theirs, of windows of the same round; None where it did not run."""
-    speedup_low: Annotated[float, Field(gt=0)] | None = None
+    speedup_low: PositiveFloat | None = None
     """95 % confidence bounds; None where too few windows show a spread."""
-    speedup_high: Annotated[float, Field(gt=0)] | None = None
+    speedup_high: PositiveFloat | None = None
     data_wait_share: Share | None = None
     """Median."""
     outcome: str
@@ -465,13 +406,11 @@ class BaselineEvidence(Table):
 
     rows: list[RecipeRow]
     local_ranks: Positive
-    """That trained together."""
-    window_s: Annotated[float, Field(gt=0)]
+    window_s: PositiveFloat
     """Least time of a window."""
     windows: Positive
     """Of all settings."""
     seconds: NonNegativeFloat
-    """Time of all of them."""
 
 
 class Evidence(Table):

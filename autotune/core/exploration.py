@@ -45,11 +45,9 @@ class Configuration(Table):
     @property
     def name(self) -> str:
         """In a few words."""
-        words = [f"{self.micro_batch_rows} {self.layout} rows", self.precision]
-        words += [] if self.attention == "auto" else [self.attention]
-        words += [] if self.checkpointing == "none" else [f"{self.checkpointing} checkpointing"]
-        words += ["compiled"] if self.compile_layers else []
-        return ", ".join(words)
+        words = [f"{self.micro_batch_rows} {self.layout} rows", self.precision, self.attention]
+        words += [f"{self.checkpointing} checkpointing", "compiled" if self.compile_layers else ""]
+        return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
 
 
 KNOBS = tuple(Configuration.model_fields)
@@ -72,7 +70,18 @@ class ExploredRow(Table):
     """``ran``, ``pruned`` after a short window, or why it did not run."""
 
 
-class ExploreEvidence(Table):
+class RatioBounds(Table):
+    """Bounds of a ratio, of 98 % confidence; None where too few windows show a spread."""
+
+    ratio_low: PositiveFloat | None = None
+    ratio_high: PositiveFloat | None = None
+
+    def bounded(self, ratio: float) -> Interval:
+        """Return the ratio with its bounds."""
+        return Interval.of(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)
+
+
+class ExploreEvidence(RatioBounds):
     """What a search over the settings of the step found."""
 
     cells: Positive
@@ -89,15 +98,12 @@ class ExploreEvidence(Table):
     """What promised most, and was held against the unexplored settings."""
     ratio_to_unexplored: PositiveFloat
     """Real tokens/s of the candidate, windows of the same rounds against each other."""
-    ratio_low: PositiveFloat | None = None
-    """98 % bounds."""
-    ratio_high: PositiveFloat | None = None
     adopted: bool
 
     @property
     def ratio(self) -> Interval:
         """The ratio to the unexplored settings with its bounds."""
-        return Interval.of(self.ratio_to_unexplored, self.ratio_low, self.ratio_high, CONFIDENCE)
+        return self.bounded(self.ratio_to_unexplored)
 
     choice: str
     """Why the settings are what they are."""

@@ -99,8 +99,9 @@ class GpuSeries:
 
     def between(self, start_s: float, end_s: float) -> "GpuSeries":
         """Cut to what lies wholly between two moments of CLOCK_MONOTONIC, both included."""
+        samples = tuple(one for one in self.samples if start_s <= one.time_s <= end_s)
         gpm = tuple(one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s)
-        return replace(self, samples=window(self.samples, start_s, end_s), gpm=gpm)
+        return replace(self, samples=samples, gpm=gpm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,48 +223,34 @@ class MachineFacts:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThrottleReason:
-    """Why a GPU runs below its top clock. A fault spoils a measurement; anything else is how the card operates."""
-
-    bit: int
-    name: str
-    is_fault: bool
-
-
-# Bits: NVML API reference, nvmlClocksEventReasons. The power brake is an external signal that cuts the clocks at least
-# by half and raises hw_slowdown with it, so it is a fault; the software power cap is where a loaded card lives.
-THROTTLE_REASONS = (
-    ThrottleReason(bit=0x001, name="gpu_idle", is_fault=False),
-    ThrottleReason(bit=0x002, name="applications_clocks", is_fault=False),
-    ThrottleReason(bit=0x004, name="sw_power_cap", is_fault=False),
-    ThrottleReason(bit=0x008, name="hw_slowdown", is_fault=True),
-    ThrottleReason(bit=0x010, name="sync_boost", is_fault=False),
-    ThrottleReason(bit=0x020, name="sw_thermal", is_fault=True),
-    ThrottleReason(bit=0x040, name="hw_thermal", is_fault=True),
-    ThrottleReason(bit=0x080, name="hw_power_brake", is_fault=True),
-    ThrottleReason(bit=0x100, name="display_clocks", is_fault=False),
-    ThrottleReason(bit=0x200, name="board_limit", is_fault=False),
-    ThrottleReason(bit=0x400, name="reliability", is_fault=False),
-)
+THROTTLE_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Why a GPU runs below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
+FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+"""Those that spoil a measurement; anything else is how the GPU operates. The power brake is an external signal that
+cuts the clocks at least by half and raises hw_slowdown with it; the software power cap is where a loaded GPU lives."""
 
 
 def throttle_names(mask: int) -> tuple[str, ...]:
     """Name the bits of NVML's throttle mask, lowest first; a bit this table lacks keeps its number."""
-    known = {reason.bit: reason.name for reason in THROTTLE_REASONS}
     bits = (1 << position for position in range(mask.bit_length()) if mask >> position & 1)
-    return tuple(known.get(bit, f"unknown_{bit:#x}") for bit in bits)
+    return tuple(THROTTLE_REASONS.get(bit, f"unknown_{bit:#x}") for bit in bits)
 
 
 def throttle_faults(names: Sequence[str] | None) -> tuple[str, ...]:
     """Those throttle reasons that make a measurement worthless: heat and hardware slowdown."""
-    faults = {reason.name for reason in THROTTLE_REASONS if reason.is_fault}
-    return tuple(name for name in names or () if name in faults)
-
-
-def window(series: Sequence[GpuSample], start_s: float, end_s: float) -> tuple[GpuSample, ...]:
-    """Cut a time series to the samples taken between two moments of CLOCK_MONOTONIC, both included."""
-    return tuple(sample for sample in series if start_s <= sample.time_s <= end_s)
+    return tuple(name for name in names or () if name in FAULTS)
 
 
 def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str]) -> tuple[GpuFacts, ...]:
@@ -291,6 +278,7 @@ def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str])
 
 
 def _device_named(devices: Sequence[GpuFacts], entry: str) -> GpuFacts | None:
+    matches = []
     if entry.isascii() and entry.isdecimal():
         matches = [device for device in devices if device.index == int(entry)]
     elif entry.startswith(("GPU-", "MIG-GPU-")):
@@ -299,8 +287,6 @@ def _device_named(devices: Sequence[GpuFacts], entry: str) -> GpuFacts | None:
         matches = [device for device in devices if device.uuid.startswith(prefix)]
     elif entry.startswith("MIG-"):
         matches = [device for device in devices if any(uuid.startswith(entry) for uuid in device.mig_uuids)]
-    else:
-        matches = []
     return matches[0] if len(matches) == 1 else None
 
 

@@ -142,24 +142,14 @@ def profile_to_toml(profile: Profile) -> str:
     document = tomlkit.document()
     for line in _HEADER:
         document.add(tomlkit.comment(line))
-    for name, value in (tables | {HASH_KEY: canonical_sha256(tables)}).items():
-        if not isinstance(value, dict):  # plain values stand before the first table
-            document.add(name, value)
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            document.add(name, value)
+    hashed = tables | {HASH_KEY: canonical_sha256(tables)}
+    for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):  # plain values come first
+        document.add(name, value)
     return tomlkit.dumps(document)
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Validate what a TOML file held.
-
-    Args:
-        tables: The parsed file.
-        where: Its name in messages.
-
-    Returns:
-        The profile, and whether its content still has the hash it was written with.
+    """Return the profile that a TOML file holds, and whether its content still has the hash it was written with.
 
     Raises:
         BadInput: If a key is unknown (the nearest valid one is suggested), missing, or of a wrong value.
@@ -190,7 +180,7 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
 def _tables(profile: Profile) -> dict[str, Any]:
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
     short = profile.train.model_dump(mode="json", exclude_defaults=True)
-    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     if profile.evidence.workers is not None:  # decided, even where the decision is the default
         short.setdefault("data", {})["loader_workers"] = profile.train.data.loader_workers
+    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     return tables

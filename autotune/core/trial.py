@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
@@ -13,6 +13,7 @@ from trainer.schema import Table, canonical_sha256, parse_table
 FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""
 
+Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "feed", "fault", "trace", "links", "exchange"]
 
 
@@ -46,7 +47,6 @@ class FinishedTrial:
     outcome: Outcome
     seconds: float
     label: str
-    """What it was for, in a few words."""
     from_ledger: bool
 
 
@@ -139,7 +139,6 @@ class StepFigures(_Measured):
     optimizer_steps: int
     """Steps that really ran, warm-up included."""
     step_s: tuple[float, ...]
-    """Seconds of each timed step."""
     slot_tokens_per_step: int
     peak_bytes: int
     """Highest use of the budget: on CUDA the allocator's reserve and what lies outside it; on a CPU the growth of the
@@ -152,33 +151,41 @@ class StepFigures(_Measured):
     local_ranks: int = 1
     """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
     the most that any rank used."""
-    peak_bytes_by_rank: tuple[int, ...] = ()
-    """Empty in ledgers from before ranks were told apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUseFigures:
-    """One GPU over a window; shares are 0 to 1, and means unless they say otherwise. Missing ones are None."""
+class GpuUse(Table):
+    """What GPUs did in a window of training, or in several: means, shares from 0 to 1; None where nothing tells."""
 
-    samples: int = 0
-    utilisation_share: float | None = None
-    used_bytes: int | None = None
-    """Largest."""
+    utilisation_share: Share | None = None
+    """Time with a kernel running, by NVML; this is not MFU."""
     power_w: float | None = None
     sm_clock_mhz: float | None = None
-    """Median."""
+    """Median of a window's samples."""
+    power_capped_share: Share | None = None
+    """Samples at the power cap: how a loaded GPU operates, not a fault."""
+    gpm_sm_share: Share | None = None
+    """Time, over SMs, with a warp resident; by GPM, as those below."""
+    gpm_occupancy_share: Share | None = None
+    """Resident warps of as many as there is room for."""
+    gpm_tensor_share: Share | None = None
+    """Time in which Tensor Cores worked."""
+    gpm_dram_share: Share | None = None
+    """Of the memory's bandwidth."""
+    gpm_pcie_rx_bytes_per_s: float | None = None
+    """From the host."""
+
+
+class GpuUseFigures(GpuUse):
+    """One GPU over one window."""
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    samples: int = 0
+    used_bytes: int | None = None
     temperature_c: int | None = None
-    """Highest."""
-    power_capped_share: float | None = None
-    """Samples at the power cap: how a loaded card operates, not a fault."""
     lacking: str | None = None
     """Why there is no utilisation."""
     gpm_windows: int = 0
-    gpm_sm_share: float | None = None
-    gpm_occupancy_share: float | None = None
-    gpm_tensor_share: float | None = None
-    gpm_dram_share: float | None = None
-    gpm_pcie_rx_bytes_per_s: float | None = None
     gpm_lacking: str | None = None
 
 
@@ -191,7 +198,6 @@ class FeedFigures(_Measured):
     discarded_batches: int
     """Taken before the window: what the queues held ready, twice over, and warm-up."""
     steps: int
-    """In the window."""
     real_tokens_per_s: float
     slot_tokens_per_s: float
     data_wait_share: float
@@ -256,24 +262,17 @@ class ExchangeFigures(_Measured):
     compute_s_by_rank: tuple[tuple[float, ...], ...]
     """Forward and backward of each step, without waiting for other ranks; empty where nobody can tell."""
     forward_share: float | None
-    """Of forward and backward."""
     gradients: tuple[tuple[int, float], ...]
     """Elements of each gradient, and after which part of backward it was there, in that order."""
     micro_batches: int
     rows: int
-    """Of a micro-batch of a rank."""
     real_tokens_per_step: float
     """Of all ranks."""
     peak_bytes: int | None
     """Highest growth of a rank's memory; None where it cannot be told."""
     losses: tuple[float, ...]
-    """Of each step."""
 
 
-Figures = StepFigures | FeedFigures | LinkFigures | ExchangeFigures
-_FIGURES: dict[str, type[Figures]] = {
-    "step": StepFigures,
-    "feed": FeedFigures,
-    "links": LinkFigures,
-    "exchange": ExchangeFigures,
-}
+_FIGURES: dict[str, type[_Measured]] = {
+    "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "exchange": ExchangeFigures,
+}  # fmt: skip

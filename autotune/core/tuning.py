@@ -1,6 +1,7 @@
-"""Nouns of a whole tuning: its stages, and how each of them stands."""
+"""A whole tuning: its stages, and how each of them stands; and how tunings and runs on disk are doing."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 StageName = Literal["estimate", "probe", "explore", "workers", "network", "baseline", "report"]
@@ -25,13 +26,10 @@ class Stage:
     expected: float | None = None
     """Trials; None where nobody can tell yet."""
     note: str = ""
-    """What it does at this moment."""
     best: str = ""
-    """The best that was found so far."""
     seconds: float = 0.0
-    """Since it began; of a finished one all of it."""
     budget_s: float | None = None
-    """What it may take; None where it takes what it takes."""
+    """None where it takes what it takes."""
 
     @property
     def over(self) -> bool:
@@ -49,4 +47,33 @@ class TuningResult:
     seconds: float
     seconds_in_children: float
     """Of these, while trials, their server, or ranks were running or starting."""
-    next_steps: tuple[str, ...] = field(default=())
+    next_steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStanding:
+    """A training run."""
+
+    directory: str
+    state: str
+    """In words, such as ``finished`` or ``running``."""
+    job: str | None = None
+    """The SLURM job that is queued or running for it; None where there is none, or SLURM cannot be asked."""
+    step: int | None = None
+    max_steps: int | None = None
+    real_tokens_per_s: float | None = None
+    checkpoint: str | None = None
+    reason: str | None = None
+    seconds_since_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningStanding:
+    """A tuning, by its ledger."""
+
+    directory: str
+    trials: int
+    outcomes: Mapping[str, int]
+    newest_utc: str | None
+    newest: str | None
+    damaged_lines: int

@@ -2,20 +2,21 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 from autotune.errors import BadInput
 
-_BYTE_FACTORS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
+_BYTE_FACTORS = {"b": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, base in (("b", 10**3), ("ib", 2**10))
 }
+_BITS_PER_S = {
+    f"{prefix}bit{per}": 10 ** (3 * power) for power, prefix in enumerate(["", *"kmgt"]) for per in ("", "/s")
+}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_NUMBER = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµ/]*)\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -48,18 +49,11 @@ def format_bytes(size_bytes: float | None) -> str:
     """Show a size with a binary unit and three significant digits; ``n/a`` when it is missing."""
     if size_bytes is None:
         return "n/a"
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return (
-                f"{value:.0f} {unit}"
-                if unit == "B"
-                else f"{value:.3g} {unit}"
-                if value < 1000
-                else f"{value:.0f} {unit}"
-            )
+    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
         value /= 1024
-    return f"{value:.3g} TiB" if value < 1000 else f"{value:.0f} TiB"
+        del units[0]
+    return f"{value:.0f} {units[0]}" if value >= 1000 or units[0] == "B" else f"{value:.3g} {units[0]}"
 
 
 def floor_gib(size_bytes: float) -> str:
@@ -92,22 +86,16 @@ def format_share(value: float | None) -> str:
     return "n/a" if value is None else f"{value * 100:.1f} %"
 
 
-_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", re.IGNORECASE)
-_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us|µs)\s*")
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
-
-
 def parse_bits_per_s(text: str) -> float:
     """Read a line rate such as ``25Gbit`` or ``200 Mbit/s``.
 
     Raises:
         ValueError: If the text is not a positive rate in bits.
     """
-    match = _RATE.fullmatch(text)
-    if match is None or float(match[1]) <= 0:
+    rate = _times_unit(text, _BITS_PER_S)
+    if not rate:
         raise ValueError(f"{text!r} is not a line rate: write bits per second, such as 25Gbit")
-    return float(match[1]) * _DECIMAL[match[2].lower()]
+    return rate
 
 
 def parse_seconds(text: str) -> float:
@@ -116,14 +104,10 @@ def parse_seconds(text: str) -> float:
     Raises:
         ValueError: If the text is not a time with a unit.
     """
-    match = _TIME.fullmatch(text)
-    if match is None:
+    duration_s = _times_unit(text, _SECONDS)
+    if duration_s is None:
         raise ValueError(f"{text!r} is not a time: write a number and s, ms or us, such as 25us")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-_AMOUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([kKmMbBgGtT]?)\s*")
-_AMOUNT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+    return duration_s
 
 
 def parse_amount(text: str) -> float:
@@ -132,13 +116,16 @@ def parse_amount(text: str) -> float:
     Raises:
         ValueError: If the text is not a positive number, with K, M, B or T behind it or nothing.
     """
-    match = _AMOUNT.fullmatch(text)
-    amount = 0.0
-    if match is not None:
-        amount = float(match[1].replace("_", "").replace(",", "")) * _AMOUNT_FACTORS[match[2].lower()]
-    if not 0 < amount < float("inf"):
+    amount = _times_unit(text, _AMOUNTS)
+    if not amount or math.isinf(amount):
         raise ValueError(f"{text!r} is not an amount: write a positive number, such as 45.2B, 2T or 1e22")
     return amount
+
+
+def _times_unit(text: str, units: Mapping[str, float]) -> float | None:
+    match = _NUMBER.fullmatch(text)
+    factor = None if match is None else units.get(match[2].lower())
+    return None if match is None or factor is None else float(re.sub("[_,]", "", match[1])) * factor
 
 
 def format_amount(value: float | None) -> str:

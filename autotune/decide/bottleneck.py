@@ -8,16 +8,17 @@ import collections
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
+from autotune.core.evidence import ComputeEvidence, ExchangeRow
 from autotune.core.profile import Profile
-from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
+from autotune.decide.counters import Counters, counters_of, data_share, with_counters
 from autotune.decide.network import expected_largest
 from autotune.decide.shape import place_share
 from autotune.decide.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.errors import BadConfig
+from trainer.errors import TrainerError
 from trainer.peaks import peak_flops_per_s, product_format
 from trainer.record import Run, StepRow
 from trainer.schema import parse_table
@@ -35,17 +36,12 @@ SAME_RANK_SHARE = 0.95
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
-    """What limited a run; None before it took two logged steps.
-
-    Args:
-        run: The first row is left out: it pays for what is made once.
-        counters: Of the same model and settings, from tuning.
-    """
+    """What limited a run, with counters of the same model and settings; None before it took two logged steps."""
     rows = rows_of_this_start(run)
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
-    train = settings_of_run(run)
+    train = settings_of(run.header.config)
     parts = parts_of_rows(rows, source, 1.0 if train is None else place_share(train, run.header.parameters))
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
@@ -60,11 +56,11 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
 
 
-def settings_of_run(run: Run) -> TrainConfig | None:
-    """Return the settings of a run; None if another version of the trainer wrote them."""
+def settings_of(config: dict[str, Any]) -> TrainConfig | None:
+    """Return the settings that a record holds; None if another version of the trainer wrote them."""
     try:
-        return parse_table(TrainConfig, run.header.config, where="run")
-    except BadConfig:
+        return parse_table(TrainConfig, config, where="settings")
+    except TrainerError:
         return None
 
 
@@ -79,20 +75,17 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
     What the first step was on all ranks a later row tells: the first that tells anything.
     """
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
-    tells = (number for number, row in enumerate(rows) if row.longest_data_wait_s is not None)
-    first = next(tells, 0)
-    if first:
-        rows[first] = rows[first].model_copy(update=dict.fromkeys(_OF_ALL_RANKS))
+    if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
+        told = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
+        rows[first] = rows[first].model_copy(update=dict.fromkeys(told))
     return tuple(rows)[1:]
-
-
-_OF_ALL_RANKS = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
     workers, probe = profile.evidence.workers, profile.evidence.probe
-    row = None if workers is None else row_of(workers.rows, profile.train.data.loader_workers)
+    count = profile.train.data.loader_workers
+    row = None if workers is None else next((one for one in workers.rows if one.loader_workers == count), None)
     if workers is None or row is None:
         return None
     source = f"windows of training with {row.loader_workers} loader workers"
@@ -113,22 +106,23 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
-        parts, launching = with_counters(parts, counters, _uneven_share(profile, shares.get("straggler", 0.0)))
+        compute = None if network is None else network.compute
+        # Where ranks are uneven from step to step, they wait for programs that hand out work unevenly.
+        is_uneven = (
+            compute is not None and compute.jitter_share >= UNEVEN_SHARE and profile.train.layout not in TRIMMED_LAYOUTS
+        )
+        parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
     elif profile.train.device == "cuda":
         untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
-    mfus = _mfu_of_windows(row, profile)
+    gpu, train, peak = profile.fingerprint.gpu_name, profile.train, None
+    if gpu is not None and train.device == "cuda":  # of each window, the part of the dense peak that real tokens took
+        peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
+    mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
     windows, ahead = len(row.slot_tokens_per_s), _loads_ahead(profile.train)
     return _weigh(parts, source, windows, untold, mfu, loads_ahead=ahead, launching=launching)
-
-
-def _uneven_share(profile: Profile, waiting: float) -> float:
-    """Of a step, the wait for other ranks where it is one for programs that hand out work unevenly."""
-    network = profile.evidence.network
-    is_uneven = network is not None and network.compute is not None and network.compute.jitter_share >= UNEVEN_SHARE
-    return waiting if is_uneven and profile.train.layout not in TRIMMED_LAYOUTS else 0.0
 
 
 def _weigh(
@@ -144,16 +138,7 @@ def _weigh(
     """Name the limit of steps: the largest part beside computing, with two exceptions.
 
     A loader that works ahead and is waited for all the same sets the pace: whatever else is made shorter, it is waited
-    for as much longer. So do programs that are behind their devices.
-
-    Args:
-        parts: Of a step, computing not among them.
-        source: Where they come from.
-        steps: Number of them that were looked at.
-        untold: What these figures do not tell.
-        mfu: Model FLOPs utilisation, if it is known.
-        loads_ahead: Whether the loader works ahead.
-        launching: Share of the step that waits for launches.
+    for as much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, StepPart(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
@@ -181,15 +166,6 @@ def _weigh(
         mfu=known,
         untold=tuple(untold),
     )
-
-
-def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
-    """Of each window, the part of the GPU's dense peak that the mathematics of real tokens took."""
-    gpu, train = profile.fingerprint.gpu_name, profile.train
-    if gpu is None or train.device != "cuda":
-        return []
-    peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
-    return [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
 
 
 def _exchange(profile: Profile) -> tuple[float, float] | None:
@@ -222,9 +198,10 @@ def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) ->
         count = block_count([one[cause] for one in each]) or 0
         means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
         found = of_blocks(share, means, n=len(rows)).interval()
-        low = None if found.low is None else max(0.0, found.low)
-        high = None if found.high is None else min(1.0, found.high)
-        parts.append(StepPart(cause=cause, share=share, low=low, high=high, source=source))
+        part = StepPart(cause=cause, share=share, source=source)
+        if found.low is not None and found.high is not None:
+            part = replace(part, low=max(0.0, found.low), high=min(1.0, found.high))
+        parts.append(part)
     return parts
 
 
@@ -237,19 +214,24 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
     """
     others_s = sum(row.communication_s or 0.0 for row in rows)
     own_data_s = sum(row.data_wait_s for row in rows)
-    longest_s = _of_all_rows(rows, [row.longest_data_wait_s for row in rows])
+    longest = [row.longest_data_wait_s for row in rows if row.longest_data_wait_s is not None]
+    longest_s = len(rows) * statistics.fmean(longest) if longest else 0.0
     others_data_s = min(others_s, max(0.0, longest_s - own_data_s))
     slower_s = _slower_by_rank_s(rows)
     own_slow_s = slower_s.pop(0, 0.0)
     others_slow_s = min(others_s - others_data_s, sum(slower_s.values()))
-    padding_s = sum((1 - row.packing_efficiency) * _own_compute_s(row) for row in rows)
+    # Computing without what only a slow rank 0 adds.
+    own_s = [row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0) for row in rows]
+    padding_s = sum((1 - row.packing_efficiency) * one_s for row, one_s in zip(rows, own_s, strict=True))
+    told_s = [row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s for row in rows]
     seconds: dict[Cause, float] = {
         "input": own_data_s + others_data_s,
         "straggler": own_slow_s + others_slow_s,
         "network": others_s - others_data_s - others_slow_s,
         "update": sum(row.optimizer_s for row in rows),
         "padding": padding_costs * padding_s,
-        "host": sum(map(_between_s, rows)),
+        # The program's own doings between steps.
+        "host": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, told_s, strict=True)),
     }
     whole_s = sum(row.step_s for row in rows) or 1.0
     return {cause: part_s / whole_s for cause, part_s in seconds.items()}
@@ -274,12 +256,6 @@ def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
     return found
 
 
-def _of_all_rows(rows: Sequence[StepRow], seconds: Sequence[float | None]) -> float:
-    """The sum over all rows of what some tell."""
-    told = [one for one in seconds if one is not None]
-    return len(rows) * statistics.fmean(told) if told else 0.0
-
-
 def _slower_by_s(row: StepRow) -> float:
     """What the slowest rank computes longer than the median one; 0 where that is hardly anything."""
     ratio = row.slowest_rank_ratio
@@ -287,14 +263,3 @@ def _slower_by_s(row: StepRow) -> float:
         return 0.0
     # Where rank 0 is the slowest, it is its own computing that is long.
     return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s
-
-
-def _own_compute_s(row: StepRow) -> float:
-    """Computing, without what only a slow rank 0 adds."""
-    return row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0)
-
-
-def _between_s(row: StepRow) -> float:
-    """Of a step that is neither waiting nor computing nor updating: the program's own doings between steps."""
-    told = row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
-    return max(0.0, row.step_s - told)

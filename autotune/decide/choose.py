@@ -1,10 +1,11 @@
 """Choose the settings of the profile from what was measured."""
 
-import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput
@@ -52,14 +53,8 @@ def choose_micro_batch(
     """Return the smallest micro-batch within two per cent of the least predicted time per optimizer step.
 
     A step takes as many micro-batches as hold the global batch, each as long as the curve says, empty rows included:
-    65 rows take 8 micro-batches of 9, or 13 of 5.
-
-    Args:
-        curve: Measured points; the largest leaves the headroom free.
-        feasible_max: The largest micro-batch that fits.
-        global_rows: Rows of the global batch.
-        ranks: Ranks that share it.
-        sizes: Micro-batches to choose from; only measured ones if None.
+    65 rows take 8 micro-batches of 9, or 13 of 5. The largest point of the curve leaves the headroom free; without
+    ``sizes`` only measured ones are chosen from.
     """
     points = sorted(curve, key=lambda point: point.rows)
     limit = points[-1].rows
@@ -86,13 +81,9 @@ def choose_micro_batch(
 
 def _step_s(points: Sequence[CurvePoint], dealt: "Dealing") -> float:
     """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
-    rows, size = [point.rows for point in points], dealt.rows_per_micro_batch
     seconds = [point.rows / point.slot_tokens_per_s for point in points]  # in rows' tokens, the same for all
-    after = min(max(bisect.bisect_left(rows, size), 1), len(rows) - 1)
-    if size <= rows[0] or len(rows) == 1:
-        return dealt.micro_batches * seconds[0]
-    share = (size - rows[after - 1]) / (rows[after] - rows[after - 1])
-    return dealt.micro_batches * (seconds[after - 1] + share * (seconds[after] - seconds[after - 1]))
+    micro_s = np.interp(dealt.rows_per_micro_batch, [point.rows for point in points], seconds)
+    return dealt.micro_batches * float(micro_s)
 
 
 def choose_untimed(rows: int) -> MicroBatchChoice:

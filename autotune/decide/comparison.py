@@ -1,12 +1,11 @@
 """Two profiles, tunings, runs or datasets compared: what changed, and which figures differ beyond noise. Pure."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.interval import Interval
 from autotune.decide.statistics import Estimate, difference, no_spread_of
-from trainer.config import TrainConfig
 from trainer.schema import MAX_DEPTH
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
@@ -40,24 +39,17 @@ class Change:
         return self.new / self.old if len(both) == 2 and self.old else None
 
 
-def flat_settings(config: TrainConfig) -> dict[str, Any]:
-    """Every setting by its dotted key; the model's own config is one level of keys more."""
-    return flat_table(config.model_dump(mode="json"))
-
-
-def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Every value of nested tables by its dotted key."""
-    return dict(_flat(table))
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return every value of nested tables by its dotted key; the model's own config is a table as well."""
+    found: dict[str, Any] = {}
     for name, value in table.items():
         if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
-            yield f"{prefix}{name}", "nested too deep"
+            found[f"{prefix}{name}"] = "nested too deep"
         elif isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.", depth + 1)
+            found |= flat_table(value, f"{prefix}{name}.", depth + 1)
         else:
-            yield f"{prefix}{name}", value
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -73,7 +65,6 @@ class Metric:
     name: str
     unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
     words: tuple[Verdict, Verdict] = ("less", "more")
-    """When B has less, and when it has more."""
     needs: tuple[Circumstance, ...] = (*_PLACE, "global batch")
 
 
@@ -111,9 +102,7 @@ class Side:
     settings: Mapping[str, Any]
     """By dotted key, without ``train``."""
     circumstances: Mapping[Circumstance, str]
-    """Those that are known."""
     facts: Mapping[str, Any]
-    """Of its machine and its software."""
     readings: tuple[Reading, ...] = ()
     headlines: tuple[Reading, ...] = ()
     """How fast it trains, the best known first."""
@@ -130,9 +119,8 @@ class Compared:
     b: Estimate
     change: Interval
     """What B is of A; for shares, what B is more than A. With 95 % bounds."""
-    verdict: Verdict
-    why: str
-    """Why there is no verdict."""
+    verdict: Verdict = "the same within noise"
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,24 +139,16 @@ class Comparison:
     b: Side
     settings: tuple[Change, ...]
     circumstances: tuple[Change, ...]
-    """Model, data and place."""
     facts: tuple[Change, ...]
     figures: tuple[Compared, ...]
     headline: Compared | None
-    """How fast they train."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     """Figures that the other side does not have."""
 
 
 def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
-    """Compare two sides.
-
-    Args:
-        a: The first, which ratios are to.
-        b: The second.
-        loss: Of runs the loss of each at the same steps, what B's is of A's, and which steps; None without such.
-    """
+    """Compare two sides; of runs with the loss of each at the same steps, what B's is of A's, and which steps."""
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [{str(name): one.circumstances[name] for name in one.circumstances if name in known} for one in (a, b)]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
@@ -208,25 +188,23 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
 def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
     change = difference(a.estimate, b.estimate)
     if a.exact and b.exact:
-        change = Interval(value=change.value, low=change.value, high=change.value, confidence=1.0)
+        change = replace(change, low=change.value, high=change.value, confidence=1.0)
     return _judged(a.metric, a.of, (a.estimate, b.estimate), change, differs)
 
 
 def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: Interval, differs: set[str]) -> Compared:
-    nothing, why = 1.0 if sides[0].scale == "log" else 0.0, ""
-    verdict: Verdict = "the same within noise"
+    found = Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change)
+    nothing = 1.0 if sides[0].scale == "log" else 0.0
     if other := [_OTHER.get(name, f"another {name}") for name in metric.needs if name in differs]:
-        verdict, why = "not comparable", ", ".join(other)
-    elif change.low is None or change.high is None:
-        verdict = "not judged"
-        why = no_spread_of(*sides)
-    elif max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
-        verdict = "the same"
-    elif change.high < nothing:
-        verdict = metric.words[0]
-    elif change.low > nothing:
-        verdict = metric.words[1]
-    return Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change, verdict=verdict, why=why)
+        return replace(found, verdict="not comparable", why=", ".join(other))
+    if change.low is None or change.high is None:
+        return replace(found, verdict="not judged", why=no_spread_of(*sides))
+    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+        return replace(found, verdict="the same")
+    less, more = metric.words
+    if change.high < nothing or change.low > nothing:
+        return replace(found, verdict=less if change.high < nothing else more)
+    return found
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:
@@ -234,10 +212,6 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
 
     ``slower``: the measured ratio is below what is allowed, and the difference is beyond noise. ``passes``: the whole
     interval lies above it. ``undecided``: neither is proven. ``not comparable``: the speeds are of different things.
-
-    Args:
-        comparison: Of A and B.
-        lost_share: What B may lose, between 0 and 1.
     """
     found = comparison.headline
     if found is None:

@@ -1,16 +1,20 @@
-"""When a trial's outcome is void: somebody else was on its GPU, or the GPU was slowed down for a part of it.
+"""What GPUs did in a window of time, as figures; and when a trial's outcome is void. Pure.
 
+It is void if somebody else was on its GPU, or if the GPU was slowed down for a part of it.
 Whose memory it is cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
 from before this program used a GPU, and the processes that the driver lists only serve to say who it may be. A figure
 that cannot be read is no evidence of anything.
 """
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from autotune.core.hardware import GpuProcess, GpuSample, Unavailable, throttle_faults
+from autotune.core.hardware import GpuProcess, GpuSample, GpuSeries, Unavailable, throttle_faults
 from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory
+from autotune.core.trial import GpuUseFigures
 from autotune.core.units import format_bytes, format_seconds
 from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 
@@ -20,6 +24,17 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 SLOWED_SHARE_TOLERATED = 0.1
 SLOWED_SAMPLES_TOLERATED = 1
 """Air-cooled GPUs in good order are slowed down by heat for a moment now and then, also in a trial of few samples."""
+
+
+POWER_CAP = "sw_power_cap"
+NO_SAMPLE = "no sample fell into the window"
+NO_COUNTERS = "no window of counters lay in it"
+_GPM_SHARES = {
+    "gpm_sm_share": "sm_utilisation",
+    "gpm_occupancy_share": "sm_occupancy",
+    "gpm_tensor_share": "tensor_active",
+    "gpm_dram_share": "dram_active",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +57,8 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
 def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
     """Say that a GPU's memory did not come back, how much is taken, and by whom."""
     return (
-        f"{use.gpu} still holds {format_bytes(_or_none(use.used_bytes))} after {format_seconds(waited_s)} of waiting, "
-        f"and held {format_bytes(_or_none(baseline_bytes))} before the first trial ({_holders(use.processes)})"
+        f"{use.gpu} still holds {_shown(use.used_bytes)} after {format_seconds(waited_s)} of waiting, "
+        f"and held {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
     )
 
 
@@ -85,17 +100,13 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
 def describe_other_users(use: GpuHolders, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
     """Say who uses a GPU that this program has not touched yet; None where it looks free.
 
-    Args:
-        use: The GPU.
-        limit_bytes: What may be taken without a process to show for it: the driver's own reserve counts as taken.
+    Up to the limit memory may be taken without a process to show for it: the driver's own reserve counts as taken.
     """
     listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
     taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > limit_bytes
     if not (listed or taken):
         return None
-    return (
-        f"{use.gpu} is in use already: {format_bytes(_or_none(use.used_bytes))} are taken ({_holders(use.processes)})"
-    )
+    return f"{use.gpu} is in use already: {_shown(use.used_bytes)} are taken ({_holders(use.processes)})"
 
 
 def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
@@ -107,5 +118,69 @@ def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
     return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
 
 
-def _or_none(figure: int | Unavailable) -> int | None:
-    return None if isinstance(figure, Unavailable) else figure
+def _shown(used_bytes: int | Unavailable) -> str:
+    return format_bytes(None if isinstance(used_bytes, Unavailable) else used_bytes)
+
+
+def gpu_use(series: GpuSeries) -> GpuUseFigures:
+    """The figures of a series."""
+    samples, counted = series.samples, series.gpm
+    utilisation = _share(one.utilisation for one in samples)
+    lacking = series.lacking or NO_SAMPLE
+    if samples:
+        lacking = samples[-1].missing.get("utilisation", lacking)
+    capped = [POWER_CAP in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
+    return GpuUseFigures(
+        samples=len(samples),
+        utilisation_share=utilisation,
+        used_bytes=_over(max, (one.used_bytes for one in samples)),
+        power_w=mean_power_w(samples),
+        sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
+        temperature_c=_over(max, (one.temperature_c for one in samples)),
+        power_capped_share=_over(statistics.fmean, capped),
+        lacking=lacking if utilisation is None else None,
+        gpm_windows=len(counted),
+        **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
+        gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
+        gpm_lacking=None if counted else series.gpm_lacking or NO_COUNTERS,
+    )
+
+
+def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
+    """Return the mean power between the first sample and the last; None if nothing tells.
+
+    From the energy in between where the GPU counts it: since Hopper, a reading of power is a mean over the last second,
+    of which a part lies before the window.
+    """
+    counted = [(one.time_s, one.energy_j) for one in samples if one.energy_j is not None]
+    if counted:
+        (start_s, before_j), (end_s, after_j) = counted[0], counted[-1]
+        if end_s > start_s and after_j > before_j:
+            return (after_j - before_j) / (end_s - start_s)
+    mean: float | None = _over(statistics.fmean, (one.power_w for one in samples))
+    return mean
+
+
+def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
+    """Figures of a window of time with what each GPU did in it: as figures and as the series itself."""
+    if not isinstance(outcome, Measured) or "window_start_s" not in outcome.figures:
+        return outcome
+    gpus = []
+    for one in series:
+        inside = one.between(outcome.figures["window_start_s"], outcome.figures["window_end_s"])
+        rows = [asdict(sample) for sample in inside.samples]
+        columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        gpus.append(gpu_use(inside).model_dump() | {"series": columns})
+    return Measured(figures=outcome.figures | {"gpus": gpus})
+
+
+def _share(values: Iterable[float | None]) -> float | None:
+    """The mean; counters that are differenced over slightly other times than they were read at exceed 1 by a little."""
+    mean: float | None = _over(statistics.fmean, values)
+    return None if mean is None else min(1.0, max(0.0, mean))
+
+
+def _over(combine: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:  # noqa: ANN401 - of whatever kind they are
+    """Combine the values that are there; None where none is."""
+    there = [value for value in values if value is not None]
+    return combine(there) if there else None

@@ -31,17 +31,10 @@ class Counters:
     """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
 
     busy_share: float | None = None
-    """Multiprocessors that had work."""
     tensor_share: float | None = None
-    """Matrix units that were in use."""
     memory_share: float | None = None
     """Of the memory's bandwidth."""
     source: str
-
-
-def row_of(rows: Sequence[WorkersRow], count: int) -> WorkersRow | None:
-    """The windows with so many loader workers; None where there were none."""
-    return next((row for row in rows if row.loader_workers == count), None)
 
 
 def data_share(row: WorkersRow) -> float:
@@ -79,21 +72,16 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 def counters_of_profile(profile: Profile) -> Counters | None:
     """The counters of the chosen number of loader workers."""
     workers = profile.evidence.workers
-    row = None if workers is None else row_of(workers.rows, workers.chosen)
-    return None if row is None else counters_of(row, profile)
+    rows = [] if workers is None else [row for row in workers.rows if row.loader_workers == workers.chosen]
+    return counters_of(rows[0], profile) if rows else None
 
 
 def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
     """Parts of a step with what counters tell of its computing, and the wait for launches among them.
 
     Multiprocessors without work in a step that is fed, and in which nobody is waited for, wait for launches, beyond
-    what the ends of kernels leave idle. What padding costs is computed less often then, too.
-
-    Args:
-        parts: As far as they are known without.
-        counters: Of the same model and settings.
-        uneven: Of the waits for other ranks, those for another rank every time though rows are alike: devices differ
-            for long, programs that hand out work from step to step.
+    what the ends of kernels leave idle. What padding costs is computed less often then, too. ``uneven`` are the waits
+    for another rank every time though rows are alike: devices differ for long, programs from step to step.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)

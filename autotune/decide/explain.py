@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import EvidenceFigure, figure
-from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.exploration import KNOBS, Configuration, ExploredRow
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
-from autotune.decide.explored import KnobChoice, explored_setting
 from autotune.errors import BadInput
 from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
@@ -49,11 +49,7 @@ def explanations(profile: Profile) -> tuple[Explanation, ...]:
 
 
 def meaning_of(key: str) -> str | None:
-    """Return what the schema says under a setting, in one line; None under a key of the model's own config.
-
-    Args:
-        key: Dotted, without ``train``.
-    """
+    """Return what the schema says under a dotted key, in one line; None under a key of the model's own config."""
     table: Any = TrainConfig
     description: str | None = None
     for part in key.split("."):
@@ -83,14 +79,13 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
     evidence, (table, _, name) = profile.evidence, key.rpartition(".")
-    explored = _of_exploring(profile, key)
-    if explored is not None:
-        found = _explored(profile, explored, key, value)
+    if (explored := _explored(profile, key, value)) is not None:
+        found = explored
     elif key == "micro_batch_rows" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
     elif key == "global_batch_rows" and evidence.probe is not None:
         found = _global_batch(profile, evidence.probe.mean_real_tokens_per_row)
-    elif table == "data" and name in _OF_LOADER and evidence.workers is not None and _swept(evidence.workers, name):
+    elif table == "data" and evidence.workers is not None and name in _swept(evidence.workers):
         found = _loader(profile, evidence.workers, name)
     elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
         found = _exchange(profile, evidence.network, key, value)
@@ -99,29 +94,52 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
-def _of_exploring(profile: Profile, key: str) -> KnobChoice | None:
-    """Return what an exploration says of a setting; None if it was not explored, or if others decided it since."""
-    found = profile.evidence.explore
-    if found is None or (key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile))):
-        return None
-    return explored_setting(found, key)
-
-
 def _is_dealt(profile: Profile) -> bool:
     """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
     network, rows = profile.evidence.network, profile.train.micro_batch_rows
     return network is not None and any(row.rows == rows for row in network.exchanges)
 
 
-def _explored(profile: Profile, found: KnobChoice, key: str, value: object) -> Explanation:
-    figures, probe = found.figures, profile.evidence.probe
+def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
+    """Explain a setting by an exploration; None if it had no other value to try, or if others decided it since."""
+    found, probe = profile.evidence.explore, profile.evidence.probe
+    if found is None or key not in KNOBS:
+        return None
+    if key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile)):
+        return None
+    of_value: dict[object, list[ExploredRow]] = {}
+    for row in found.rows:
+        of_value.setdefault(getattr(row.settings, key), []).append(row)
+    if len(of_value) < 2:
+        return None
+    figures: list[EvidenceFigure] = []
+    if found.candidate != found.unexplored:
+        name = f"{found.candidate.name}, to the unexplored"
+        figures.append(figure(name, found.ratio, "ratio", "evidence.explore"))
     if key == "micro_batch_rows" and probe is not None:
-        figures = (*figures, *_micro_batch(profile, probe).evidence)
-    kept = found.chosen == value
-    because = found.because if kept else f"{found.chosen} was chosen; {found.because}"
+        figures += _micro_batch(profile, probe).evidence
+    chosen, because = getattr(found.chosen, key), f"explored together with other settings of the step: {found.choice}"
     return Explanation(
-        origin="measured" if kept else "changed", because=because, evidence=figures, rejected=found.rejected
+        origin="measured" if chosen == value else "changed",
+        because=because if chosen == value else f"{chosen} was chosen; {because}",
+        evidence=tuple(figures),
+        rejected=tuple(_best_with(one, rows, found.unexplored) for one, rows in of_value.items() if one != chosen),
     )
+
+
+def _best_with(value: object, rows: Sequence[ExploredRow], unexplored: Configuration) -> str:
+    """Say what the best configuration with another value came to."""
+    said = str(value).lower() if isinstance(value, bool) else value
+    tried = {row.settings.name: row.ratio_to_unexplored for row in rows}
+    if any(row.settings == unexplored for row in rows):
+        tried[unexplored.name] = 1.0
+    ratios = {name: ratio for name, ratio in tried.items() if ratio is not None}
+    if not ratios:
+        return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
+    name = max(ratios, key=lambda one: ratios[one])
+    if name == unexplored.name:
+        return f"{said}: nothing with it was faster than the unexplored settings, which have it"
+    return f"{said}: at best {ratios[name]:.3f} times the unexplored settings, with {name}"
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
@@ -158,7 +176,12 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
     )  # fmt: skip
-    rejected = [_against(point, best) for point in probe.curve if point.rows != rows and best is not None]
+    rejected = []
+    for point in probe.curve:
+        if point.rows != rows and best is not None:
+            share = f"{point.slot_tokens_per_s / best.slot_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
+            said = "the fastest that was measured" if point.rows == best.rows else share
+            rejected.append(f"{_many(point.rows, 'row')}: {said}")
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
     origin: Origin = known
@@ -172,13 +195,6 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     elif rows != chosen:
         origin, because = "changed", f"{chosen} rows were measured to be the best choice: {probe.choice}"
     return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
-
-
-def _against(point: CurvePoint, best: CurvePoint) -> str:
-    if point.rows == best.rows:
-        return f"{_many(point.rows, 'row')}: the fastest that was measured"
-    share = point.slot_tokens_per_s / best.slot_tokens_per_s
-    return f"{_many(point.rows, 'row')}: {share:.1%} of the fastest, {_many(best.rows, 'row')}"
 
 
 def _many(count: int, what: str) -> str:
@@ -199,14 +215,12 @@ def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     )
 
 
-def _swept(found: WorkersEvidence, name: str) -> bool:
-    return name == "loader_workers" or (found.joint is not None and found.joint.adopted)
+def _swept(found: WorkersEvidence) -> tuple[str, ...]:
+    return _OF_LOADER if found.joint is not None and found.joint.adopted else ("loader_workers",)
 
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
-    joint = found.joint if found.joint is not None and found.joint.adopted else None
-    expected, because = (found.chosen, found.choice) if joint is None else (getattr(joint, name), _BY_JOINT_SEARCH)
-    figures, rejected = [], []
+    expected, because, figures, rejected = found.chosen, found.choice, [], []
     for row in found.rows:
         count = _many(row.loader_workers, "worker")
         if row.loader_workers == found.chosen:
@@ -216,7 +230,9 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
             rejected.append(f"{count}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}")
     if found.refusal:
         rejected.append(found.refusal)
-    if joint is not None:
+    if (joint := found.joint) is not None and joint.adopted:
+        expected = getattr(joint, name)
+        because = "a search over workers, prefetching and pinning together found it to be faster"
         figures.append(figure("to workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
@@ -227,7 +243,6 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     )
 
 
-_BY_JOINT_SEARCH = "a search over workers, prefetching and pinning together found it to be faster"
 _WORDS = {"proven": "enough", "refuted": "too few", "open": "not decided"}
 
 

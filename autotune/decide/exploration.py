@@ -1,4 +1,4 @@
-"""What trials of some settings say of all of them. Pure.
+"""Which settings of the step are explored together, and what trials of some say of all of them. Pure.
 
 Logarithms of throughput are modelled as a Gaussian process over the cells of a small discrete space: a constant, an
 effect of each knob, an effect of each pair of knobs, and what is left of a single cell. Micro-batches that are close
@@ -13,14 +13,18 @@ have together are one cell's own.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.core.exploration import KNOBS, Configuration
+from autotune.decide.choose import deal
+from trainer.config import Layout
 
+ROW_DOUBLINGS = 5
+"""Micro-batches from the largest useful one down to one so many times halved: far below the knee nothing is fastest."""
 Float64 = npt.NDArray[np.float64]
 
 ROWS_SCALE = 1.5
@@ -43,7 +47,6 @@ class Seen:
     """A window."""
 
     cell: int
-    """Its place in the space."""
     log_ratio: float
     """Of real tokens/s to the unexplored settings in the same round."""
     short: bool = False
@@ -74,14 +77,24 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     """
     if not seen:
         raise ValueError("nothing was read")
-    told = _pooled(seen)
-    singles, pairs = _alike(tuple(cells))
-    there, own = np.ix_(told.at, told.at), np.diag(told.variances)
+    # Windows of the same cell and length count as their mean; what they are off it tells of the noise alone.
+    groups: dict[tuple[int, bool], list[float]] = {}
+    for one in seen:
+        groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
+    keys = sorted(groups)
+    at = np.array([cell for cell, _ in keys])
+    wider = np.array([SHORT_NOISE**2 if short else 1.0 for _, short in keys])
+    means = np.array([math.fsum(groups[key]) / len(groups[key]) for key in keys])
+    own = np.diag(wider / np.array([len(groups[key]) for key in keys]))
+    off = [math.fsum((one - mean) ** 2 for one in groups[key]) for key, mean in zip(keys, means, strict=True)]
     sigmas = np.array(NOISE_SIGMAS)
+    of_scatter = (len(keys) - len(seen)) * np.log(sigmas) - (np.array(off) / wider).sum() / (2 * sigmas**2)
+    singles, pairs = _alike(tuple(cells))
+    there, same = np.ix_(at, at), at[:, None] == at
     best: tuple[float, float, float, float] | None = None
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
-        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * _same(told.at)
-        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, told.mean) + told.scatter_fits(sigmas)
+        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * same
+        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, means) + of_scatter
         which = int(fits.argmax())
         if best is None or fits[which] > best[0]:
             best = float(fits[which]), NOISE_SIGMAS[which], effect, pair
@@ -89,55 +102,12 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     _, noise, effect, pair = best
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
     solve = np.linalg.inv(prior[there] + noise**2 * own)
-    across = prior[:, told.at]
+    across = prior[:, at]
     return Posterior(
-        mean=np.asarray(across @ solve @ told.mean),
+        mean=np.asarray(across @ solve @ means),
         covariance=np.asarray(prior - across @ solve @ across.T),
         noise_sigma=noise,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pooled:
-    """Windows of the same cell and length as their means, which say as much; one entry for each such group."""
-
-    at: npt.NDArray[np.int64]
-    mean: Float64
-    variances: Float64
-    """Of the means, in units of a full window's."""
-    freedom: int
-    """Windows less groups."""
-    scatter: float
-    """Squared deviations from the means, in units of a full window's variance at a noise of 1."""
-
-    def scatter_fits(self, noise: Float64) -> Float64:
-        """Logarithms of how likely the deviations from the means are at each noise, but for a constant."""
-        return np.asarray(-self.freedom * np.log(noise) - self.scatter / (2 * noise**2))
-
-
-def _pooled(seen: Sequence[Seen]) -> _Pooled:
-    groups: dict[tuple[int, bool], list[float]] = {}
-    for one in seen:
-        groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
-    keys = sorted(groups)
-    wider = [SHORT_NOISE**2 if short else 1.0 for _, short in keys]
-    means = [math.fsum(groups[key]) / len(groups[key]) for key in keys]
-    return _Pooled(
-        at=np.array([cell for cell, _ in keys]),
-        mean=np.array(means),
-        variances=np.array([variance / len(groups[key]) for key, variance in zip(keys, wider, strict=True)]),
-        freedom=len(seen) - len(keys),
-        scatter=math.fsum(
-            (one - mean) ** 2 / variance
-            for key, mean, variance in zip(keys, means, wider, strict=True)
-            for one in groups[key]
-        ),
-    )
-
-
-def _same(at: npt.NDArray[np.int64]) -> Float64:
-    """1 where two groups are of one cell, 0 elsewhere."""
-    return np.asarray(at[:, None] == at[None, :], dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=8)
@@ -188,3 +158,49 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
     return np.asarray(np.maximum(0.0, sigma * (z * below + density)))
+
+
+def knob_space(
+    unexplored: Configuration,
+    levels: Mapping[str, Sequence[object]],
+    global_rows: Mapping[Layout, int],
+    ranks: int,
+    most_rows: Callable[[Configuration], int],
+) -> tuple[Configuration, ...]:
+    """Return all cells, the unexplored one first: each value of every knob, and every useful micro-batch.
+
+    The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
+    """
+    cells = [with_dealt_rows(unexplored, global_rows, ranks)]
+    for values in itertools.product(*levels.values()):
+        one = unexplored.but(**dict(zip(levels, values, strict=True))).kind
+        cells += [
+            one.but(micro_batch_rows=rows) for rows in micro_batches(global_rows[one.layout], ranks, most_rows(one))
+        ]
+    return tuple(dict.fromkeys(cells))
+
+
+def with_dealt_rows(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
+    """With the rows that a micro-batch really has once the global batch is dealt."""
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
+    return knobs.but(micro_batch_rows=dealt.rows_per_micro_batch)
+
+
+def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
+    """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
+
+    None where the global batch would leave a rank without a row.
+    """
+    largest = min(most_rows, -(-global_rows // ranks))
+    if largest < 1 or global_rows < ranks:
+        return []
+    asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
+    kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
+    return sorted({deal(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
+
+
+def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
+    """Part of the computed rows that the global batch fills."""
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
+    computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks
+    return global_rows[knobs.layout] / computed

@@ -34,7 +34,6 @@ class Equivalent:
     """What is written there; None leaves it at the other trainer's default."""
     equivalence: Equivalence
     remark: str
-    """How the two differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +56,9 @@ class ExportedBatch:
     real_tokens_per_step: float | None
     """Over all ranks, as this trainer takes it."""
     samples_per_microbatch_per_rank: int
-    """Of the export."""
     accumulation_steps: int
-    """Of the export."""
     exported_samples_per_step: int
     exported_real_tokens_per_step: float | None
-    """None if ``samples_per_row`` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +72,10 @@ class Export:
     ranks_per_node: int
     batch: ExportedBatch
     arguments: dict[str, Value]
-    """The content of the settings file."""
     calls: tuple[str, ...]
     """What the calling program does, because no argument says it."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
-    """What must be known before the export is trusted."""
 
 
 def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_node: int) -> Export:
@@ -117,17 +111,16 @@ def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatc
     steps = max(1, math.ceil(samples / (train.micro_batch_rows * ranks)))
     each = min(train.micro_batch_rows, max(1, round(samples / (steps * ranks))))
     exported = each * steps * ranks
+    known = hold.real_tokens / hold.samples if hold.real_tokens and hold.samples else None
     return ExportedBatch(
         ranks=ranks,
         rows_per_step=rows,
         samples_per_row=hold.samples,
-        real_tokens_per_step=None if hold.real_tokens is None else rows * hold.real_tokens,
+        real_tokens_per_step=hold.real_tokens and rows * hold.real_tokens,
         samples_per_microbatch_per_rank=each,
         accumulation_steps=steps,
         exported_samples_per_step=exported,
-        exported_real_tokens_per_step=exported * hold.real_tokens / hold.samples
-        if hold.real_tokens and hold.samples
-        else None,
+        exported_real_tokens_per_step=known and exported * known,
     )
 
 

@@ -1,33 +1,36 @@
-"""Which trials of a ledger are a profile's own, and whether it says what they say. Pure.
+"""Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure.
 
-Two profiles of one name share a ledger, wherever they lie; and a profile may be edited after it was written.
+Two profiles of one name share a trial log, wherever they lie; and a profile may be edited after it was written.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from autotune.core.outcome import Measured, OutOfMemory, outcome_from_json
+from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
-from autotune.core.verification import LedgerCheck
+from autotune.core.verification import Check, Found, LedgerCheck
 from trainer.schema import canonical_sha256
 
 _SAME = 1e-9
 """Files keep all digits of a figure; what is computed from figures is computed anew."""
+_REFUSED = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
+"""What makes the profile's figures worthless where it differs."""
+_WARNED = (
+    "cpu_model", "allotted_cpus", "gpu_count", "gpu_power_cap_w", "driver", "cuda", "torch", "transformers",
+    "data_filesystem",
+)  # fmt: skip
+_OF_THE_GPU = ("device", "gpu_name", "gpu_count", "gpu_total_bytes", "gpu_mig", "gpu_power_cap_w", "driver", "cuda")
+_OF_A_REPLAY = ("cpu_model", "data_filesystem")
+_ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 
 
 def own_records(
     records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
-    """Trials of the same model, dataset and kind of device, whichever settings and versions they had.
-
-    Args:
-        records: Of a ledger.
-        made_on: The profile's.
-        row_tokens: Length of its rows; None takes trials of any length.
-    """
+    """Return trials of the same model, dataset, kind of device and length of rows (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
     own = (record for record in records if record.site not in others)
@@ -52,23 +55,14 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
     own = records_of(profile, records)
     until = profile.provenance.ledger_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
+    is_same = ledger_sha256(behind) == profile.provenance.ledger_sha256
     return LedgerCheck(
-        found=_found(profile, own, behind),
+        found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
         trials=len(behind),
         added=len(own) - len(behind),
         others=len(records) - len(own),
         unfounded=tuple(_unfounded(profile, behind)) if own else (),
     )
-
-
-def _found(
-    profile: Profile, own: Sequence[TrialRecord], behind: Sequence[TrialRecord]
-) -> Literal["same", "differs", "not recomputable", "no trials"]:
-    if not own:
-        return "no trials"
-    if profile.provenance.ledger_until_utc is None:
-        return "not recomputable"
-    return "same" if ledger_sha256(behind) == profile.provenance.ledger_sha256 else "differs"
 
 
 def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
@@ -107,13 +101,17 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         limited = [one for one in behind if one.job == "step" and one.measured.get("memory_budget_bytes") == budget]
         if probe.feasible_peak_bytes not in [one.peak_bytes for one in _steps(limited, probe.feasible_max)]:
             yield f"evidence.probe.feasible_max = {probe.feasible_max} rows, with its peak"
-        if probe.infeasible_min is not None and not _was_refused(limited, probe.infeasible_min):
+        refused = [rows for rows, one in _outcomes(limited, "step") if isinstance(one, OutOfMemory)]
+        if probe.infeasible_min not in (None, *refused):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            if not _is_among(point.slot_tokens_per_s, map(_slot_rate, _steps(behind, point.rows))):
+            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.rows)]
+            rates = [one.slot_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
+            if not _is_among(point.slot_tokens_per_s, rates):
                 yield f"evidence.probe.curve at {point.rows} rows"
     if workers is not None:
-        rates = [one.slot_tokens_per_s for one in _windows(behind)]
+        windows = [FeedFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
+        rates = [one.slot_tokens_per_s for one in windows]
         if not all(_is_among(rate, rates) for rate in workers.ceiling_slot_tokens_per_s):
             yield "evidence.workers.ceiling_slot_tokens_per_s"
         for row in workers.rows:
@@ -121,30 +119,40 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
                 yield f"evidence.workers.rows of {row.loader_workers}"
 
 
+def _outcomes(records: Iterable[TrialRecord], job: str) -> Iterator[tuple[object, Outcome]]:
+    """Rows of the micro-batch, and what became of it."""
+    for record in records:
+        if record.job == job:
+            yield _config(record).get("micro_batch_rows"), outcome_from_json(record.outcome)
+
+
 def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:
-    for record in records:
-        outcome = outcome_from_json(record.outcome)
-        if record.job == "step" and isinstance(outcome, Measured) and _config(record).get("micro_batch_rows") == rows:
-            yield StepFigures.of(outcome)
+    found = _outcomes(records, "step")
+    return (StepFigures.of(one) for size, one in found if size == rows and isinstance(one, Measured))
 
 
-def _was_refused(records: Iterable[TrialRecord], rows: int) -> bool:
-    refused = (record for record in records if isinstance(outcome_from_json(record.outcome), OutOfMemory))
-    return any(_config(record).get("micro_batch_rows") == rows for record in refused)
+def _is_among(figure: float, found: Iterable[float]) -> bool:
+    return any(math.isclose(figure, one, rel_tol=_SAME) for one in found)
 
 
-def _windows(records: Iterable[TrialRecord]) -> Iterator[FeedFigures]:
-    for record in records:
-        outcome = outcome_from_json(record.outcome)
-        if record.job == "feed" and isinstance(outcome, Measured):
-            yield FeedFigures.of(outcome)
+def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:
+    """Return every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is.
+
+    If a GPU's step is replayed, the GPU does not matter, and CPU and disk must be the same kind.
+    """
+    found = []
+    for field in Fingerprint.model_fields:
+        old, new = getattr(profile, field), getattr(here, field)
+        if old == new or (replayed and field in _OF_THE_GPU):
+            continue
+        is_less = field == "gpu_total_bytes" and (new or 0) < (old or 0)
+        severity: Found = "warn" if field in _WARNED else "inform"
+        if is_less or field in _REFUSED or (replayed and field in _OF_A_REPLAY):
+            severity = "refuse"
+        found.append(Check(field=field, found=severity, profile=shown(old), here=shown(new)))
+    return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
 
 
-def _slot_rate(figures: StepFigures) -> float | None:
-    """Return the rate as the probe computes it."""
-    seconds = [one for one in figures.step_s if one > 0]
-    return figures.slot_tokens_per_step / statistics.median(seconds) if seconds else None
-
-
-def _is_among(figure: float, found: Iterable[object]) -> bool:
-    return any(isinstance(one, float | int) and math.isclose(figure, one, rel_tol=_SAME) for one in found)
+def shown(value: object) -> str:
+    """Return a field's value in words."""
+    return "n/a" if value is None else str(value)[:64]

@@ -1,5 +1,6 @@
 """How many loader workers a rank may have here: CPUs, memory and shared memory, asked before any is started. Pure."""
 
+import bisect
 from dataclasses import dataclass
 
 from autotune.core.hardware import HostFacts
@@ -56,27 +57,30 @@ class LoaderLimits:
             )
         return None
 
-    def most(self, worker_bytes: int | None = None) -> tuple[int, str]:
+    def most(self) -> tuple[int, str]:
         """The most workers that are tried, and what limits them.
 
         Raises:
             DoesNotFit: If the user asked for more than memory holds.
         """
-        wanted = self.cpus_per_rank if self.asked is None else self.asked
-        because = (
-            f"{self.host.allotted_cpus} allotted CPUs, {self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
-        )
-        if self.asked is not None:
-            because = "--max-workers"
-        refusal = self.refusal(wanted, worker_bytes)
+        wanted, because = self.asked, "--max-workers"
+        if wanted is None:
+            wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
+            because = f"{self.host.allotted_cpus} allotted CPUs, {ranks}"
+        refusal = self.refusal(wanted)
         if refusal is None:
             return wanted, because
+        fitting = self.fitting(wanted)
         if self.asked is not None:
-            fitting = self.fitting(wanted, worker_bytes)
             raise DoesNotFit(
                 refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or ask the job for more memory."
             )
-        return self.fitting(wanted, worker_bytes), refusal
+        return fitting, refusal
+
+    def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
+        """The most workers up to so many that fit."""
+        counts = range(1, wanted + 1)
+        return bisect.bisect(counts, False, key=lambda count: self.refusal(count, worker_bytes) is not None)
 
     def warning(self) -> str | None:
         """What to say when the user asks for more than the CPUs; None otherwise."""
@@ -86,14 +90,6 @@ class LoaderLimits:
             f"--max-workers {self.asked} is more than the {self.cpus_per_rank} CPUs that each of {self.local_ranks} "
             "ranks has: workers will take turns"
         )
-
-    def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
-        """The most workers up to so many that fit."""
-        low, high = 0, wanted + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.refusal(middle, worker_bytes) is None else (low, middle)
-        return low
 
 
 def batch_bytes(rows: int, row_tokens: int, id_bytes: int, masking_probability: float, samples_per_row: float) -> int:

@@ -2,9 +2,17 @@
 
 Traces of different micro-batches are the same sequence of allocations with other sizes. A size between two traced ones
 is interpolated, each allocation for itself; the whole sequence is then played through the device's allocator. Most
-allocations grow evenly, so nearly all of it is exact anywhere; all of it is exact at a traced size.
+allocations grow evenly, so nearly all of it is exact anywhere; all of it is exact at a traced size. What a device holds
+beside a traced step, before anything was measured on it, is assumed, with the range it was seen in.
+
+The allocator: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded
+to 512 bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that
+is large enough is taken, where the last one of a segment counts as what it could grow to; if none is large enough, the
+segment grows by pages of 2 or 20 MiB. Adjacent free blocks become one. Pages are only given back when memory runs out,
+and running out counts as not fitting.
 """
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +22,34 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.allocations import Term, Trace
-from autotune.decide.allocator import reserve
-from autotune.decide.largest import largest_within
+from autotune.decide.search import largest_within
 
 Int64 = npt.NDArray[np.int64]
+MIB = 2**20
+ROUND_BYTES = 512
+SMALL_BYTES = MIB
+"""Requests of up to this size share the segment for small ones."""
+SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 * MIB, 20 * MIB
+ADDRESS_SHARE = 9 / 8
 Kind = Literal["cpu", "cuda"]
+GIB = 2**30
+
+CONTEXT_BYTES = (int(0.42 * GIB), int(0.6 * GIB), int(0.92 * GIB))
+"""Of CUDA itself, least, usual and most: public reports for GPUs from Ampere on, by how many kernels were loaded."""
+COMMUNICATION_BYTES = (int(0.5 * GIB), GIB, 2 * GIB)
+"""Of NCCL with 2 to 8 ranks on a node, least, usual and most; public reports."""
+WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
+"""Of cuBLAS, by whether the GPU is a Hopper or later: torch's documented defaults of CUBLAS_WORKSPACE_CONFIG."""
+_HOPPER = (9, 0)
+WORKSPACES = 2
+"""One for the thread of forward, one for that of backward."""
+LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
+"""On a CPU: matrix libraries' scratch and code, stacks, Python's objects. Measured with five models on two cores of an
+Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores,
+6 on one."""
+UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
+"""Of what grows with the micro-batch: how much kernels may need that a trace cannot see; measured on a CPU, on a GPU
+assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +146,10 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     """The highest use of a device's memory by training with so many rows."""
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
-    sizes, events = _with_workspaces(law, rows, surroundings)
-    streams = [*law.streams.tolist(), *[0] * len(surroundings.workspaces_bytes)]
+    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
+    workspaces, sizes = surroundings.workspaces_bytes, law.sizes_bytes(rows).tolist()
+    events = [*range(len(sizes), len(sizes) + len(workspaces)), *law.events.tolist()]
+    sizes, streams = [*sizes, *workspaces], [*law.streams.tolist(), *[0] * len(workspaces)]
     return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.outside_bytes
 
 
@@ -141,19 +174,129 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
 
 
 def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
-    """The largest micro-batch whose peak is within a budget; 0 when one row is not.
-
-    Args:
-        law: Of the model.
-        budget_bytes: Of the device.
-        surroundings: Of the step.
-        max_rows: Look no further.
-    """
+    """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
     return largest_within(lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_rows)
 
 
-def _with_workspaces(law: Law, rows: int, surroundings: Surroundings) -> tuple[list[int], list[int]]:
-    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
-    sizes = law.sizes_bytes(rows).tolist()
-    extra = range(len(sizes), len(sizes) + len(surroundings.workspaces_bytes))
-    return [*sizes, *surroundings.workspaces_bytes], [*extra, *law.events.tolist()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is assumed, and the range."""
+
+    least: Surroundings
+    usual: Surroundings
+    most: Surroundings
+
+
+def expected_on_gpu(
+    compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
+) -> Expected:
+    """Return what lies around a step on a GPU of so many that one node uses; no capability stands for a recent one."""
+    hopper = compute_capability is None or compute_capability >= _HOPPER
+    workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
+    least, usual, most = (
+        Surroundings(
+            kind="cuda",
+            workspaces_bytes=workspaces,
+            outside_bytes=context + (communication if local_ranks > 1 else 0),
+            device_bytes=device_bytes,
+        )
+        for context, communication in zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
+    )
+    return Expected(least=least, usual=usual, most=most)
+
+
+def expected_on_cpu() -> Expected:
+    """What libraries and threads of a process take for themselves on a CPU."""
+    least, usual, most = (Surroundings(kind="cpu", outside_bytes=size) for size in LIBRARIES_BYTES)
+    return Expected(least=least, usual=usual, most=most)
+
+
+class Segment:
+    """One expandable segment: blocks by address, from 0 to ``reserved_bytes``; it grows by whole pages."""
+
+    def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
+        self.reserved_bytes = 0
+        self._page_bytes, self._address_bytes = page_bytes, address_bytes
+        self._free: list[tuple[int, int]] = []
+        """Size and address of each free block, ascending."""
+        self._size_at: dict[int, int] = {}
+        """The free blocks by their addresses, and by their ends."""
+        self._size_before: dict[int, int] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of a new block."""
+        index = bisect.bisect_left(self._free, (size_bytes, 0))
+        if index < len(self._free) - 1:
+            (size, address), (other, _) = self._free[index : index + 2]
+            is_last = address + size == self.reserved_bytes
+            index += is_last and other < self._address_bytes - address
+        if index < len(self._free):
+            found, address = self._free[index]
+        else:
+            found, address = self._grow(size_bytes)
+        self._remove(found, address)
+        if found > size_bytes:
+            self._add(found - size_bytes, address + size_bytes)
+        return address
+
+    def release(self, address: int, size_bytes: int) -> None:
+        """Free a block, and merge it with free neighbours."""
+        if before := self._size_before.get(address):
+            self._remove(before, address - before)
+            address, size_bytes = address - before, size_bytes + before
+        if after := self._size_at.get(address + size_bytes):
+            self._remove(after, address + size_bytes)
+            size_bytes += after
+        self._add(size_bytes, address)
+
+    def _grow(self, size_bytes: int) -> tuple[int, int]:
+        """Make the last free block large enough; return its size and address."""
+        last = self._size_before.get(self.reserved_bytes, 0)
+        address = self.reserved_bytes - last
+        if last:
+            self._remove(last, address)
+        self.reserved_bytes = -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
+        self._add(self.reserved_bytes - address, address)
+        return self.reserved_bytes - address, address
+
+    def _add(self, size_bytes: int, address: int) -> None:
+        bisect.insort(self._free, (size_bytes, address))
+        self._size_at[address] = self._size_before[address + size_bytes] = size_bytes
+
+    def _remove(self, size_bytes: int, address: int) -> None:
+        del self._free[bisect.bisect_left(self._free, (size_bytes, address))]
+        del self._size_at[address], self._size_before[address + size_bytes]
+
+
+def rounded_bytes(requested_bytes: int) -> int:
+    """Return the size of the block that a request gets; a request of nothing gets none."""
+    return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
+
+
+def reserve(
+    sizes_bytes: Sequence[int],
+    events: Sequence[int],
+    streams: Sequence[int] | None = None,
+    *,
+    device_bytes: float = math.inf,
+) -> int:
+    """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
+
+    Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.
+    """
+    segments: dict[tuple[int, int], Segment] = {}
+    blocks: dict[int, tuple[Segment, int, int]] = {}
+    for event in events:
+        if event >= 0:
+            size = rounded_bytes(sizes_bytes[event])
+            if size:
+                page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
+                key = page_bytes, streams[event] if streams else 0
+                segment = segments.get(key)
+                if segment is None:
+                    segment = segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
+                blocks[event] = segment, segment.allocate(size), size
+        elif -1 - event in blocks:
+            segment, address, size = blocks.pop(-1 - event)
+            segment.release(address, size)
+    return sum(segment.reserved_bytes for segment in segments.values())

@@ -13,14 +13,13 @@ from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import Trial
+from autotune.decide.bottleneck import settings_of
 from autotune.decide.rates import fill_share
 from autotune.decide.shape import work_of_shape
 from autotune.errors import MachineLacks, Undecided
 from trainer.config import TrainConfig
-from trainer.errors import TrainerError
 from trainer.peaks import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
 from trainer.record import Run
-from trainer.schema import parse_table
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""
@@ -48,9 +47,14 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
         Undecided: With the GPU, the rate and the limit.
     """
     for rate in rates:
-        limit = None if gpu_name is None else _limit(gpu_name, rate)
+        if gpu_name is None:
+            return
+        if rate.of == "links":
+            # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
+            limit, unit = peak_link_bytes_per_s(gpu_name), "TB/s of links"
+        else:
+            limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
-            unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}, which reaches "
                 f"{limit / 1e12:,.4g} at most: the measurement is wrong, and is not kept",
@@ -65,13 +69,6 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
     except Undecided:
         return False
     return True
-
-
-def _limit(gpu_name: str, rate: GpuRate) -> float | None:
-    if rate.of == "links":
-        # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
-        return peak_link_bytes_per_s(gpu_name)
-    return peak_flops_per_s(gpu_name, rate.of)
 
 
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
@@ -110,7 +107,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
 
 def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
     """Of one GPU: as counted, and at least what its tokens ask for."""
-    least = least_flops_per_token(_settings(config), None)
+    least = least_flops_per_token(settings_of(config), None)
     if job == "feed":
         flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("real_tokens_per_s", 0.0))
         return float(flops_per_s / (figures.get("local_ranks") or 1))
@@ -188,7 +185,7 @@ def check_run(run: Run) -> None:
     """
     header, what = run.header, f"the run {run.directory.name}"
     check_real(header.device, header.driver, f"{what}: its tokens/s")
-    least, of = least_flops_per_token(_settings(header.config), header.parameters), _format(header.config)
+    least, of = least_flops_per_token(settings_of(header.config), header.parameters), _format(header.config)
     flops_per_s = [
         max(
             row.model_flops_per_s_per_rank,
@@ -210,14 +207,6 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
     if work is not None:
         return float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
     return float(_MULTIPLY_AND_ADD * (parameters or 0))
-
-
-def _settings(config: dict[str, Any]) -> TrainConfig | None:
-    """None if another version of the trainer wrote them."""
-    try:
-        return parse_table(TrainConfig, config, where="settings")
-    except TrainerError:
-        return None
 
 
 def _format(config: dict[str, Any]) -> Format:

@@ -1,22 +1,36 @@
-"""Real tokens/s of a profile, with their interval and where they come from, and of a run. Pure.
+"""Real tokens/s of a profile and of a run, with their interval and where they come from; and drift between them. Pure.
 
-What a report expects of a run and what a comparison holds against each other are these same figures.
+What a report expects of a run and what a comparison holds against each other are these same figures, and a difference
+is judged in the same way: by the interval of the ratio, from blocks of steps that hardly depend on each other.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.evidence import ScalingRow
 from autotune.core.interval import CONFIDENCE, Interval
+from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.decide.cost import row_of
-from autotune.decide.statistics import Estimate, of_bounds, of_sound_steps, of_windows
+from autotune.decide.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
 from trainer.record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
 """Of a run's logged steps: caches, clocks and allocators settle in them."""
+
+ALIKE_SHARE = 0.02
+"""Differences below this are nobody's concern."""
+FAR_SHARE = 0.1
+"""Differences above this are told, noise or not."""
+NOTHING_TO_HOLD = "nothing to hold it against"
+_OF_MEMORY = (
+    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
+    "attention_dropout",
+)  # fmt: skip
 
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
 
@@ -26,9 +40,7 @@ class Rate:
     """How fast something trains, in real tokens/s."""
 
     estimate: Estimate
-    """To hold it against others."""
     interval: Interval
-    """With bounds as they were measured."""
     known: Literal["measured", "predicted"] = "measured"
     ranks: int
     read_from: ReadFrom
@@ -42,8 +54,8 @@ class Rate:
 
 def fill_share(profile: Profile) -> float | None:
     """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-    probe = profile.evidence.probe
-    return None if probe is None else probe.mean_real_tokens_per_row / profile.train.seq_length_tokens
+    tokens = profile.mean_real_tokens_per_row
+    return tokens and tokens / profile.train.seq_length_tokens
 
 
 def training_rates(profile: Profile) -> tuple[Rate, ...]:
@@ -143,3 +155,117 @@ def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, inte
 def _positive(figures: Sequence[float]) -> list[float]:
     """Files of others may hold any."""
     return [figure for figure in figures if 0 < figure < math.inf]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One quantity of a run against what was expected of it."""
+
+    quantity: Literal["real tokens/s", "MFU", "peak memory"]
+    expected: Interval | None
+    expected_source: str
+    achieved: Interval | None
+    ratio: Interval | None = None
+    verdict: str
+
+
+def drifts(
+    profile: Profile | None,
+    run: Run,
+    *,
+    trials: Sequence[FinishedTrial] = (),
+    intact: bool = True,
+    otherwise: Sequence[str] = (),
+) -> tuple[Drift, ...]:
+    """Compare a run's last start with the profile it was started from; nothing if it has none, or has no steps.
+
+    The profile's trials tell the memory; nothing is comparable if it was edited, or if the run computed otherwise.
+    """
+    if profile is None or not run.steps:
+        return ()
+    achieved, expected = run_rate(run), expected_rate(profile, run.header.world_size)
+    unknown = f"nothing known of {run.header.world_size} ranks"
+    source = unknown if expected is None else f"{expected.known}: {expected.source}"
+    speed = _drift("real tokens/s", expected, source, achieved)
+    found = (speed, _mfu(run, expected, unknown, achieved), _memory(profile, run, trials))
+    if not otherwise and intact:
+        return found
+    why = f"trained otherwise ({', '.join(otherwise)})" if otherwise else "the profile was edited"
+    return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
+
+
+def verdict_of(expected: Estimate, achieved: Estimate) -> str:
+    """``drift`` where the interval of the ratio lies clear of 1, and the ratio is far enough from it to matter."""
+    change = difference(expected, achieved)
+    off = abs(change.value - 1)
+    if off <= ALIKE_SHARE:
+        return "as expected"
+    way = "slower" if change.value < 1 else "faster"
+    if change.low is None or change.high is None:
+        why = no_spread_of(expected, achieved)
+        return f"noise is not known: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
+    return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
+
+
+def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
+    """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
+    steps = settled_steps(run) or run.steps
+    shares = [step.mfu / step.real_tokens_per_s for step in steps if step.mfu and step.real_tokens_per_s > 0]
+    if not shares:
+        no_peak = "the device's peak is not known"
+        return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
+    source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else unknown
+    return _drift("MFU", expected, source, achieved, statistics.median(shares))
+
+
+def _drift(
+    quantity: Literal["real tokens/s", "MFU"], expected: Rate | None, source: str, achieved: Rate | None,
+    factor: float = 1.0,
+) -> Drift:  # fmt: skip
+    ratio: Interval | None = None
+    verdict = NOTHING_TO_HOLD if expected is None else "it logged no speed"
+    if expected is not None and achieved is not None:
+        ratio = difference(expected.estimate, achieved.estimate)
+        verdict = verdict_of(expected.estimate, achieved.estimate)
+    return Drift(
+        quantity=quantity,
+        expected=None if expected is None else expected.interval.scaled(factor),
+        expected_source=source,
+        achieved=None if achieved is None else achieved.interval.scaled(factor),
+        ratio=ratio,
+        verdict=verdict,
+    )
+
+
+def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
+    """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
+    rows = run.header.rows_per_microbatch_per_rank
+    # A trial log has trials of other recipes too.
+    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_rows": rows}
+    alike = []
+    for done in trials:
+        config = done.trial.measured.get("config")
+        is_own = isinstance(config, dict) and {**own, "micro_batch_rows": None, **config}.items() >= own.items()
+        if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
+            alike.append(StepFigures.of(done.outcome))
+    # A run counts what its allocator holds; what lies outside of it is the device's.
+    expected = max((float(one.peak_bytes - (one.outside_allocator_bytes or 0)) for one in alike), default=None)
+    achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
+    ratio = achieved / expected if expected else None
+    if run.header.device == "cpu":
+        verdict = "not comparable on a CPU: the run counts its whole process"
+    elif ratio is None:
+        verdict = NOTHING_TO_HOLD
+    elif abs(ratio - 1) <= ALIKE_SHARE:
+        verdict = "as expected"
+    else:
+        verdict = f"drift: {'more' if ratio > 1 else 'less'} than its trial took"
+    source = f"measured: trials of {rows} rows" if alike else f"no trial of these settings had {rows} rows"
+    return Drift(
+        quantity="peak memory",
+        expected=None if expected is None else Interval(value=expected),
+        expected_source=source,
+        achieved=Interval(value=achieved),
+        ratio=None if ratio is None else Interval(value=ratio),
+        verdict=verdict,
+    )

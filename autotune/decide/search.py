@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autotune.decide.largest import largest_within
-
 MIB = 2**20
 GROWTH = 4
 """How fast sizes grow, without a prediction, until two of them show a slope."""
@@ -23,6 +21,10 @@ PATIENCE = 6
 """Trials after which the least step to either side doubles with each, so that any search ends in O(log) trials."""
 MAX_FAILURES = 3
 """A size that failed so often in ways that say nothing about memory is given up, and so is the search."""
+
+FIRST_GUESS = 32
+STRAIGHT = 4
+"""Every so many guesses one is the middle, or twice the last, so that a crooked law costs no more than halving does."""
 
 Bytes = Callable[[int], float]
 
@@ -71,13 +73,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rows(
     tried: Sequence[Tried], budget_bytes: int, max_rows: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next.
-
-    Args:
-        tried: Trials so far, in their order.
-        budget_bytes: The budget that ``peak_bytes`` counts against.
-        max_rows: Nothing above is tried.
-        prediction: What is known beforehand; without it two trials make one.
+    """Choose the size to try next, up to ``max_rows``; without a prediction two trials make one.
 
     Returns:
         A number of rows, or None when the largest is proven, or nothing fits, or ``max_rows`` fits.
@@ -142,3 +138,31 @@ def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes
         rows_1, bytes_1 = far[-1]
         slope = (bytes_2 - known(rows_2) - bytes_1 + known(rows_1)) / (rows_2 - rows_1)
     return lambda rows: bytes_2 + known(rows) - known(rows_2) + slope * (rows - rows_2)
+
+
+def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
+    """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
+
+    No size is asked about twice. Needs grow, roughly straight; if they go up and down around the limit, one of the
+    edges is found.
+    """
+    known: dict[int, float] = {}
+    high = top + 1
+    guess = min(max(FIRST_GUESS, low + 1), top)
+    while high - low > 1:
+        known[guess] = needs(guess)
+        if known[guess] <= limit:
+            low = guess
+        else:
+            high = guess
+        # A line lands next to the answer; halving then closes what steps leave open.
+        near = sorted(known, key=lambda size: abs(known[size] - limit))[:2]
+        straight = (low + high) // 2
+        if len(near) == 2 and known[near[0]] != known[near[1]]:
+            slope = (known[near[0]] - known[near[1]]) / (near[0] - near[1])
+            straight = near[0] + int((limit - known[near[0]]) // slope)
+        elif low == guess:
+            straight = 2 * low
+        middle = (low + high) // 2 if high <= top else 2 * low
+        guess = min(max(straight if len(known) % STRAIGHT else middle, low + 1), high - 1)
+    return low

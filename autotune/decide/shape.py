@@ -31,15 +31,14 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
-    hidden, layers = int(of_model(train, "hidden_size", HIDDEN_SIZE)), int(of_model(train, "num_hidden_layers", LAYERS))
+    hidden, layers, of_layer = _shape(train)
     table = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
     reaches = _reaches(train, layers) if family.layer == "modernbert" else (None,) * layers
-    body, of_layer = layers * int(layer_weights(train)), int(layer_weights(train))
     narrow = reaches[-1] is None
     predicted_only = of_layer - 2 * hidden**2 if narrow else 0  # all of the last layer but keys and values
     return ModelWork(
         parameters=parameters,
-        weights_per_token=body - predicted_only,
+        weights_per_token=layers * of_layer - predicted_only,
         weights_per_predicted_token=hidden**2 + hidden * table + predicted_only,
         attention_width=hidden,
         reaches=reaches,
@@ -56,9 +55,8 @@ def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
-    hidden = int(of_model(train, "hidden_size", HIDDEN_SIZE))
-    layers = int(of_model(train, "num_hidden_layers", LAYERS))
-    beside = layers * int(layer_weights(train)) + hidden**2
+    hidden, layers, of_layer = _shape(train)
+    beside = layers * of_layer + hidden**2
     if family.layer == "bert":
         biases_and_norms = 9 * hidden + int(of_model(train, "intermediate_size", 4 * hidden))
         beside += layers * biases_and_norms + hidden * int(of_model(train, "max_position_embeddings", 512))
@@ -91,8 +89,8 @@ def assumed_lengths(row_tokens: int) -> Int64:
 
 def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
     """Gradients layer after layer, then everything else at once, as embeddings are ready last."""
-    layers = int(of_model(train, "num_hidden_layers", LAYERS))
-    in_layers = min(parameters, layers * int(layer_weights(train)))
+    _, layers, of_layer = _shape(train)
+    in_layers = min(parameters, layers * of_layer)
     parts = layers * _PARTS_PER_LAYER
     found = [
         GradientPart(elements=max(1, in_layers // parts), ready_share=(number + 1) / parts) for number in range(parts)
@@ -102,9 +100,8 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
 
 def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
     """Of what is gathered at once at most: the table of embeddings, or all of a layer; in 32 bits."""
-    of_layer = int(layer_weights(train))
-    beside = parameters - int(of_model(train, "num_hidden_layers", LAYERS)) * of_layer
-    return 4 * max(of_layer, beside)
+    _, layers, of_layer = _shape(train)
+    return 4 * max(of_layer, parameters - layers * of_layer)
 
 
 def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
@@ -122,29 +119,26 @@ def of_model(train: TrainConfig, key: str, default: float) -> float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
 
-def layer_weights(train: TrainConfig) -> float:
-    """Of one layer's matrices."""
-    hidden = of_model(train, "hidden_size", HIDDEN_SIZE)
-    inner = of_model(train, "intermediate_size", 4 * hidden)
+def _shape(train: TrainConfig) -> tuple[int, int, int]:
+    """Return a model's width, its layers, and the weights of one layer's matrices."""
+    hidden = int(of_model(train, "hidden_size", HIDDEN_SIZE))
     gated = 3 if train.model.config["model_type"] == "modernbert" else 2
-    return 4 * hidden**2 + gated * hidden * inner
+    of_layer = 4 * hidden**2 + gated * hidden * of_model(train, "intermediate_size", 4 * hidden)
+    return hidden, int(of_model(train, "num_hidden_layers", LAYERS)), int(of_layer)
 
 
 def place_share(train: TrainConfig, parameters: int | None) -> float:
     """Return the share of a step's products that grows with all places, padding included.
 
     The rest grows with places to predict: of a masked head, and of ten of the last layer's twelve parts. Counted in
-    multiply-adds with weights; attention's own products are left out.
-
-    Args:
-        train: With the model's config.
-        parameters: Of the model; without them nothing is known of its vocabulary, and all counts.
+    multiply-adds with weights; attention's own products are left out. Without a count of parameters nothing is known of
+    the vocabulary, and all counts.
     """
     if parameters is None or train.head == "dense" or train.model.config["model_type"] not in FAMILIES:
         return 1.0
-    hidden, layers = of_model(train, "hidden_size", HIDDEN_SIZE), of_model(train, "num_hidden_layers", LAYERS)
-    body = layers * layer_weights(train)
+    hidden, layers, of_layer = _shape(train)
+    body = layers * of_layer
     embedded = max(0.0, parameters - body)  # of which the table of embeddings is by far the most
-    narrow = _NARROW_PARTS * layer_weights(train) if train.last_layer == "predicted" else 0.0
+    narrow = _NARROW_PARTS * of_layer if train.last_layer == "predicted" else 0.0
     predicted = train.masking_probability * (embedded + hidden**2 + narrow)
     return (body - narrow) / (body - narrow + predicted)

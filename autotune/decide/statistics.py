@@ -43,14 +43,11 @@ class Estimate:
 
     value: float
     n: int
-    """Readings that it rests on."""
     scale: Scale = "log"
     variance: float | None = None
     """Of the figure, on its scale; None if the readings show no spread that could be trusted."""
     freedom: float = 0.0
-    """Degrees of freedom of the variance."""
     no_spread: str = "one figure shows no spread"
-    """Why there is no variance."""
 
     @property
     def center(self) -> float:
@@ -76,6 +73,7 @@ class Estimate:
         return Interval(value=self.value, low=_exp(low), high=_exp(high), confidence=confidence)
 
 
+@functools.lru_cache(maxsize=1024)
 def t_quantile(confidence: float, freedom: float) -> float:
     """Return how many standard errors to both sides hold so much of Student's t: exact, by Newton's method.
 
@@ -87,27 +85,16 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
-    return _t_quantile(confidence, min(freedom, _NORMAL_FREEDOM))
-
-
-@functools.lru_cache(maxsize=1024)
-def _t_quantile(confidence: float, freedom: float) -> float:
+    freedom = min(freedom, _NORMAL_FREEDOM)
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    angle, parts, step = math.atan(normal_quantile(confidence) / math.sqrt(freedom)), 200, 1.0
+    normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    angle, parts, step = math.atan(normal / math.sqrt(freedom)), 200, 1.0
     while step > 1e-12:
         density = [scale * math.cos(angle * part / parts) ** (freedom - 1) for part in range(parts + 1)]
         simpson = density[0] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]) + density[-1]
         step = (confidence / 2 - simpson * angle / parts / 3) / density[-1]
         angle += step
     return math.sqrt(freedom) * math.tan(angle)
-
-
-def normal_quantile(confidence: float) -> float:
-    """Return how many standard deviations to both sides hold so much of a normal distribution."""
-    return statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-# Windows.
 
 
 def location(values: Sequence[float]) -> float:
@@ -128,13 +115,10 @@ def residuals_of(values: Sequence[float]) -> list[float]:
 def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
     """Return where readings lie that do not depend on each other: rates of windows, or ratios of the same rounds.
 
-    Args:
-        values: On the ``log`` scale positive.
-        scale: How figures are compared.
-        residuals: Of their points on the scale; those of others that are as noisy may be among them.
+    Residuals are of points on the scale; those of other figures that are as noisy may be among them.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no readings.
     """
     if not values:
         raise ValueError("no figures")
@@ -155,20 +139,14 @@ def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequ
 def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1) -> Interval:
     """Return the ratio of the first to the second of figures that were read in the same rounds.
 
-    Args:
-        pairs: The figures.
-        confidence: Of the bounds.
-        of: As many such ratios were read, and this one may have been picked as the highest: its bounds are so wide that
-            all of them lie within theirs with the same confidence (Bonferroni).
+    If this one of several ratios may have been picked as the highest, its bounds are so wide that all of them lie
+    within theirs with the same confidence (Bonferroni).
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no figures.
     """
     found = of_windows([first / second for first, second in pairs]).ratio(1 - (1 - confidence) / of)
     return replace(found, confidence=None if found.low is None else confidence)
-
-
-# Steps.
 
 
 def of_one(value: float, *, scale: Scale = "log") -> Estimate:
@@ -202,15 +180,7 @@ def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:
     """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
 
-    Left out: what changes more slowly than the whole series lasts.
-
-    Args:
-        amounts: Of each step; positive on the ``log`` scale.
-        sizes: Of each step, positive.
-        scale: How figures are compared.
-
-    Raises:
-        ValueError: If there are none.
+    What changes more slowly than the whole series is left out. Sizes are positive, on the ``log`` scale amounts too.
     """
     value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
     count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
@@ -261,9 +231,6 @@ def _autocorrelation(points: Sequence[float]) -> float:
         return 0.0
     found = sum(first * second for first, second in itertools.pairwise(offs)) / whole
     return found + (1 + 4 * found) / n
-
-
-# Two figures.
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:

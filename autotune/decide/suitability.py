@@ -19,8 +19,6 @@ MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 
 MEND_NVML = "Mend NVML: nvidia-smi has to list the GPU (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 
-_REQUIRED_LIBRARIES = ("torch", "transformers")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsuitable:
@@ -39,8 +37,8 @@ def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Name what would spoil a measurement here, the worst first; empty when nothing would."""
     told = [*(one for gpu in machine.gpus for one in _about_gpu(gpu)), *_about_missing_gpus(machine)]
     told += [*_about_host(machine.host), *_about_software(machine)]
-    findings = [Unsuitable(severity=severity, claim=claim, next_step=next_step) for severity, claim, next_step in told]
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    told.sort(key=lambda one: SEVERITIES.index(one[0]))
+    return tuple(Unsuitable(severity=severity, claim=claim, next_step=next_step) for severity, claim, next_step in told)
 
 
 def _about_gpu(gpu: GpuStatus) -> Iterator[_Told]:
@@ -94,7 +92,7 @@ def _about_software(machine: MachineFacts) -> Iterator[_Told]:
     if machine.slurm.is_login_node:
         claim = "sbatch is on PATH and this is not a SLURM job: it looks like a login node, shared and without GPUs."
         yield "warning", claim, "Look from inside a job: srun --gpus=1 autotune doctor"
-    for name in _REQUIRED_LIBRARIES:
+    for name in ("torch", "transformers"):
         if name not in machine.versions:
             claim = f"{name} is not installed for this Python: no trial can run."
             yield "fault", claim, f"Install it: python -m pip install {name}"

@@ -13,29 +13,14 @@ USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0
 
 
 def least_s(name: StageName, trial_s: float, window_s: float) -> float:
-    """Return about the least seconds that a stage takes.
-
-    Args:
-        name: The stage.
-        trial_s: Usual seconds of a trial beside what it measures.
-        window_s: Seconds of a timed window.
-    """
+    """Return about the least seconds that a stage takes, by those of a timed window and of a trial beside it."""
     if name == "probe":
         return LEAST_PROBES * trial_s
     return LEAST_WINDOWS[name] * (trial_s + window_s) if name in LEAST_WINDOWS else USUAL_S.get(name, 0.0)
 
 
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
-    """The time that a stage may take: its part of what is left, beside the stages that still wait.
-
-    Args:
-        stages: All of them.
-        stage: Whose turn it is.
-        left_s: Of the whole tuning's budget.
-
-    Returns:
-        Seconds; None where a stage takes what it takes.
-    """
+    """Return its part of the seconds left, beside stages that still wait; None if a stage takes what it takes."""
     weight = BUDGET_WEIGHTS.get(stage.name)
     if weight is None:
         return None
@@ -46,12 +31,7 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
 
 
 def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
-    """About how long the rest takes: unbounded stages as they usually do, the others what they may.
-
-    Args:
-        stages: All of them.
-        budget_left_s: Of the whole tuning's budget.
-    """
+    """Return about how long the rest takes: unbounded stages as they usually do, the others what they may."""
     rest = 0.0
     for one in stages:
         if one.over:
@@ -65,5 +45,5 @@ def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
 
 
 def _usual_s(stages: Sequence[Stage], name: StageName) -> float:
-    known = [one.seconds for one in stages if one.name == name and one.status == "done"]
-    return max(known) if known else USUAL_S.get(name, 0.0)
+    known = (one.seconds for one in stages if one.name == name and one.status == "done")
+    return max(known, default=USUAL_S.get(name, 0.0))

@@ -8,9 +8,7 @@ its ratio to some larger count lies below. Throughput rises with the workers as 
 refuted count refutes the smaller ones.
 
 Windows are read in rounds, each of a few counts one after the other, and only readings of the same round are compared:
-what drifts between rounds cancels. The location of the differences of logarithms is their 20 % trimmed mean, which one
-held-up window in five does not move, with the bounds of ``autotune.decide.statistics``. Few differences borrow the
-residuals of the others.
+what drifts between rounds cancels. Few differences of logarithms borrow the residuals of the others.
 """
 
 import itertools
@@ -84,12 +82,7 @@ def ladder(max_count: int) -> list[int]:
 
 
 class WorkersRule:
-    """What rounds say so far.
-
-    Args:
-        rounds: All that was measured, in order.
-        max_count: The largest count that is allowed.
-    """
+    """What rounds, in their order, say so far of counts up to the largest that is allowed."""
 
     def __init__(self, rounds: Sequence[Round], max_count: int) -> None:
         self._logs: dict[Count, dict[int, float]] = {}
@@ -102,10 +95,8 @@ class WorkersRule:
         self._max_count = max_count
         self._intervals: dict[tuple[int, Count], Interval] = {}
         self.seen = sorted(count for count in self._logs if count is not None)
-        self._refuted = self._largest_refuted()
+        self._refuted = next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
         self._best = self._best_count()
-
-    # What to do.
 
     def next_rounds(self) -> NextRounds | None:
         """What to measure next; None when the count is decided."""
@@ -163,8 +154,6 @@ class WorkersRule:
             refusal=self._refusal(chosen),
         )
 
-    # What is known.
-
     def verdict(self, count: int) -> Verdict:
         """What is known of a count that was measured."""
         if count <= self._refuted:
@@ -179,16 +168,12 @@ class WorkersRule:
 
     def interval(self, count: int, reference: Count) -> Interval:
         """The ratio of a count's throughput to that of another, or to that of cached batches."""
-        key = (count, reference)
-        if key not in self._intervals:
-            self._intervals[key] = self._interval(count, reference)
-        return self._intervals[key]
-
-    def _interval(self, count: int, reference: Count) -> Interval:
-        differences = self._differences(count, reference)
+        key, differences = (count, reference), self._differences(count, reference)
         if not differences:  # they never met, so nothing but what each was to the ceiling is known
             return Interval(value=self._value(count, None) / self._value(reference or 0, None))
-        return self._about(differences, reference)
+        if key not in self._intervals:
+            self._intervals[key] = self._about(differences, reference)
+        return self._intervals[key]
 
     @property
     def _explored(self) -> bool:
@@ -277,10 +262,6 @@ class WorkersRule:
             return min(max(needed, low + 1), high - 1)
         return (low + high) // 2
 
-    def _largest_refuted(self) -> int:
-        """-1 when no count is refuted."""
-        return next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
-
     def _is_refuted(self, count: int) -> bool:
         differences = self._to_larger(count)
         if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(ENOUGH_SHARE):
@@ -355,10 +336,8 @@ class WorkersRule:
         if proven and rival is None:
             return "the best of all counts, and the largest that is allowed"
         other = rival if proven or self._best is not None else None
-        interval = self.interval(chosen, other)
-        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
         what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
-        return f"{interval.value:.1%}{bounds} of {what}"
+        return f"{_shown(self.interval(chosen, other))} of {what}"
 
     def _refusal(self, chosen: int) -> str | None:
         """What is known of the largest smaller count that was measured."""
@@ -370,6 +349,10 @@ class WorkersRule:
             return f"{below} was refused: it has at most {high:.1%} of the larger counts' throughput"
         if below <= self._refuted:
             return f"{below} was refused: {self._refuted} is too few"
-        interval = self.interval(below, None)
-        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
-        return f"{below} was not refused: it has {interval.value:.1%}{bounds} of the step on batches from memory"
+        return (
+            f"{below} was not refused: it has {_shown(self.interval(below, None))} of the step on batches from memory"
+        )
+
+
+def _shown(one: Interval) -> str:
+    return f"{one.value:.1%}" + ("" if one.low is None else f" ({one.low:.1%} to {one.high:.1%})")

@@ -13,8 +13,8 @@ from autotune.decide.contamination import (
     describe_slowdown,
     is_above_baseline,
     judge,
+    with_gpus,
 )
-from autotune.decide.gpu_use import with_gpus
 from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.measure.clock import Clock
 from autotune.measure.gpu_sampler import Sampler

@@ -29,7 +29,6 @@ from autotune.decide.comparison import (
     Reading,
     Side,
     compare,
-    flat_settings,
     flat_table,
 )
 from autotune.decide.physical import has_rate
@@ -143,7 +142,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     return Side(
         kind="profile",
         name=name,
-        settings=flat_settings(train) | constraints,
+        settings=flat_table(train.model_dump(mode="json")) | constraints,
         circumstances={name: value for name, value in known.items() if value is not None},
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},

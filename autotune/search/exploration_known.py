@@ -9,8 +9,7 @@ from typing import Any
 from autotune.core.exploration import Configuration
 from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import FeedFigures, Trial
-from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior
-from autotune.decide.knob_space import useful_share
+from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior, useful_share
 from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.workers import Asked, TrainingWindows, feed_trial
 from trainer.config import Layout, Precision, TrainConfig

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from autotune.cluster.training import default_ranks
 from autotune.core.cards import CARDS, Card, card_of, find_card
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.core.defaults import VOCAB_SIZE
 from autotune.core.network import Network, RankCompute
 from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
 from autotune.core.profile import Profile
-from autotune.core.rows import RowContents
 from autotune.core.units import format_amount
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.decide.plan import MemoryPlan, Plan, plan_of

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 from autotune.core.cards import Card
+from autotune.core.dataset import RowContents
 from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
-from autotune.core.rows import RowContents
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.memory import largest_rows, ledger
+from autotune.decide.memory import expected_on_cpu, expected_on_gpu, largest_rows, ledger
 from autotune.decide.plan import MemoryPlan
 from autotune.decide.shape import largest_parameter_bytes
 from autotune.decide.sharding import shares, state_of_terms, zero_share
-from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import CannotTrace, EstimateRequest, Room, estimate_model
 from trainer.config import Strategy, TrainConfig

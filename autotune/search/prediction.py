@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
+from autotune.core.dataset import RowContents
 from autotune.core.hardware import visible_devices
-from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
-from autotune.decide.memory import largest_rows, ledger, peak_bytes
+from autotune.decide.memory import (
+    UNTRACED_SHARE,
+    Expected,
+    expected_on_cpu,
+    expected_on_gpu,
+    largest_rows,
+    ledger,
+    peak_bytes,
+)
 from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor

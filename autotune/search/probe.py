@@ -24,11 +24,10 @@ from autotune.decide.choose import (
     knee_interval,
     rows_with_headroom,
 )
-from autotune.decide.memory import ledger
+from autotune.decide.memory import Expected, ledger
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import of_windows
-from autotune.decide.surroundings import Expected
 from autotune.errors import AutotuneError, DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import (
     CannotTrace,

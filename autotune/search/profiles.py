@@ -12,7 +12,7 @@ from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, 
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
-from autotune.decide.advice import with_changes
+from autotune.decide.advice.table import with_changes
 from autotune.decide.ledger import ledger_sha256, own_records
 from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.decide.advice import Situation, advise
+from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.table import advise
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile

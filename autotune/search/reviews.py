@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.profile import HASH_KEY, present_sha256
-from autotune.core.review import Review, Standing, Verdict, is_sha256, standing_of
-from autotune.decide.comparison import flat_settings
+from autotune.core.verification import Review, Standing, Verdict, is_sha256, standing_of
+from autotune.decide.comparison import flat_table
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import StoredProfile, read_profile, report_directory
 from autotune.store import write_atomically
@@ -152,7 +152,7 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
     # As text: Python takes 1, 1.0 and true for the same.
     if _json(train.model_dump(mode="json")) == _json(asked.model_dump(mode="json")):
         return
-    said, would = flat_settings(train), flat_settings(asked)
+    said, would = (flat_table(one.model_dump(mode="json")) for one in (train, asked))
     other = [key for key in would if _json(would[key]) != _json(said.get(key))]
     raise ProfileRefused(
         f"--set makes of {approved.path} what nobody has approved: "

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from autotune.core.rows import RowContents
+from autotune.core.dataset import RowContents
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW
 from trainer.batch import row_statistics
 from trainer.config import Layout, ModelSettings, TrainConfig

@@ -9,8 +9,8 @@ from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.sources import SOURCES, find_files
-from autotune.decide.advice import DataFacts, Foreign, NodesMeant, Situation
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of_run
+from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
 from autotune.decide.counters import counters_of_profile
 from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
@@ -111,7 +111,7 @@ def situation_of_run(
     """Return what is known after, or in the middle of, a run, and of the profile that it was started from."""
     profile = None if stored is None else stored.profile
     return Situation(
-        train=settings_of_run(run),
+        train=settings_of(run.header.config),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
         intact=stored is None or stored.intact,
@@ -132,7 +132,7 @@ _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} 
 
 def other_than(run: Run, stored: StoredProfile) -> list[str]:
     """Return what a run computed otherwise than its profile says, so that figures of one do not hold for the other."""
-    train, settings = stored.profile.train, settings_of_run(run)
+    train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
         return ["settings of another version of the trainer"]
     found = [name for name in sorted(_OF_THE_STEP) if getattr(settings, name) != getattr(train, name)]

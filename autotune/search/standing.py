@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.standing import RunStanding, TuningStanding
 from autotune.core.trial import TrialRecord
+from autotune.core.tuning import RunStanding, TuningStanding
 from autotune.decide.physical import check_run
 from autotune.errors import AutotuneError
 from autotune.store import read_ledger

@@ -2,10 +2,10 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from autotune.core.hardware import is_pretended
-from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
+from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
@@ -159,7 +159,7 @@ class TrialRunner:
             job=trial.job,
             measured=trial.measured,
             label=label,
-            outcome=outcome_to_json(outcome),
+            outcome=asdict(outcome),
             seconds=seconds,
             made_on=self.made_on,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.verification import Check, LedgerCheck, Verification
-from autotune.decide.fingerprint import compare
+from autotune.decide.ledger import compare, shown
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.profiles import StoredProfile
@@ -92,14 +92,8 @@ def _fields(profile: Profile, here: Fingerprint, unknown: dict[str, str]) -> lis
     for field in Fingerprint.model_fields:
         said = getattr(made_on, field)
         if field in unknown:
-            check = Check(field=field, found="not checkable here", profile=_shown(said), here=unknown[field])
-        elif (one := differences.get(field)) is not None:
-            check = Check(field=field, found=one.severity, profile=_shown(said), here=_shown(getattr(here, field)))
+            found.append(Check(field=field, found="not checkable here", profile=shown(said), here=unknown[field]))
         else:
-            check = Check(field=field, found="same", profile=_shown(said), here=_shown(getattr(here, field)))
-        found.append(check)
+            same = Check(field=field, found="same", profile=shown(said), here=shown(getattr(here, field)))
+            found.append(differences.get(field, same))
     return found
-
-
-def _shown(value: object) -> str:
-    return "n/a" if value is None else str(value)[:64]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.core.evidence import GpuUse, JointChoice, WorkersEvidence, WorkersRow
+from autotune.core.evidence import JointChoice, WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.core.trial import FeedFigures, Trial
+from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule

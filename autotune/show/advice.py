@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.advice import AdviceRule
+from autotune.decide.advice.table import AdviceRule
 from autotune.decide.explain import Explanation
 from autotune.show.intervals import bounds, with_bounds, with_interval
 from autotune.show.tables import inert, text_table

@@ -1,8 +1,8 @@
 """Two profiles, tunings, runs or datasets side by side, as text."""
 
 from autotune.core.interval import SHOWN_CONFIDENCE
-from autotune.core.review import is_sha256
 from autotune.core.units import format_bytes, format_count, format_share
+from autotune.core.verification import is_sha256
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
 from autotune.decide.explain import meaning_of
 from autotune.show.intervals import bounds, confidence_words

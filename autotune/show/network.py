@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.evidence import DealtRow, NetworkEvidence, Scaling, ScalingRow
+from autotune.core.evidence import ExchangeSplit, NetworkEvidence, Scaling, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, facts, table_of, told
 from autotune.show.drawing import Axis, Line, Lines, Point
@@ -189,6 +189,6 @@ def _limit(row: ScalingRow) -> str:
     return row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}"
 
 
-def _added(row: DealtRow) -> str:
+def _added(row: ExchangeSplit) -> str:
     """Say that some micro-batches of a measured step were added as predicted."""
     return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

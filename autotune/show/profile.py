@@ -1,9 +1,8 @@
 """A profile: its decisions, what it was held against, who approved it, and where its figures come from."""
 
 from autotune.core.profile import Profile
-from autotune.core.review import Standing, is_sha256
 from autotune.core.units import format_bytes
-from autotune.core.verification import LedgerCheck, Verification
+from autotune.core.verification import LedgerCheck, Standing, Verification, is_sha256
 from autotune.decide.probe_command import probe_again
 from autotune.show.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
 from autotune.show.probe import global_batch_words

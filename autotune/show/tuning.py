@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
-from autotune.core.standing import RunStanding, TuningStanding
 from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
-from autotune.core.tuning import Stage, Status, TuningResult
+from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
 from autotune.core.units import format_count, format_seconds
 from autotune.decide.choose import deal
 from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Table, told

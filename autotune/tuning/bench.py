@@ -5,14 +5,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune import __version__
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
-from autotune.decide.fingerprint import Mismatch, compare
+from autotune.decide.ledger import compare
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
@@ -167,23 +167,19 @@ def trial_runner(
     )
 
 
-def check_belongs(
-    stored: StoredProfile,
-    here: Fingerprint,
-    differences: Callable[[Fingerprint, Fingerprint], Sequence[Mismatch]] = compare,
-) -> None:
+def check_belongs(stored: StoredProfile, here: Fingerprint, *, replayed: bool = False) -> None:
     """Make sure that measurements here are of what the profile is of; lesser differences are said.
 
     Raises:
         ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
     """
     refusals = []
-    for mismatch in differences(stored.profile.fingerprint, here):
-        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
-        if mismatch.severity == "refuse":
+    for check in compare(stored.profile.fingerprint, here, replayed=replayed):
+        text = f"{check.field} was {check.profile}, here it is {check.here}"
+        if check.found == "refuse":
             refusals.append(text)
         else:
-            sys.stderr.write(f"{mismatch.severity}: {text}\n")
+            sys.stderr.write(f"{check.found}: {text}\n")
     if not stored.intact:
         sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
     probed_here(stored, refusals=refusals)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from autotune.core.exploration import Configuration, ExploreEvidence
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
-from autotune.decide.knob_space import knob_space, with_dealt_rows
+from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit
 from autotune.search.estimate import CannotTrace, estimate_model, predicted_rows
 from autotune.search.exploration import Exploration, evidence

@@ -17,7 +17,7 @@ from autotune.decide.choose import (
     default_precision,
     global_batch_rows,
 )
-from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
+from autotune.decide.memory import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.profiles import (

@@ -6,7 +6,6 @@ import sys
 from autotune.core.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.core.evidence import BaselineEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import profile_to_toml
-from autotune.decide.fingerprint import compare, compare_for_replay
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.profiles import StoredProfile, with_evidence, with_workers
@@ -35,7 +34,7 @@ def count_workers(
     train = stored.profile.train
     fingerprint = bench.fingerprint(train.model, manifest)
     replayed = request.replayed_step_s is not None
-    check_belongs(stored, fingerprint, compare_for_replay if replayed else compare)
+    check_belongs(stored, fingerprint, replayed=replayed)
     together = request.ranks or probe.local_ranks
     together = together if replayed else local_ranks(bench.site, together)
     config = train.model_copy(update={"device": "cpu"}) if replayed else train

@@ -16,6 +16,12 @@ FINGERPRINT = Fingerprint(
 )  # fmt: skip
 
 
+def but(profile: Profile, **tables: dict[str, object]) -> Profile:
+    """The profile with other values in its tables, such as ``train={"layout": "packed"}``."""
+    changed = {name: getattr(profile, name).model_copy(update=values) for name, values in tables.items()}
+    return profile.model_copy(update=changed)
+
+
 def example_profile() -> Profile:
     """Probed and swept."""
     points = [

@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from autotune.core.advice import Gain
-from autotune.decide.advice import advise
+from autotune.decide.advice.table import advise
 from autotune.decide.bottleneck import bottleneck_of_run
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run

@@ -59,7 +59,7 @@ def test_kernels_of_every_generation_run(null_gpu, name):
 
 BYTES = """
 import json, torch
-from autotune.decide.surroundings import CONTEXT_BYTES
+from autotune.decide.memory import CONTEXT_BYTES
 def used(): return pynvml.nvmlDeviceGetMemoryInfo(card).used
 before = used()
 torch.zeros(1, device="cuda")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.decide.advice import RULES
+from autotune.decide.advice.table import RULES
 from autotune.errors import MachineLacks
 from tests.browser import chromium, visit
 from tests.documentation.blocks import ROOT

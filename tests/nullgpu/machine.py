@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.cards import Card, find_card
-from autotune.decide.surroundings import COMMUNICATION_BYTES, CONTEXT_BYTES
+from autotune.decide.memory import COMMUNICATION_BYTES, CONTEXT_BYTES
 from autotune.process import start
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment

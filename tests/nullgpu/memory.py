@@ -15,8 +15,8 @@ from autotune.core.cards import find_card
 from autotune.core.defaults import HEADROOM_SHARE
 from autotune.core.outcome import Measured
 from autotune.decide.choose import rows_with_headroom
+from autotune.decide.memory import Expected, expected_on_gpu
 from autotune.decide.search import bracket
-from autotune.decide.surroundings import Expected, expected_on_gpu
 from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine

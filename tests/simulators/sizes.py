@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.decide.advice import Situation, advise
+from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.table import advise
 from autotune.measure.host import SystemHost
 from autotune.search.situation import data_facts
 from tests.simulators.programs import run_program

@@ -13,13 +13,13 @@ import numpy as np
 from autotune.core.evidence import (
     ComputeEvidence,
     ExchangeRow,
-    GpuUse,
     NetworkEvidence,
     ProbeEvidence,
     WorkersEvidence,
     WorkersRow,
 )
 from autotune.core.profile import Profile
+from autotune.core.trial import GpuUse
 from autotune.decide.network import expected_largest
 from tests.simulators.machines import Machine
 from tests.simulators.records import profile_with, sweep_with

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.core.allocations import Term
-from autotune.core.bottleneck import StepPart
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.interval import Interval
-from autotune.decide.advice.gains import faster_with, times, without
-from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.situation import Situation, faster_with, times, without
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import choose_micro_batch, deal, rows_with_headroom
 from autotune.decide.shape import place_share
@@ -196,8 +194,10 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
 
 def padding(now: Situation) -> Advice | None:
     """Rows that hold padding, which is computed like everything else."""
-    lost, train = _padding_within_rows(now), now.train
-    if train is None or lost is None:
+    lost, train = now.loss("padding", PADDING_SHARE), now.train
+    if lost is not None:
+        lost = lost.scaled(1 - _empty(now)[1])
+    if train is None or lost is None or lost.share < PADDING_SHARE:
         return None
     evidence = (now.part_figure(lost, "computing of padding"),)
     if train.layout == "packed":
@@ -247,12 +247,12 @@ def padding(now: Situation) -> Advice | None:
 
 def empty_rows(now: Situation) -> Advice | None:
     """A global batch that does not divide by ranks and micro-batches, so that some compute rows without samples."""
-    empty, lost = _empty_share(now), now.loss("padding", 0.0)
+    (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
     rows, micro_batch = now.global_batch_rows, now.train.micro_batch_rows
     dealing = deal(rows, micro_batch, now.ranks)
-    part = lost.scaled(_share_of_empty(now, empty))
+    part = lost.scaled(of_padding)
     nearest = min(dealing.without_empty, key=lambda count: abs(count - rows), default=None)
     if nearest is None or part.share < EMPTY_SHARE / 2:
         return None
@@ -272,28 +272,15 @@ def empty_rows(now: Situation) -> Advice | None:
     )
 
 
-def _empty_share(now: Situation) -> float:
-    """Return the share of all computed rows that are empty, as they are dealt; 0 without a run."""
-    if now.run is None:
-        return 0.0
+def _empty(now: Situation) -> tuple[float, float]:
+    """Return the shares of all computed rows that are empty, and of all padding that lies in them; 0 without a run."""
+    if now.run is None or not now.run.steps:
+        return 0.0, 0.0
     header = now.run.header
     places = header.accumulation_steps * header.rows_per_microbatch_per_rank * header.world_size
-    return max(0.0, 1 - header.global_batch_rows / places) if places else 0.0
-
-
-def _share_of_empty(now: Situation, empty: float) -> float:
-    """Return the share of all padding that lies in empty rows."""
-    full = statistics.median(row.packing_efficiency for row in now.run.steps) if now.run is not None else 1.0
-    return min(1.0, empty / (1 - full)) if full < 1 else 0.0
-
-
-def _padding_within_rows(now: Situation) -> StepPart | None:
-    """Return the padding part without empty rows; None if that is too little."""
-    lost = now.loss("padding", PADDING_SHARE)
-    if lost is None or now.run is None or not now.run.steps:
-        return lost
-    inside = lost.scaled(1 - _share_of_empty(now, _empty_share(now)))
-    return inside if inside.share >= PADDING_SHARE else None
+    empty = max(0.0, 1 - header.global_batch_rows / places) if places else 0.0
+    full = statistics.median(row.packing_efficiency for row in now.run.steps)
+    return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
 
 
 def too_big(now: Situation) -> Advice | None:

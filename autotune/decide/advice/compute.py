@@ -1,8 +1,7 @@
 """Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
 
 from autotune.core.advice import Advice, Gain, SettingChange, figure
-from autotune.decide.advice.gains import MOST_SHARE, times, without
-from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.situation import MOST_SHARE, Situation, times, without
 from autotune.decide.bottleneck import MATTERS_SHARE
 from autotune.decide.shape import LAYERS
 from trainer.peaks import peak_flops_per_s, product_format
@@ -186,7 +185,9 @@ def host_bound(now: Situation) -> Advice | None:
             changes=_COMPILE,
             would_change="larger micro-batches, which take longer than their launches",
         )
-    if inside or now.train.log_interval_steps > 1 or _saves(now):
+    events, steps = (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
+    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in events)
+    if inside or now.train.log_interval_steps > 1 or saves > SAVES_SHARE * max(1, steps):
         return None
     return Advice(
         severity="could",
@@ -198,14 +199,6 @@ def host_bound(now: Situation) -> Advice | None:
         would_change="saves that hold training up, which the run's events tell",
         safe=True,
     )
-
-
-def _saves(now: Situation) -> bool:
-    """Return whether the run saved so often that this is what takes the time."""
-    if now.run is None:
-        return False
-    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in now.run.events)
-    return saves > SAVES_SHARE * max(1, len(now.run.steps))
 
 
 def memory_bound(now: Situation) -> Advice | None:

@@ -8,8 +8,7 @@ from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, fi
 from autotune.core.evidence import WorkersRow
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.units import format_seconds
-from autotune.decide.advice.gains import Range, without
-from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host
+from autotune.decide.advice.situation import PERSISTENT_SHARE, Range, Situation, on_host, without
 from autotune.decide.bottleneck import rows_of_this_start
 
 STARVED_SHARE = 0.03

@@ -8,8 +8,7 @@ from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, fi
 from autotune.core.evidence import ExchangeRow
 from autotune.core.interval import Interval
 from autotune.core.trial import LinkFigures
-from autotune.decide.advice.gains import times, without
-from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host
+from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, times, without
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
 

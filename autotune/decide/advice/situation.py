@@ -1,12 +1,14 @@
-"""What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
+"""What rules look at, as far as each is known; and what a change brings: Amdahl's law, with bounds. Pure."""
 
+import math
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
-from autotune.core.advice import EvidenceFigure, figure
+import numpy as np
+
+from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
@@ -21,6 +23,13 @@ from trainer.record import Run
 
 PERSISTENT_SHARE = 0.6
 """Of all steps in which the same rank is behind, before it is called slow."""
+Range = tuple[float, float, float]
+"""Least, usual, most."""
+
+MOST_SHARE = 0.98
+"""A part never counts as more of the step than this: no gain is without end."""
+UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
+"""Share of a step's fixed time that the update takes: most, usual, least. Every micro-batch pays the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,6 @@ class NodesMeant:
     """Largest number that is at least 90 % efficient."""
     useful_efficiency: float
     tokens_per_rank: float
-    """Real ones of a step."""
     least_tokens_per_rank: float
     """T_min: below it not even all of backward hides the exchange of 32-bit gradients."""
     twice_the_batch_efficiency: float | None
@@ -82,10 +90,8 @@ class Situation:
     data: DataFacts | None = None
     spread: NodesMeant | None = None
     foreign: Foreign | None = None
-    missing: tuple[tuple[str, str], ...] = field(default=())
+    missing: tuple[tuple[str, str], ...] = ()
     """What was not measured and the command that would, found by whoever put this together."""
-
-    # Evidence, by name.
 
     @property
     def probe(self) -> ProbeEvidence | None:
@@ -115,8 +121,6 @@ class Situation:
         """For commands."""
         return self.data.path if self.data is not None else "DIR"
 
-    # Commands, as a shell takes them.
-
     def command(self, command: str, *words: str) -> str:
         """Return one of this program's commands on the profile."""
         return shlex.join(["autotune", *command.split(), "--profile", self.profile_path, *words])
@@ -137,8 +141,6 @@ class Situation:
             return command("probe", model="MODEL", data=self.data_path)
         batch = {"global_batch_tokens": self.global_batch_tokens}
         return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
-
-    # Ranks and rows.
 
     @property
     def ranks(self) -> int:
@@ -177,8 +179,6 @@ class Situation:
             return 1
         return deal(self.global_batch_rows, micro_batch_rows, self.ranks).rows_per_micro_batch
 
-    # What was measured.
-
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
@@ -215,14 +215,13 @@ class Situation:
 
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
-        peaks = [
-            trial.outcome.figures["peak_bytes"]
-            for trial in self.trials
-            if trial.trial.job == "step" and trial.outcome.kind == "measured" and _rows_of(trial.trial.measured) == rows
-        ]
+        peaks = []
+        for one in self.trials:
+            config = one.trial.measured.get("config")
+            is_alike = isinstance(config, dict) and config.get("micro_batch_rows") == rows
+            if is_alike and one.trial.job == "step" and one.outcome.kind == "measured":
+                peaks.append(one.outcome.figures["peak_bytes"])
         return max(peaks, default=None)
-
-    # The model.
 
     @property
     def knows_the_model(self) -> bool:
@@ -260,7 +259,58 @@ def on_host(hosts: Sequence[str], rank: int | None) -> str:
     return f" on {hosts[rank][:64]}" if rank is not None and rank < len(hosts) else ""
 
 
-def _rows_of(measured: dict[str, Any]) -> int | None:
-    config = measured.get("config", measured)
-    rows = config.get("micro_batch_rows") if isinstance(config, dict) else None
-    return rows if isinstance(rows, int) else measured.get("rows")
+def without(part: StepPart, left: Range | None = None) -> Gain:
+    """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
+    least, usual, most = left or (0.0, 0.0, 0.0)
+    low, high = (part.share if bound is None else bound for bound in (part.low, part.high))
+    gain = Gain.between(_speedup(low, most), _speedup(part.share, usual), _speedup(high, least))
+    if left is not None:  # what stays at best and at worst is assumed, and no noise
+        return gain
+    if part.low is None:
+        return Gain(ratio=gain.ratio)
+    return replace(gain, confidence=SHOWN_CONFIDENCE)
+
+
+def times(gain: Gain, factors: Range) -> Gain:
+    """Return the gain with another beside it, which brings at least, usually and at most these factors."""
+    low, usual, high = factors
+    return Gain.between(
+        (gain.ratio if gain.low is None else gain.low) * low,
+        gain.ratio * usual,
+        (gain.ratio if gain.high is None else gain.high) * high,
+    )
+
+
+def _speedup(share: float, left: float) -> float:
+    return 1 / (1 - min(MOST_SHARE, share) * (1 - left))
+
+
+def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | None:
+    """Return the ratio of tokens/s with micro-batches of so many rows, new to old; None if too few were measured.
+
+    A line through the measured sizes gives the fixed time of a step and that of a row. With several micro-batches to a
+    step only what each of them pays is saved.
+    """
+    curve = now.probe.curve if now.probe is not None else []
+    if len(curve) < 2 or now.train is None:
+        return None
+    fixed, per_row = line([point.rows for point in curve], [point.step_s for point in curve])
+    rows = max(1.0, now.global_batch_rows / now.ranks)
+
+    def rate(micro: float, update: float) -> float:
+        count = max(1.0, rows / micro)
+        return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
+
+    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in UPDATE_OF_FIXED)
+    if new_rows > max(point.rows for point in curve):  # nothing says how far the line goes on
+        low, usual = min(1.0, low), math.sqrt(usual)
+    return low, usual, high
+
+
+def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the line with the least squared relative errors; neither is negative."""
+    weights = 1 / np.array(ys)
+    slope, intercept = np.polyfit(xs, ys, 1, w=weights)
+    if slope < 0:
+        slope, intercept = 0.0, np.average(ys, weights=weights**2)
+    return max(0.0, float(intercept)), float(slope)

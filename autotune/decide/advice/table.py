@@ -1,19 +1,26 @@
-"""All rules, the advice that they give, ranked by what it is expected to gain, and settings with it followed. Pure."""
+"""All rules, the advice that they give, ranked by what it is expected to gain, and settings with it followed. Pure.
 
+Rules of a machine's or a profile's condition are here as well.
+"""
+
+import shlex
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.advice import SEVERITIES, Advice, SettingChange
-from autotune.core.bottleneck import Cause
-from autotune.decide.advice import batch, compute, condition, loader, network
+from autotune.core.advice import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
+from autotune.core.outcome import Contaminated
+from autotune.core.trial import FinishedTrial
+from autotune.decide.advice import batch, compute, loader, network
 from autotune.decide.advice.situation import Situation
 from autotune.errors import BadInput
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, dotted
 from trainer.errors import BadConfig
 from trainer.schema import parse_table
 
-Recommendation = str
-"""Of the paper: ``R1`` to ``R5``."""
+BUSY_SHARE, LOW_MFU = 0.9, 0.35
+SLOWED = "slowed down"
+"""In the words of trials that heat or hardware spoiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +29,107 @@ class AdviceRule:
 
     name: str
     looks: Callable[[Situation], Advice | None]
-    covers: tuple[Recommendation | Cause, ...] = ()
-    """What of the paper, and which bottlenecks."""
+    covers: tuple[str, ...] = ()
+    """Recommendations of the paper, ``R1`` to ``R5``, and bottlenecks."""
 
     @property
     def looks_for(self) -> str:
         """In one line."""
         return (self.looks.__doc__ or "").splitlines()[0]
+
+
+def thermal(now: Situation) -> Advice | None:
+    """Trials that were void because heat or hardware slowed the GPU down."""
+    hot = _void_at_last(now, slowed=True)
+    if not hot:
+        return None
+    measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
+    lost_s = sum(trial.seconds for trial in hot)
+    return Advice(
+        severity="must",
+        claim=f"the GPU slowed itself down in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
+        evidence=(_void(hot, now), figure("time they took", lost_s, "s", "ledger")),
+        cost="another node, or a word with whoever cools this one",
+        command="autotune doctor",
+        would_change="a power cap is no fault: a loaded card lives at it",
+    )
+
+
+def company(now: Situation) -> Advice | None:
+    """Trials that were void because somebody else used the GPU."""
+    shared = _void_at_last(now, slowed=False)
+    if not shared:
+        return None
+    return Advice(
+        claim=f"somebody else used the GPU in {len(shared)} trials: {_detail(shared)}",
+        evidence=(_void(shared, now),),
+        cost="a node of one's own: with SLURM, --exclusive in the site file",
+        command="autotune doctor",
+        would_change="nothing: a figure beside a neighbour is a figure of both",
+    )
+
+
+def utilisation(now: Situation) -> Advice | None:
+    """Utilisation near 100 % is not the hardware's speed: a waiting kernel counts as well."""
+    rows = now.workers.rows if now.workers is not None else []
+    read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
+    busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
+    if busy < BUSY_SHARE or mfu is None or mfu.value >= LOW_MFU:
+        return None
+    return Advice(
+        severity="note",
+        claim=f"the GPU shows {busy:.0%} utilisation and does {mfu.value:.0%} of the work it could: utilisation is the "
+        "share of time with any kernel running, and says nothing of how much it does",
+        evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
+        cost="none",
+        would_change="MFU of a third and more: encoders of this size reach little beyond",
+    )
+
+
+def edited(now: Situation) -> Advice | None:
+    """A profile that is not what was measured."""
+    if now.profile is None or now.intact:
+        return None
+    return Advice(
+        severity="must",
+        claim="the profile was edited by hand: its figures are of what it said before, and so is this advice",
+        cost="the tuning, once more",
+        command=shlex.join(["autotune", "profile", "verify", now.profile_path]),
+        would_change="nothing: measure again what matters",
+    )
+
+
+def not_measured(now: Situation) -> Advice | None:
+    """Parts of the tuning that were left out."""
+    if not now.missing:
+        return None
+    return Advice(
+        severity="could",
+        claim=f"not measured: {', '.join(name for name, _ in now.missing)}",
+        cost="minutes of this machine",
+        command="; then ".join(command for _, command in now.missing),
+        would_change="nothing: what is not measured is not known",
+    )
+
+
+def _void_at_last(now: Situation, *, slowed: bool) -> list[FinishedTrial]:
+    """Return void trials that were not measured when they were tried again, by why they are void."""
+    measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
+    return [
+        trial
+        for trial in now.trials
+        if isinstance(trial.outcome, Contaminated)
+        and trial.trial.key not in measured
+        and (SLOWED in trial.outcome.detail) == slowed
+    ]
+
+
+def _detail(trials: list[FinishedTrial]) -> str:
+    return str(getattr(trials[-1].outcome, "detail", ""))[:200]
+
+
+def _void(trials: list[FinishedTrial], now: Situation) -> EvidenceFigure:
+    return figure("trials that were void", len(trials), "count", "ledger", n=len(now.trials))
 
 
 RULES = (
@@ -62,11 +163,11 @@ RULES = (
     AdviceRule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
     AdviceRule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
     AdviceRule(name="slow-link", looks=network.slow_link, covers=("network",)),
-    AdviceRule(name="thermal", looks=condition.thermal),
-    AdviceRule(name="company", looks=condition.company),
-    AdviceRule(name="utilisation", looks=condition.utilisation),
-    AdviceRule(name="edited", looks=condition.edited),
-    AdviceRule(name="not-measured", looks=condition.not_measured),
+    AdviceRule(name="thermal", looks=thermal),
+    AdviceRule(name="company", looks=company),
+    AdviceRule(name="utilisation", looks=utilisation),
+    AdviceRule(name="edited", looks=edited),
+    AdviceRule(name="not-measured", looks=not_measured),
 )
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
@@ -77,8 +178,7 @@ def advise(now: Situation) -> tuple[Advice, ...]:
     if not now.intact:  # what its figures are of is not what it says
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "note" for one in found):
-        is_known = now.bottleneck is not None and now.bottleneck.decided
-        found.append(_change_nothing(now) if is_known else _too_little(now))
+        found.append(_nothing_to_do(now))
     return tuple(sorted(found, key=rank))
 
 
@@ -88,51 +188,35 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
 
 
-def _too_little(now: Situation) -> Advice:
-    return Advice(
-        rule=TOO_LITTLE,
-        severity="note",
-        claim="too little is known to say what limits this training",
-        cost="minutes of this machine",
-        command=now.command("workers") if now.run is None else None,
-        would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
-    )
-
-
-def _change_nothing(now: Situation) -> Advice:
-    first = None if now.bottleneck is None else next(iter(now.bottleneck.parts), None)
+def _nothing_to_do(now: Situation) -> Advice:
+    if now.bottleneck is None or not now.bottleneck.decided:
+        return Advice(
+            rule=TOO_LITTLE,
+            severity="note",
+            claim="too little is known to say what limits this training",
+            cost="minutes of this machine",
+            command=now.command("workers") if now.run is None else None,
+            would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
+        )
     return Advice(
         rule=NOTHING,
         severity="note",
         claim="change nothing: of all that was looked at, nothing is worth a change",
-        evidence=() if first is None else (now.part_figure(first, f"largest part of the step: {first.cause}"),),
+        evidence=tuple(
+            now.part_figure(part, f"largest part of the step: {part.cause}") for part in now.bottleneck.parts[:1]
+        ),
         cost="none",
         command=None if now.profile is None else now.command("launch local"),
         would_change="another machine, model or dataset; or a figure that was not measured",
     )
 
 
-def safe_changes(advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
-    """What may be written without a second thought; of two wishes for one setting the first counts."""
-    found: dict[str, SettingChange] = {}
-    for one in advice:
-        if one.safe:
-            for change in one.changes:
-                found.setdefault(change.key, change)
-    return tuple(found.values())
-
-
-def changes_of(train: TrainConfig, changes: Iterable[SettingChange]) -> tuple[SettingChange, ...]:
-    """The changes as they are of these settings: from what these say, without those that change nothing."""
-    tables = train.model_dump(mode="json")
-    found = []
-    for change in changes:
-        old = tables
-        for name in change.key.split("."):
-            old = old[name]
-        if old != change.new:
-            found.append(replace(change, old=old))
-    return tuple(found)
+def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
+    """Return what may be written without a second thought, from these settings; of two wishes the first counts."""
+    settings = dotted(train.model_dump(mode="json"))
+    wishes = [change for one in advice if one.safe for change in one.changes]
+    found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
+    return tuple(change for change in reversed(found.values()) if change.old != change.new)
 
 
 def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from autotune.core.dataset import LengthDistribution
-from autotune.core.outcome import outcome_to_json
 from autotune.decide.cost import cost_rows, pay_back, ranks_of
 from autotune.decide.rates import Rate, run_rate, tuned_rate
 from autotune.show.answers import plain
@@ -72,7 +72,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
                 "job": done.trial.job,
                 "seconds": done.seconds,
                 "ranks": ranks_of(done.trial.measured),
-                "outcome": outcome_to_json(done.outcome),
+                "outcome": asdict(done.outcome),
             }
             for done in one.trials
         ],

@@ -9,9 +9,8 @@ from typing import Literal
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
-from autotune.core.review import Standing
 from autotune.core.trial import FinishedTrial
-from autotune.core.verification import LedgerCheck
+from autotune.core.verification import LedgerCheck, Standing
 from autotune.decide.probe_command import probe_command
 from autotune.decide.rates import fill_share
 from autotune.show.document import Block, Section

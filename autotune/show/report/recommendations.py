@@ -1,7 +1,7 @@
 """Recommendations with their evidence, and changes of the recipe."""
 
 from autotune.core.advice import Advice, EvidenceFigure, SettingChange
-from autotune.decide.advice import rank
+from autotune.decide.advice.table import rank
 from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.document import (
     LONG_TABLE_ROWS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_bytes, format_seconds, format_share
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.drift import Drift, drifts
+from autotune.decide.rates import Drift, drifts
 from autotune.show.document import LONG_TABLE_ROWS, Block, Chart, Missing, Paragraph, Section, Table
 from autotune.show.drawing import Axis, Line, Lines, Point
 from autotune.show.intervals import bounds, confidence_words, count, nats

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.core.profile import Profile, profile_to_toml
-from autotune.decide.advice import RULES
+from autotune.decide.advice.table import RULES
 from autotune.search.profiles import read_profile
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings
 from trainer.record import RUN_FILE, STEPS_FILE, Run

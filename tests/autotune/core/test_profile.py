@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import profile_from_tables, profile_to_toml
+from autotune.core.profile import present_sha256, profile_from_tables, profile_to_toml
+from autotune.core.verification import Review, standing_of
 from autotune.errors import BadInput
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
+from trainer.config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"
 
@@ -20,17 +22,6 @@ def test_a_hand_edit_is_noticed_and_not_refused():
     profile, intact = profile_from_tables(tomllib.loads(text), where="p")
     assert profile.train.micro_batch_rows == 1
     assert not intact
-
-
-def test_a_comment_is_no_edit():
-    text = "# seen by me\n" + profile_to_toml(example_profile())
-    assert profile_from_tables(tomllib.loads(text), where="p")[1]
-
-
-def test_the_train_table_is_short_and_holds_what_was_decided():
-    train = tomllib.loads(profile_to_toml(example_profile()))["train"]
-    assert {"micro_batch_rows", "global_batch_rows", "precision", "device"} <= set(train)
-    assert "weight_decay" not in train
 
 
 @pytest.mark.parametrize(
@@ -49,11 +40,12 @@ def test_a_misspelt_key_anywhere_is_refused_with_the_nearest(old, new, suggestio
     assert suggestion in caught.value.next_step
 
 
-def test_a_decision_is_written_even_where_it_is_the_default():
-    profile = example_profile()
-    none = profile.train.data.model_copy(update={"loader_workers": 0})
-    profile = profile.model_copy(update={"train": profile.train.model_copy(update={"data": none})})
-    assert tomllib.loads(profile_to_toml(profile))["train"]["data"]["loader_workers"] == 0
+def test_the_train_table_is_short_and_holds_what_was_decided_even_where_it_is_the_default():
+    profile = but(example_profile(), train={"data": DataSettings(loader_workers=0)})
+    train = tomllib.loads(profile_to_toml(profile))["train"]
+    assert {"micro_batch_rows", "global_batch_rows", "precision", "device"} <= set(train)
+    assert train["data"]["loader_workers"] == 0
+    assert "weight_decay" not in train
 
 
 @pytest.mark.parametrize("line", ["torch =", "allotted_cpus =", "dataset_hash =", "ledger_sha256 ="])
@@ -70,3 +62,32 @@ def test_shipped_profiles_read_as_they_were_written(name):
     profile, intact = profile_from_tables(tables, where=name)
     assert intact
     assert tomllib.loads(profile_to_toml(profile)) == tables
+
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [
+        (None, "not reviewed"),
+        ((A, "approved"), "approved"),
+        ((A, "rejected"), "rejected"),
+        ((B, "approved"), "voided"),
+        ((B, "rejected"), "not reviewed"),
+    ],
+)
+def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
+    review = given and Review(profile_sha256=given[0], verdict=given[1], by="reviewer", time_utc="2026-01-01T00:00:00Z")
+    assert standing_of(review, A).state == state
+
+
+def test_the_recorded_hash_is_no_part_of_what_is_hashed():
+    assert present_sha256({"a": 1, "content_sha256": "x"}, where="p") == present_sha256({"a": 1}, where="p")
+    assert present_sha256({"a": 2}, where="p") != present_sha256({"a": 1}, where="p")
+
+
+@pytest.mark.parametrize("value", [float("nan"), object()])
+def test_a_value_without_a_canonical_form_is_bad_input(value):
+    with pytest.raises(BadInput, match=r"p\.toml holds a value"):
+        present_sha256({"a": value}, where="p.toml")

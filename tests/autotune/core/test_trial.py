@@ -1,45 +1,56 @@
-from autotune.core.outcome import Measured
-from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
+from dataclasses import asdict
 
-OLD = {
-    "optimizer_steps": 2, "step_s": [0.5], "slot_tokens_per_step": 64, "peak_bytes": 10,
-    "outside_allocator_bytes": None, "loss": 1.0,
-}  # fmt: skip
+import pytest
+
+from autotune.core.outcome import (
+    Contaminated,
+    Crashed,
+    HostOutOfMemory,
+    Measured,
+    OutOfMemory,
+    TimedOut,
+    describe,
+    outcome_from_json,
+)
+from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
+from tests.autotune.trials import FEED, STEP, record
 
 
 def test_figures_from_before_ranks_were_told_apart_are_those_of_one():
-    figures = StepFigures.of(Measured(figures=OLD))
-    assert (figures.local_ranks, figures.peak_bytes_by_rank) == (1, ())
-
-
-def test_figures_of_several_ranks_are_read_back():
-    figures = StepFigures.of(Measured(figures=OLD | {"local_ranks": 2, "peak_bytes_by_rank": [9, 10]}))
-    assert (figures.local_ranks, figures.peak_bytes_by_rank) == (2, (9, 10))
-
-
-FEED = {
-    "optimizer_steps": 9, "discarded_batches": 2, "micro_batches_per_step": 1,
-    "steps": 7, "real_tokens_per_s": 5.0, "slot_tokens_per_s": 8.0,
-    "data_wait_share": 0.5, "window_start_s": 1.0, "window_end_s": 2.0, "local_ranks": 1, "memory_bytes": None,
-    "worker_bytes": None, "storage_bytes_per_s": None,
-}  # fmt: skip
+    assert StepFigures.of(Measured(figures=STEP)).local_ranks == 1
+    assert StepFigures.of(Measured(figures=STEP | {"local_ranks": 2})).local_ranks == 2
 
 
 def test_what_gpus_did_is_read_without_their_series():
     gpus = [{"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}]
     figures = FeedFigures.of(Measured(figures=FEED | {"gpus": gpus}))
     assert [(one.samples, one.utilisation_share, one.power_w) for one in figures.gpus] == [(3, 0.5, None)]
-
-
-def test_without_a_gpu_there_is_nothing_to_read_of_one():
     assert FeedFigures.of(Measured(figures=FEED)).gpus == ()
 
 
 def test_a_feed_window_of_another_version_is_no_record():
-    record = {
-        "time_utc": "2026-01-01T00:00:00Z", "site": "here", "key": "k", "job": "feed", "measured": {}, "label": "x",
-        "outcome": {"kind": "measured", "figures": FEED}, "seconds": 1.0,
-    }  # fmt: skip
-    assert TrialRecord.of(record) is not None
+    said = record("feed").model_dump(mode="json")
+    assert TrialRecord.of(said) is not None
     old = {name: figure for name, figure in FEED.items() if name != "steps"} | {"step_s": [0.1]}
-    assert TrialRecord.of(record | {"outcome": {"kind": "measured", "figures": old}}) is None
+    assert TrialRecord.of(said | {"outcome": {"kind": "measured", "figures": old}}) is None
+
+
+ALL = [
+    Measured(figures={"a": 1}),
+    *(kind(detail="d") for kind in (OutOfMemory, HostOutOfMemory, TimedOut, Crashed, Contaminated)),
+]
+
+
+@pytest.mark.parametrize("outcome", ALL, ids=lambda outcome: outcome.kind)
+def test_every_outcome_survives_the_ledger(outcome):
+    assert outcome_from_json(asdict(outcome)) == outcome
+
+
+def test_outcomes_read_apart():
+    assert len({describe(outcome) for outcome in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("value", [{}, {"kind": "great"}, {"kind": "measured"}, {"kind": "crashed", "detail": 3}])
+def test_what_is_no_outcome_is_refused(value):
+    with pytest.raises(ValueError, match="not an outcome"):
+        outcome_from_json(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.core.evidence import Evidence
+from tests.autotune.profiles import but
 from tests.autotune.show.report.example import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
@@ -51,5 +52,4 @@ def that_trained_at(windows):
         row.model_copy(update={"real_tokens_per_s": list(windows)}) if row.name == "tuned" else row
         for row in baseline.rows
     ]
-    evidence = profile.evidence.model_copy(update={"baseline": baseline.model_copy(update={"rows": rows})})
-    return profile.model_copy(update={"evidence": evidence})
+    return but(profile, evidence={"baseline": baseline.model_copy(update={"rows": rows})})

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.bottleneck import Bottleneck
+from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.profile import Profile
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
-from autotune.decide.counters import Counters, counters_of_profile
+from autotune.decide.counters import Counters, counters_of_profile, data_share, with_counters
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
 from trainer.record import StepRow
@@ -73,14 +73,9 @@ class TestRun:
         slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
         found = found_in(replace(run, steps=(slow, *run.steps[1:])))
         assert found.limit == "computation"
-
-    def test_nothing_is_said_before_the_second_step(self):
-        run = run_of(GPU, settings(GPU))
         assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
-
-    def test_few_steps_show_no_spread(self):
-        found = found_in(run_of(GPU, settings(GPU), steps=4))
-        assert all(part.low is None for part in found.parts)
+        few = found_in(replace(run, steps=run.steps[:4]))
+        assert all(part.low is None for part in few.parts)  # of few steps no spread is known
 
     def test_a_slow_rank_is_no_slow_network(self):
         world = World(nodes=1, ranks_per_node=4, slow_rank=1.5)
@@ -143,10 +138,7 @@ class TestRun:
 
 class TestProfile:
     def test_a_profile_without_a_sweep_says_nothing(self):
-        profile = example_profile()
-        assert bottleneck_of_profile(
-            profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": None})})
-        ) is None  # fmt: skip
+        assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
 
     def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has(self):
         world = World(load_s_per_row=2e-3)
@@ -162,13 +154,8 @@ class TestProfile:
         flops = [0.38 * 835e12, 0.42 * 835e12]
         rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
         workers = profile.evidence.workers.model_copy(update={"rows": rows})
-        evidence = profile.evidence.model_copy(update={"workers": workers})
-        found = found_in(profile.model_copy(update={"evidence": evidence}))
+        found = found_in(but(profile, evidence={"workers": workers}))
         assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
-
-    def test_counters_are_those_of_the_chosen_count(self):
-        counters = counters_of_profile(profile_of(GPU, settings(GPU)))
-        assert counters.busy_share == 1
 
 
 TWO = World(ranks_per_node=2, slow_rank=1.5)
@@ -183,20 +170,17 @@ def share(of: list[StepRow], cause: str) -> float:
 
 
 class TestRowsOfAllRanks:
-    """What rows tell of all ranks: late, and not in every row."""
-
-    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self):
-        told = rows()
-        late = [row.model_copy(update={"slowest_rank": None, "slowest_rank_ratio": None}) for row in told[:6]] + told[
-            6:
-        ]
-        assert share(late, "straggler") == pytest.approx(share(told, "straggler"), rel=0.05)
-
-    def test_waits_of_another_rank_are_taken_for_like_those_that_are_told(self):
-        wait_s = 0.2 * rows()[0].step_s
-        told = rows(longest_data_wait_s=wait_s)
-        late = [row.model_copy(update={"longest_data_wait_s": None}) for row in told[:6]] + told[6:]
-        assert share(late, "input") == pytest.approx(share(told, "input"), rel=0.05)
+    @pytest.mark.parametrize(
+        ("changes", "untold", "cause"),
+        [
+            ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
+            ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "input"),
+        ],
+    )
+    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self, changes, untold, cause):
+        told = rows(**changes)
+        late = [row.model_copy(update=dict.fromkeys(untold)) for row in told[:6]] + told[6:]
+        assert share(late, cause) == pytest.approx(share(told, cause), rel=0.05)
 
     def test_one_slow_rank_is_not_uneven(self):
         assert uneven_share(rows()) == 0
@@ -206,3 +190,63 @@ class TestRowsOfAllRanks:
         assert uneven_share(turns) > 0.1
         widths = [row.model_copy(update={"slot_tokens": 1000 + number}) for number, row in enumerate(turns)]
         assert uneven_share(widths) == 0
+
+
+shares = st.floats(0, 0.3)
+
+
+def parts(**known: float) -> list[StepPart]:
+    return [StepPart(cause=cause, share=share) for cause, share in known.items()]  # type: ignore[arg-type]
+
+
+def window(**changes: object):
+    world = World()
+    evidence = profile_of(world, settings(world)).evidence.workers
+    assert evidence is not None
+    return evidence.rows[0].model_copy(update=changes)
+
+
+def told(known: list[StepPart], counters: Counters, uneven: float = 0.0) -> dict[str, float]:
+    return {one.cause: one.share for one in with_counters(known, counters, uneven)[0]}
+
+
+class TestDataShare:
+    def test_waits_of_ranks_that_wait_at_once_count_once(self):
+        assert data_share(window(data_wait_share=0.8, ratio_to_ceiling=0.9)) == pytest.approx(0.1)
+
+    def test_a_window_that_is_slower_without_waits_is_slower_by_chance(self):
+        assert data_share(window(data_wait_share=0.001, ratio_to_ceiling=0.97)) == 0.001
+
+
+class TestWithCounters:
+    def test_devices_that_wait_for_other_ranks_do_not_wait_for_launches(self):
+        counters = Counters(busy_share=0.54, tensor_share=0.4, memory_share=0.2, source="x")
+        assert told(parts(straggler=0.4), counters)["host"] == pytest.approx(0, abs=1e-9)
+        assert told(parts(straggler=0.0), counters)["host"] == pytest.approx(0.4)
+
+    def test_ranks_that_wait_for_another_one_every_time_wait_for_programs(self):
+        counters = Counters(busy_share=0.6, source="x")
+        found = told(parts(straggler=0.3, network=0.1), counters, 0.3)
+        assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
+        assert found["host"] >= 0.3
+
+    def test_an_update_is_no_traffic_of_kernels_that_compute(self):
+        counters = Counters(busy_share=0.95, tensor_share=0.35, memory_share=0.52, source="x")
+        assert told(parts(update=0.5), counters)["memory"] < 0.05
+        assert told(parts(update=0.0), counters)["memory"] > 0.4
+
+    @given(shares, shares, shares, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+    def test_parts_are_never_more_than_the_step(self, waits, updates, padding, busy, tensor, memory):
+        known = parts(network=waits, update=updates, padding=padding * (1 - waits - updates))
+        found = told(known, Counters(busy_share=busy, tensor_share=tensor, memory_share=memory, source="x"))
+        assert all(share >= 0 for share in found.values())
+        assert sum(found.values()) <= 1 + 1e-9
+
+    @given(st.floats(0, 1), st.floats(0, 1))
+    def test_more_traffic_is_never_less_waiting_for_memory(self, one, other):
+        less, more = sorted((one, other))
+        found = [
+            told([], Counters(busy_share=0.9, tensor_share=0.4, memory_share=memory, source="x"))["memory"]
+            for memory in (less, more)
+        ]
+        assert found[0] <= found[1]

@@ -65,12 +65,9 @@ def test_no_split_is_predicted_to_be_two_per_cent_faster_than_the_chosen_one(spe
 
 
 @given(st.integers(1, 5000), st.floats(0, 0.9))
-def test_headroom_never_asks_for_more_than_fits_nor_for_nothing(feasible_max, headroom):
-    assert 1 <= rows_with_headroom(feasible_max, headroom) <= feasible_max
-
-
-@given(st.integers(1, 5000))
-def test_the_curve_ascends_to_its_limit(limit):
+def test_headroom_never_asks_for_more_than_fits_nor_for_nothing_and_the_curve_ascends_to_it(feasible_max, headroom):
+    limit = rows_with_headroom(feasible_max, headroom)
+    assert 1 <= limit <= feasible_max
     rows = curve_rows(limit)
     assert rows == sorted(set(rows))
     assert rows[-1] == limit
@@ -103,13 +100,9 @@ def test_no_row_of_a_global_batch_is_lost_or_repeated_and_none_exceeds_the_micro
 
 
 def _noisy(speeds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
-    return [
-        CurvePoint(
-            rows=rows, slot_tokens_per_s=(low * high) ** 0.5, step_s=1.0, timed_steps=4,
-            slot_tokens_per_s_low=low, slot_tokens_per_s_high=high,
-        )
-        for rows, (low, high) in speeds.items()
-    ]  # fmt: skip
+    curve = _curve({rows: (low * high) ** 0.5 for rows, (low, high) in speeds.items()})
+    bounds = [{"slot_tokens_per_s_low": low, "slot_tokens_per_s_high": high} for low, high in speeds.values()]
+    return [point.model_copy(update=ends) for point, ends in zip(curve, bounds, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,6 @@ from autotune.decide.comparison import (
     Side,
     changes,
     compare,
-    flat_settings,
     flat_table,
     gate,
 )
@@ -61,8 +62,7 @@ def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, why
 
 
 def test_a_circumstance_that_one_side_does_not_know_is_no_difference():
-    b = _side()
-    b = Side(**{name: getattr(b, name) for name in Side.__slots__} | {"circumstances": {"model": "m"}})
+    b = replace(_side(), circumstances={"model": "m"})
     assert compare(_side(), b).headline.verdict == "the same within noise"
 
 
@@ -74,15 +74,10 @@ def test_another_layout_spoils_slots_and_not_real_tokens():
 
 
 def test_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
-    sides = [
-        _side(
-            [
-                Reading(metric=PEAK_MEMORY, of="run", estimate=of_one(peak)),
-                Reading(metric=MOST_ROWS, of="budget", estimate=of_one(rows), exact=True),
-            ]
-        )
-        for peak, rows in ((100, 8), (120, 9))
-    ]
+    sides = []
+    for peak, most in ((100, 8), (120, 9)):
+        memory = Reading(metric=PEAK_MEMORY, of="run", estimate=of_one(peak))
+        sides.append(_side([memory, Reading(metric=MOST_ROWS, of="budget", estimate=of_one(most), exact=True)]))
     memory, rows = compare(*sides).figures
     assert (memory.verdict, memory.why) == ("not judged", "one figure shows no spread")
     assert rows.verdict == "more"
@@ -91,21 +86,15 @@ def test_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
 
 def test_figures_of_one_side_are_named_and_settings_told():
     one = Reading(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))
-    b = _side(rates=[])
-    b = Side(**{name: getattr(b, name) for name in Side.__slots__} | {"settings": {"max_steps": 20}})
-    found = compare(_side([one]), b)
+    found = compare(_side([one]), replace(_side(rates=[]), settings={"max_steps": 20}))
     assert found.only_a == ("slot tokens/s, 2 rows",)
     assert found.headline is None
     assert [change.key for change in found.settings] == ["max_steps"]
 
 
 def test_losses_are_judged_where_the_work_is_the_same():
-    loss = (
-        Estimate(value=3.0, n=10),
-        Estimate(value=3.3, n=10),
-        Interval(value=1.1, low=1.05, high=1.15),
-        "steps 1 to 9",
-    )
+    change = Interval(value=1.1, low=1.05, high=1.15)
+    loss = (Estimate(value=3.0, n=10), Estimate(value=3.3, n=10), change, "steps 1 to 9")
     assert compare(_side(), _side(machine="other"), loss).figures[-1].verdict == "more"
     assert compare(_side(), _side(dataset="other"), loss).figures[-1].verdict == "not comparable"
     assert compare(_side(), _side(), loss).figures[-1].metric is LOSS
@@ -114,6 +103,7 @@ def test_losses_are_judged_where_the_work_is_the_same():
 @pytest.mark.parametrize(
     ("b", "state"),
     [
+        (_side(rates=_rates(0.96)), "undecided"),  # slower beyond noise, and perhaps too much so
         (_side(), "passes"),
         (_side(rates=_rates(1.2)), "passes"),
         (_side(rates=_rates(0.9)), "slower"),
@@ -129,18 +119,11 @@ def test_the_gate_fails_only_what_is_proven(b, state):
     assert gate(compare(_side(), b), 0.05).state == state
 
 
-def test_a_proven_small_loss_passes_a_wide_gate_only():
-    found = compare(_side(), _side(rates=_rates(0.96)))
-    assert found.headline.verdict == "slower"
-    assert gate(found, 0.1).state == "passes"
-    assert gate(found, 0.01).state == "slower"
-
-
 def test_settings_differ_by_their_dotted_keys_and_the_models_config_key_by_key():
     old = example_profile().train
     model = old.model.model_copy(update={"config": {"model_type": "bert", "hidden_size": 128, "new": 1}})
     new = old.model_copy(update={"model": model, "tf32": False})
-    assert changes(flat_settings(old), flat_settings(new)) == (
+    assert changes(*(flat_table(one.model_dump(mode="json")) for one in (old, new))) == (
         Change(key="model.config.hidden_size", old=64, new=128),
         Change(key="tf32", old=True, new=False),
         Change(key="model.config.new", old=None, new=1),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.hardware import GpuProcess, GpuSample, Unavailable
+from autotune.core.hardware import GpmWindow, GpuProcess, GpuSample, GpuSeries, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
@@ -13,8 +13,11 @@ from autotune.decide.contamination import (
     describe_growth,
     describe_other_users,
     describe_slowdown,
+    gpu_use,
     is_above_baseline,
     judge,
+    mean_power_w,
+    with_gpus,
 )
 
 GIB = 2**30
@@ -27,19 +30,11 @@ SAMPLE = GpuSample(
 sizes = st.integers(0, 200 * GIB)
 
 
-@given(baseline=sizes, used=sizes, more=sizes)
-def test_more_memory_is_never_closer_to_the_baseline(baseline, used, more):
-    assert is_above_baseline(baseline, used) <= is_above_baseline(baseline, used + more)
-
-
 @given(baseline=sizes, difference=st.integers(-(2**30), 2**30))
 def test_only_what_exceeds_the_tolerance_is_above_the_baseline(baseline, difference):
     assert is_above_baseline(baseline, baseline + difference) == (difference > MEMORY_TOLERANCE_BYTES)
-
-
-@pytest.mark.parametrize(("baseline", "used"), [(UNKNOWN, 80 * GIB), (0, UNKNOWN), (UNKNOWN, UNKNOWN)])
-def test_missing_readings_are_not_above_the_baseline(baseline, used):
-    assert not is_above_baseline(baseline, used)
+    assert not is_above_baseline(UNKNOWN, baseline)
+    assert not is_above_baseline(baseline, UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +51,6 @@ def test_growth_is_told_with_gpu_bytes_and_holders(processes, words):
     assert describe_growth(use, GIB // 2, 30.0) == expected
 
 
-@pytest.mark.parametrize("fault", ["hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"])
-def test_heat_and_hardware_slowdown_are_faults(fault):
-    hot = replace(SAMPLE, throttle_reasons=("sw_power_cap", fault), temperature_c=91)
-    found = describe_slowdown("GPU 3", [hot, SAMPLE, hot])
-    assert found == f"GPU 3 was slowed down: {fault} in 2 of 3 samples, at up to 91 °C"
-
-
 @pytest.mark.parametrize(
     ("slowed", "samples", "is_void"), [(1, 20, False), (2, 20, False), (3, 20, True), (1, 2, False), (2, 3, True)]
 )
@@ -73,81 +61,163 @@ def test_a_moment_of_heat_is_tolerated_and_more_than_a_tenth_of_the_samples_is_n
     assert (found is not None) == is_void
 
 
-def test_every_fault_is_counted_by_itself():
-    samples = [replace(SAMPLE, throttle_reasons=("hw_slowdown", "hw_thermal"), temperature_c=None)] * 2
-    samples += [replace(SAMPLE, throttle_reasons=("hw_thermal",), temperature_c=None)]
-    expected = "GPU 3 was slowed down: hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"
-    assert describe_slowdown("GPU 3", samples) == expected
-
-
-@pytest.mark.parametrize("reasons", [("sw_power_cap",), ("gpu_idle", "applications_clocks"), ("unknown_0x800",), ()])
-def test_power_cap_and_idling_are_operating_states(reasons):
-    assert describe_slowdown("GPU 3", [replace(SAMPLE, throttle_reasons=reasons)]) is None
-
-
-def test_samples_without_throttle_reasons_tell_nothing_and_are_not_counted():
-    unread = replace(SAMPLE, throttle_reasons=None)
-    assert describe_slowdown("GPU 3", []) is None
-    assert describe_slowdown("GPU 3", [unread]) is None
-    hot = replace(SAMPLE, throttle_reasons=("hw_thermal",))
-    assert "in 2 of 2 samples" in describe_slowdown("GPU 3", [hot, unread, hot])
-
-
-def test_second_process_is_company_and_the_trials_own_is_not():
-    alone, together = replace(SAMPLE, process_count=1), replace(SAMPLE, process_count=3)
-    assert describe_company("GPU 3", [alone, together, alone]) == (
-        "another process computed on GPU 3: 3 were on it in 1 of 3 samples"
-    )
-    assert describe_company("GPU 3", [alone, replace(SAMPLE, process_count=0)]) is None
-
-
-def test_samples_without_a_process_count_tell_nothing_and_are_not_counted():
-    assert describe_company("GPU 3", []) is None
-    assert describe_company("GPU 3", [SAMPLE]) is None
-    assert "in 1 of 1 samples" in describe_company("GPU 3", [SAMPLE, replace(SAMPLE, process_count=2)])
-
-
-@pytest.mark.parametrize("outcome", [Measured(figures={"loss": 1.0}), OutOfMemory(detail="refused")])
-def test_figures_and_refusals_are_void_for_any_reason(outcome):
-    assert judge(outcome, []) is outcome
-    assert judge(outcome, ["one", "two"]) == Contaminated(detail="one; two")
-
-
-@pytest.mark.parametrize("kind", [HostOutOfMemory, TimedOut, Crashed, Contaminated])
-def test_other_failures_stay_what_they_are(kind):
-    assert judge(kind(detail="d"), ["a reason"]) == kind(detail="d")
-
-
-@pytest.mark.parametrize(
-    ("use", "words"),
-    [
-        (
-            replace(FREE, used_bytes=3 * GIB),
-            "GPU 3 is in use already: 3 GiB are taken (no process on it can be seen from here)",
-        ),
-        (
-            replace(FREE, processes=(GpuProcess(pid=42, used_bytes=GIB // 4),)),
-            "GPU 3 is in use already: 512 MiB are taken (pid 42: 256 MiB)",
-        ),
-        (
-            replace(FREE, used_bytes=UNKNOWN, processes=(GpuProcess(pid=42, used_bytes=None),)),
-            "GPU 3 is in use already: n/a are taken (pid 42: n/a)",
-        ),
-        (
-            replace(FREE, used_bytes=3 * GIB, processes=UNKNOWN),
-            "GPU 3 is in use already: 3 GiB are taken (by whom cannot",
-        ),
-    ],
-)
-def test_users_of_a_gpu_are_named(use, words):
-    assert describe_other_users(use).startswith(words)
-
-
-@pytest.mark.parametrize("use", [FREE, replace(FREE, used_bytes=UNKNOWN), replace(FREE, processes=UNKNOWN)])
-def test_gpu_without_known_users_is_free(use):
-    assert describe_other_users(use) is None
-
-
 def test_limit_is_what_may_be_taken():
     assert describe_other_users(FREE, GIB // 2) is None
     assert describe_other_users(FREE, GIB // 2 - 1) is not None
+
+
+def sampled(*reasons):
+    return [replace(SAMPLE, throttle_reasons=one, temperature_c=91) for one in reasons]
+
+
+FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        *(
+            (
+                sampled(("sw_power_cap", fault), (), ("sw_power_cap", fault)),
+                f"{fault} in 2 of 3 samples, at up to 91 °C",
+            )
+            for fault in FAULTS
+        ),
+        (
+            sampled(("hw_slowdown", "hw_thermal"), ("hw_slowdown", "hw_thermal"), ("hw_thermal",)),
+            "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples, at up to 91 °C",
+        ),
+        (sampled(("hw_thermal",), None, ("hw_thermal",)), "hw_thermal in 2 of 2 samples, at up to 91 °C"),
+        (
+            [replace(SAMPLE, throttle_reasons=("hw_thermal",), temperature_c=None)] * 2,
+            "hw_thermal in 2 of 2 samples",
+        ),
+        *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), (), None)),
+        ([], None),
+    ],
+)
+def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samples, words):
+    assert describe_slowdown("GPU 3", samples) == (words and f"GPU 3 was slowed down: {words}")
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((1, 3, 1), "another process computed on GPU 3: 3 were on it in 1 of 3 samples"),
+        ((None, 2), "another process computed on GPU 3: 2 were on it in 1 of 1 samples"),
+        ((1, 0), None),
+        ((None,), None),
+        ((), None),
+    ],
+)
+def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
+    assert describe_company("GPU 3", [replace(SAMPLE, process_count=count) for count in counts]) == words
+
+
+@pytest.mark.parametrize("kind", [OutOfMemory, HostOutOfMemory, TimedOut, Crashed, Contaminated])
+def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(kind):
+    for outcome in (kind(detail="d"), Measured(figures={"loss": 1.0})):
+        is_void = isinstance(outcome, OutOfMemory | Measured)
+        assert judge(outcome, ["one", "two"]) == (Contaminated(detail="one; two") if is_void else outcome)
+        assert judge(outcome, []) is outcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"used_bytes": 3 * GIB}, "3 GiB are taken (no process on it can be seen from here)"),
+        ({"processes": (GpuProcess(pid=42, used_bytes=GIB // 4),)}, "512 MiB are taken (pid 42: 256 MiB)"),
+        (
+            {"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)},
+            "n/a are taken (pid 42: n/a)",
+        ),
+        (
+            {"used_bytes": 3 * GIB, "processes": UNKNOWN},
+            "3 GiB are taken (by whom cannot be read: NVML: Insufficient Permissions)",
+        ),
+        ({}, None),
+        ({"used_bytes": UNKNOWN}, None),
+        ({"processes": UNKNOWN}, None),
+    ],
+)
+def test_users_of_a_gpu_are_named(changes, words):
+    assert describe_other_users(replace(FREE, **changes)) == (words and f"GPU 3 is in use already: {words}")
+
+
+WINDOWED = GpuSample(
+    time_s=10.0, utilisation=0.5, used_bytes=100, power_w=300.0, sm_clock_mhz=1500, throttle_reasons=(),
+    temperature_c=50, process_count=1,
+)  # fmt: skip
+GPM = GpmWindow(
+    start_s=10.0, end_s=10.5, sm_utilisation=0.6, sm_occupancy=0.2, tensor_active=0.4, dram_active=None,
+    pcie_rx_bytes_per_s=1e6,
+)  # fmt: skip
+
+
+def test_each_figure_is_combined_as_it_means():
+    hot = replace(
+        WINDOWED, utilisation=1.0, used_bytes=300, power_w=500.0, sm_clock_mhz=1700, temperature_c=70,
+        throttle_reasons=("sw_power_cap",),
+    )  # fmt: skip
+    found = gpu_use(GpuSeries(samples=(WINDOWED, hot, WINDOWED), gpm=(GPM, replace(GPM, sm_utilisation=0.8))))
+    assert found.utilisation_share == pytest.approx(2 / 3)
+    assert (found.used_bytes, found.sm_clock_mhz, found.temperature_c) == (300, 1500, 70)
+    assert (found.power_w, found.power_capped_share) == pytest.approx((1100 / 3, 1 / 3))
+    assert (found.gpm_sm_share, found.gpm_pcie_rx_bytes_per_s) == pytest.approx((0.7, 1e6))
+    assert (found.samples, found.gpm_windows, found.lacking, found.gpm_lacking) == (3, 2, None, None)
+
+
+def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_not_zero():
+    blind = replace(WINDOWED, utilisation=None, power_w=None, throttle_reasons=None)
+    some = gpu_use(GpuSeries(samples=(blind, WINDOWED)))
+    assert (some.utilisation_share, some.power_w, some.power_capped_share) == (0.5, 300.0, 0.0)
+    none = gpu_use(GpuSeries(samples=(blind,), gpm=(GPM,)))
+    missing = (none.utilisation_share, none.power_w, none.power_capped_share, none.gpm_dram_share)
+    assert missing == (None,) * 4
+    assert none.used_bytes == 100
+
+
+def test_power_is_what_the_energy_between_first_and_last_sample_makes():
+    lagging = [replace(WINDOWED, time_s=10.0 + second, energy_j=1e6 + 600.0 * second) for second in range(3)]
+    assert mean_power_w(lagging) == pytest.approx(600.0)  # NVML's own is still that of before
+    assert mean_power_w([WINDOWED, *lagging, WINDOWED]) == pytest.approx(600.0)
+    assert gpu_use(GpuSeries(samples=tuple(lagging))).power_w == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("energies_j", [(None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0)])
+def test_power_without_a_count_of_energy_that_grows_is_the_mean_of_the_readings(energies_j):
+    samples = [
+        replace(WINDOWED, time_s=10.0 + second, power_w=300.0 + 100 * second, energy_j=energy_j)
+        for second, energy_j in enumerate(energies_j)
+    ]
+    assert mean_power_w(samples) == 350.0
+    assert mean_power_w([]) is None
+
+
+def test_without_samples_the_drivers_reason_is_told_or_that_none_fell_into_the_window():
+    found = gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
+    assert (found.samples, found.lacking, found.gpm_lacking) == (0, "no permission", "no Hopper")
+    assert gpu_use(GpuSeries()).lacking == "no sample fell into the window"
+    assert gpu_use(GpuSeries()).gpm_lacking == "no window of counters lay in it"
+    assert gpu_use(GpuSeries(samples=(WINDOWED,), lacking="once it was refused")).lacking is None
+
+
+def test_only_what_lies_in_the_window_counts_for_each_gpu():
+    outcome = Measured(figures={"window_start_s": 10.0, "window_end_s": 11.0, "steps": 3})
+    one = GpuSeries(
+        samples=(replace(WINDOWED, time_s=9.9, utilisation=1.0), WINDOWED, replace(WINDOWED, time_s=11.1)),
+        gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)),
+    )
+    found = with_gpus(outcome, [one, GpuSeries(lacking="lost")]).figures
+    assert found["steps"] == 3
+    assert [gpu["samples"] for gpu in found["gpus"]] == [1, 0]
+    assert [gpu["gpm_windows"] for gpu in found["gpus"]] == [1, 0]
+    assert found["gpus"][0]["utilisation_share"] == 0.5
+    assert found["gpus"][0]["series"]["time_s"] == [10.0]
+    assert found["gpus"][1]["lacking"] == "lost"
+    assert found["gpus"][1]["series"] == {}
+
+
+@pytest.mark.parametrize("outcome", [Crashed(detail="boom"), Measured(figures={"loss": 1.0})])
+def test_what_is_no_window_stays_as_it_is(outcome):
+    assert with_gpus(outcome, [GpuSeries(samples=(WINDOWED,))]) is outcome

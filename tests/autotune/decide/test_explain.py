@@ -1,10 +1,11 @@
 import pytest
 
-from autotune.core.evidence import ExchangeRow, NetworkEvidence
+from autotune.core.evidence import Evidence, ExchangeRow, JointChoice, NetworkEvidence
 from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
-from tests.autotune.profiles import example_profile
-from trainer.config import TrainConfig
+from tests.autotune.profiles import but, example_profile
+from tests.autotune.show.report.example import example_profile as tuned_profile
+from trainer.config import DataSettings, ParallelSettings, TrainConfig
 
 
 def _of(profile, key):
@@ -12,19 +13,13 @@ def _of(profile, key):
     return found
 
 
-def _with(profile, **train):
-    return profile.model_copy(update={"train": profile.train.model_copy(update=train)})
-
-
-def _loader(profile, workers):
-    return _with(profile, data=profile.train.data.model_copy(update={"loader_workers": workers}))
-
-
 def test_every_setting_is_explained_once_and_the_models_config_is_one():
     keys = [one.key for one in explanations(example_profile())]
     assert len(keys) == len(set(keys))
     assert "model.config" in keys
     assert set(TrainConfig.model_fields) == {key.partition(".")[0] for key in keys}
+    bare = example_profile().model_copy(update={"evidence": Evidence()})
+    assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
 def test_the_micro_batch_was_measured_and_others_rejected():
@@ -42,36 +37,40 @@ def test_the_loader_workers_were_measured_with_an_interval():
     assert found.rejected == ("0 workers: 50.0% of the ceiling, too few", "0 is slow")
 
 
+def test_what_a_joint_search_found_has_its_proof():
+    joint = JointChoice(
+        trials=5, loader_workers=1, prefetch_batches=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
+        ratio_high=1.3, adopted=True,
+    )  # fmt: skip
+    workers = example_profile().evidence.workers.model_copy(update={"joint": joint})
+    profile = but(example_profile(), evidence={"workers": workers})
+    found = _of(profile, "data.prefetch_batches")
+    assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
+    assert found.because.startswith("a search over workers, prefetching and pinning together")
+    assert _of(profile, "data.pin_memory").origin == "changed"
+
+
 @pytest.mark.parametrize(
-    ("profile", "key", "words"),
+    ("train", "key", "words"),
     [
-        (_with(example_profile(), micro_batch_rows=1), "micro_batch_rows", "2 rows were measured"),
-        (_loader(example_profile(), 0), "data.loader_workers", "1 was measured"),
-        (_with(example_profile(), global_batch_rows=99), "global_batch_rows", "122 rows would hold"),
-        (_with(example_profile(), max_steps=7), "max_steps", "the default is 1000"),
+        ({"micro_batch_rows": 1}, "micro_batch_rows", "2 rows were measured"),
+        ({"data": DataSettings(loader_workers=0)}, "data.loader_workers", "1 was measured"),
+        ({"global_batch_rows": 99}, "global_batch_rows", "122 rows would hold"),
+        ({"max_steps": 7}, "max_steps", "the default is 1000"),
     ],
 )
-def test_what_no_figure_supports_was_changed(profile, key, words):
-    found = _of(profile, key)
+def test_what_no_figure_supports_was_changed(train, key, words):
+    found = _of(but(example_profile(), train=train), key)
     assert found.origin == "changed"
     assert words in found.because
 
 
-def test_the_global_batch_follows_from_the_constraint():
-    assert _of(_with(example_profile(), global_batch_rows=122), "global_batch_rows").origin == "constraint"
-
-
 def test_defaults_and_what_the_probe_was_asked_for_are_told_apart():
-    profile = _with(example_profile(), attention_dropout=0.0)
+    profile = but(example_profile(), train={"attention_dropout": 0.0})
+    assert _of(but(profile, train={"global_batch_rows": 122}), "global_batch_rows").origin == "constraint"
     assert _of(profile, "attention_dropout").origin == "asked for"
     assert _of(profile, "max_steps").origin == "default"
     assert "all figures were measured with it" in _of(profile, "precision").because
-
-
-def test_without_evidence_nothing_was_measured():
-    profile = example_profile()
-    bare = profile.model_copy(update={"evidence": type(profile.evidence)()})
-    assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
@@ -84,13 +83,12 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
         nodes=2, ranks_per_node=1, backend="gloo", transport="tcp", links=[], products_flops_per_s=[1.0],
         exchanges=rows, choice="the default: nothing is proven to be faster", windows=3, seconds=9.0,
     )  # fmt: skip
-    profile = example_profile()
-    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"network": network})})
+    profile = but(example_profile(), evidence={"network": network})
     found = _of(profile, "parallel.strategy")
     assert (found.origin, found.because) == ("measured", network.choice)
     assert found.rejected == ("zero1, fp32, 25 MiB, 2 micro-batches: 90 real tokens/s, ran",)
-    parallel = profile.train.parallel.model_copy(update={"bucket_cap_mib": 7})
-    assert _of(_with(profile, parallel=parallel), "parallel.bucket_cap_mib").origin == "changed"
+    profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
+    assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too():
@@ -114,3 +112,75 @@ def test_an_unknown_key_suggests_the_nearest(key, nearest):
     with pytest.raises(BadInput) as refused:
         of_key(explanations(example_profile()), key)
     assert nearest in refused.value.next_step
+
+
+def explored(*, adopted=False, **train):
+    """The example, in which compiled layers were tried, and taken where that is said."""
+    profile = tuned_profile("d")
+    found = profile.evidence.explore
+    if adopted:
+        chosen = found.candidate.model_copy(update={"micro_batch_rows": 32})
+        rows = [row for row in found.rows if row.settings != found.candidate]
+        rows.append(rows[0].model_copy(update={"settings": chosen, "ratio_to_unexplored": 1.3}))
+        found = found.model_copy(
+            update={
+                "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_unexplored": 1.3, "ratio_low": 1.2,
+                "ratio_high": 1.4, "choice": "proven to be faster", "rows": rows,
+            }
+        )  # fmt: skip
+        train = {"compile_layers": True, "micro_batch_rows": 32} | train
+    return but(profile, train=train, evidence={"explore": found, "network": None})
+
+
+def test_what_was_taken_has_its_proof():
+    found = _of(explored(adopted=True), "compile_layers")
+    assert (found.value, found.origin) == (True, "measured")
+    assert found.because == "explored together with other settings of the step: proven to be faster"
+    (proof,) = found.evidence
+    assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
+    assert proof.known == "measured"
+    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_rows").evidence]
+    assert "largest that fits" in names
+    assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
+
+
+def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default():
+    found = _of(explored(), "checkpointing")
+    assert (found.value, found.origin) == ("none", "measured")
+    assert "is not proven to be faster" in found.because
+    assert found.rejected == ("full: at best 0.720 times the unexplored settings, with 64 packed rows, bf16, full "
+                              "checkpointing",)  # fmt: skip
+
+
+def test_values_that_did_not_run_say_what_became_of_them():
+    found = _of(explored(), "layout")
+    assert (found.value, found.origin) == ("packed", "measured")
+    assert found.rejected == ("bucketed: at best 0.910 times the unexplored settings, with 64 bucketed rows, bf16",)
+    assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
+
+
+@pytest.mark.parametrize(("key", "value"), [("micro_batch_rows", "64"), ("compile_layers", "false")])
+def test_the_value_that_was_left_is_named_as_the_unexplored_one(key, value):
+    found = _of(explored(adopted=True), key)
+    assert found.origin == "measured"
+    words = "nothing with it was faster than the unexplored settings, which have it"
+    assert found.rejected[0] == f"{value}: {words}"
+
+
+@pytest.mark.parametrize(("key", "value"), [("compile_layers", False), ("micro_batch_rows", 8)])
+def test_what_somebody_changed_afterwards_is_said_to_be(key, value):
+    found = _of(explored(adopted=True, **{key: value}), key)
+    assert found.origin == "changed"
+    assert "was chosen; explored together" in found.because
+
+
+def test_what_was_not_explored_or_not_taken_is_explained_as_without_a_search():
+    assert _of(explored(), "precision").origin == "asked for"
+    assert _of(explored(), "micro_batch_rows").because.endswith(explored().evidence.probe.choice)
+
+
+def test_an_exchange_that_dealt_the_global_batch_anew_says_so():
+    profile, network = explored(adopted=True, micro_batch_rows=16), tuned_profile("d").evidence.network
+    network = network.model_copy(update={"exchanges": [network.exchanges[0].model_copy(update={"rows": 16})]})
+    profile = but(profile, evidence={"network": network})
+    assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_rows").because

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.decide.export import RowsHold, export_profile, exported_batch
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
 
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
@@ -26,9 +26,7 @@ KNOWN = _hold(500.0, 2.0)
 
 
 def _profile(evidence=None, **changes):
-    profile = example_profile()
-    kept = profile.evidence.model_copy(update=evidence or {})
-    return profile.model_copy(update={"train": profile.train.model_copy(update=changes), "evidence": kept})
+    return but(example_profile(), train=changes, evidence=evidence or {})
 
 
 def _export(hold=KNOWN, ranks=1, **changes):
@@ -68,9 +66,6 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
 )
 def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
     assert _told(_export(**changes), setting).equivalence == equivalence
-
-
-def test_modernbert_has_a_masked_head_of_its_own():
     assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
     assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
 

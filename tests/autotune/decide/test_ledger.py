@@ -3,22 +3,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.trial import TrialRecord
-from autotune.decide.ledger import check_ledger, ledger_sha256, own_records
-from tests.autotune.profiles import FINGERPRINT, example_profile
+from autotune.decide.ledger import check_ledger, compare, ledger_sha256, own_records
+from tests.autotune.profiles import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record, records_of_example
 
 EXAMPLE = records_of_example()
 
 
 def _resting_on(records, **changes):
-    profile = example_profile()
     said = {"ledger_sha256": ledger_sha256(records), "ledger_until_utc": max(one.time_utc for one in records)}
-    return profile.model_copy(update={"provenance": profile.provenance.model_copy(update=said | changes)})
+    return but(example_profile(), provenance=said | changes)
 
 
 def _with_probe(profile, **figures):
-    probe = profile.evidence.probe.model_copy(update=figures)
-    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe})})
+    return but(profile, evidence={"probe": profile.evidence.probe.model_copy(update=figures)})
 
 
 @pytest.mark.parametrize(
@@ -76,17 +74,14 @@ def test_trials_of_later_and_of_others_change_nothing():
     found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE, other, later))
     assert (found.found, found.trials, found.added, found.others) == ("same", len(EXAMPLE), 1, 1)
     assert found.unfounded == ()
+    unknown = check_ledger(_resting_on(EXAMPLE, ledger_until_utc=None), EXAMPLE)
+    assert (unknown.found, unknown.unfounded) == ("not recomputable", ())
 
 
-def test_what_cannot_be_recomputed_is_not_called_different():
-    found = check_ledger(_resting_on(EXAMPLE, ledger_until_utc=None), EXAMPLE)
-    assert (found.found, found.unfounded) == ("not recomputable", ())
-
-
-@pytest.mark.parametrize("records", [(), (record(site="there", dataset_hash="e"),)])
-def test_without_trials_of_its_own_nothing_is_said_of_a_profile(records):
-    found = check_ledger(_resting_on(EXAMPLE), records)
-    assert (found.found, found.trials, found.others, found.unfounded) == ("no trials", 0, len(records), ())
+def test_without_trials_of_its_own_nothing_is_said_of_a_profile():
+    for records in ((), (record(site="there", dataset_hash="e"),)):
+        found = check_ledger(_resting_on(EXAMPLE), records)
+        assert (found.found, found.trials, found.others, found.unfounded) == ("no trials", 0, len(records), ())
 
 
 @pytest.mark.parametrize(
@@ -108,8 +103,7 @@ def test_a_speed_that_no_trial_had_is_named():
     workers = profile.evidence.workers
     rows = [row.model_copy(update={"slot_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
     workers = workers.model_copy(update={"rows": rows, "ceiling_slot_tokens_per_s": [103.0]})
-    edited = _with_probe(profile, curve=curve)
-    edited = edited.model_copy(update={"evidence": edited.evidence.model_copy(update={"workers": workers})})
+    edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
     assert check_ledger(edited, EXAMPLE).unfounded == (
         "evidence.probe.curve at 2 rows",
         "evidence.workers.ceiling_slot_tokens_per_s",
@@ -135,3 +129,54 @@ def _with_figures(index, figures):
     outcome = {"kind": "measured", "figures": EXAMPLE[index].outcome["figures"] | figures}
     odd = EXAMPLE[index].model_copy(update={"outcome": outcome})
     return (*EXAMPLE[:index], odd, *EXAMPLE[index + 1 :])
+
+
+def test_the_same_machine_has_no_mismatch():
+    assert compare(FINGERPRINT, FINGERPRINT) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [
+        ({"dataset_hash": "other"}, "refuse"),
+        ({"model_sha256": "other"}, "refuse"),
+        ({"device": "cuda"}, "refuse"),
+        ({"torch": "2.14.0"}, "warn"),
+        ({"python": "3.12.0"}, "inform"),
+    ],
+)
+def test_a_difference_weighs_what_it_does_to_the_figures(change, severity):
+    found = compare(FINGERPRINT, FINGERPRINT.model_copy(update=change))
+    assert [check.found for check in found] == [severity]
+
+
+def test_less_gpu_memory_is_refused_and_more_is_not():
+    card = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
+    assert compare(card, card.model_copy(update={"gpu_total_bytes": 99}))[0].found == "refuse"
+    assert compare(card, card.model_copy(update={"gpu_total_bytes": 101}))[0].found == "inform"
+
+
+@pytest.mark.parametrize(("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")])
+def test_the_worst_comes_first(replayed, worst):
+    other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
+    found = compare(FINGERPRINT, other, replayed=replayed)
+    assert [check.field for check in found] == [worst, "torch", "python"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "cuda"},
+        {"gpu_name": "NVIDIA H200", "gpu_count": 8, "gpu_total_bytes": 2**37, "gpu_mig": False},
+        {"gpu_power_cap_w": 700.0, "driver": "580.1", "cuda": "13.0"},
+    ],
+)
+def test_where_a_step_is_replayed_the_gpu_does_not_matter(change):
+    assert compare(FINGERPRINT.model_copy(update=change), FINGERPRINT, replayed=True) == ()
+
+
+@pytest.mark.parametrize("change", [{"cpu_model": "Another CPU"}, {"data_filesystem": "lustre"}])
+def test_where_a_step_is_replayed_cpu_and_disk_must_be_the_same(change):
+    other = FINGERPRINT.model_copy(update=change)
+    assert [check.found for check in compare(FINGERPRINT, other)] == ["warn"]
+    assert [check.found for check in compare(FINGERPRINT, other, replayed=True)] == ["refuse"]

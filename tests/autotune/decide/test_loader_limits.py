@@ -38,40 +38,28 @@ def ram_for(workers: float) -> int:
     return round(workers * (WORKER_BYTES + 2 * MIB) / USABLE_SHARE)
 
 
-def test_memory_that_is_short_allows_fewer_and_says_so():
-    most, because = with_host(ram_available_bytes=ram_for(3.5)).most()
-    assert most == 3
-    assert because.startswith("8 loader workers on each of 1 local ranks need about ")
-    assert "(assumed) of the " in because
-
-
-def test_workers_of_all_ranks_take_memory():
-    one, four = with_host(ram_available_bytes=2**30), with_host(replace(LIMITS, local_ranks=4))
-    assert four.ram_bytes(2) == 4 * one.ram_bytes(2)
-    assert four.shm_bytes(2) == 4 * one.shm_bytes(2)
-
-
-def test_shared_memory_that_is_short_allows_fewer_and_says_so():
-    most, because = with_host(shm_free_bytes=16 * MIB).most()
-    assert most == 4
-    assert "of /dev/shm, which has 16 MiB free" in because
-
-
-def test_shared_memory_that_cannot_be_read_limits_nothing():
-    assert with_host(shm_free_bytes=None).most()[0] == 8
+@pytest.mark.parametrize(
+    ("facts", "most", "words"),
+    [
+        ({"ram_available_bytes": ram_for(3.5)}, 3, "8 loader workers on each of 1 local ranks need about "),
+        ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed) of the "),
+        ({"ram_available_bytes": MIB}, 0, "8 loader workers"),
+        ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, which has 16 MiB free"),
+        ({"shm_free_bytes": None}, 8, "8 allotted CPUs"),
+    ],
+)
+def test_memory_that_is_short_allows_fewer_and_says_so(facts, most, words):
+    found, because = with_host(**facts).most()
+    assert found == most
+    assert words in because
 
 
 def test_a_measured_worker_takes_the_place_of_the_assumed_one():
     limits = with_host(ram_available_bytes=4 * 2**30)
     assert limits.most()[0] == 8
-    most, because = limits.most(worker_bytes=2**30)
-    assert most == 3
-    assert "(measured)" in because
+    assert limits.fitting(8, worker_bytes=2**30) == 3
+    assert "(measured)" in limits.refusal(8, worker_bytes=2**30)
     assert WORKER_BYTES < 2**30
-
-
-def test_memory_for_none_is_still_enough_for_a_loader_without_workers():
-    assert with_host(ram_available_bytes=MIB).most()[0] == 0
 
 
 def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning():
@@ -80,11 +68,7 @@ def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning():
     assert asked.warning() == (
         "--max-workers 12 is more than the 4 CPUs that each of 2 ranks has: workers will take turns"
     )
-
-
-@pytest.mark.parametrize("asked", [None, 0, 3, 8])
-def test_without_too_many_there_is_no_warning(asked):
-    assert replace(LIMITS, asked=asked).warning() is None
+    assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [None] * 4
 
 
 @pytest.mark.parametrize("short", [{"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}])

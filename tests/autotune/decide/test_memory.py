@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -6,9 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.allocations import Allocation, Term, Trace
-from autotune.decide import memory
-from autotune.decide.allocator import MIB
-from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, ledger, peak_bytes
+from autotune.decide.memory import (
+    LARGE_PAGE_BYTES,
+    MIB,
+    SMALL_PAGE_BYTES,
+    Law,
+    Segment,
+    Surroundings,
+    largest_rows,
+    law_of,
+    ledger,
+    peak_bytes,
+    reserve,
+    rounded_bytes,
+)
 
 MAX_ROWS = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)
@@ -104,6 +116,7 @@ def test_the_peak_on_a_cpu_is_the_most_in_use_at_once():
     law = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
     assert peak_bytes(law, 5, Surroundings(kind="cpu")) == 1050
     assert peak_bytes(law, 5, Surroundings(kind="cpu", outside_bytes=9)) == 1059
+    assert law.largest_parameter_bytes == 1000
 
 
 def test_the_peak_on_a_gpu_is_what_its_allocator_reserves():
@@ -111,11 +124,6 @@ def test_the_peak_on_a_gpu_is_what_its_allocator_reserves():
     surroundings = Surroundings(kind="cuda", workspaces_bytes=(32 * MIB,), outside_bytes=5)
     assert peak_bytes(law, 1, surroundings) == 60 * MIB + 5  # 32 + 3 + 17 MiB in pages of 20 MiB
     assert peak_bytes(law, 2, surroundings) == 80 * MIB + 5
-
-
-def test_the_largest_weight_is_the_largest_block_of_the_model_itself():
-    law = simple_law((10, 0, Term.PARAMETERS), (70, 0, Term.PARAMETERS), (900, 5, "activations"))
-    assert law.largest_parameter_bytes == 70
 
 
 @settings(deadline=None)
@@ -144,26 +152,104 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surrounding
         assert found == max(fitting, default=0)
 
 
-def test_the_largest_micro_batch_is_found_in_few_looks_even_where_the_law_has_a_bend(monkeypatch):
-    # The optimizer's peak hides the rows up to a point, and allocator steps hide them everywhere.
-    law = simple_law(
-        (10**8, 0, Term.PARAMETERS),
-        (4 * 10**9, 0, "optimizer"),
-        (0, 480_000, "activations"),
-        (0, 90_000, "activations"),
-        events=[0, 1, -2, 2, 3],
-    )
-    looks = []
-    real = memory.peak_bytes
+SIZES = st.one_of(st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)).map(rounded_bytes)
+SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60)
+"""Sizes; whether a block is released before; which."""
 
-    def looked(law: Law, rows: int, surroundings: Surroundings) -> int:
-        looks.append(rows)
-        return real(law, rows, surroundings)
 
-    monkeypatch.setattr(memory, "peak_bytes", looked)
-    for budget in range(4_200_000_000, 9_000_000_000, 97_000_000):
-        looks.clear()
-        found = largest_rows(law, budget, Surroundings(kind="cuda"), max_rows=16_384)
-        assert real(law, found, Surroundings(kind="cuda")) <= budget
-        assert real(law, found + 1, Surroundings(kind="cuda")) > budget
-        assert len(looks) <= 4 * 14  # four times what halving takes
+@pytest.mark.parametrize(
+    ("sizes", "events", "reserved"),
+    [
+        ([0], [0], 0),
+        ([512], [0], SMALL_PAGE_BYTES),
+        ([MIB], [0], SMALL_PAGE_BYTES),
+        ([MIB + 1], [0], LARGE_PAGE_BYTES),
+        ([20 * MIB], [0], LARGE_PAGE_BYTES),
+        ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
+        ([2 * MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),  # segments of their own
+        ([MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
+        ([2 * MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
+        ([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2], 80 * MIB),  # its largest moment, and keeps it
+        ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB),
+        ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
+        ([0, 20 * MIB], [0, 1, -1, -2], 20 * MIB),
+        ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),  # it grows by what its last free block lacks
+    ],
+)
+def test_a_sequence_reserves_pages_of_2_mib_for_small_requests_and_of_20_for_others(sizes, events, reserved):
+    assert reserve(sizes, events) == reserved
+
+
+def test_the_smallest_free_block_that_is_large_enough_is_taken():
+    segment = Segment(MIB)
+    blocks = [segment.allocate(size * MIB) for size in (4, 1, 3, 1)]
+    segment.release(blocks[0], 4 * MIB)
+    segment.release(blocks[2], 3 * MIB)
+    assert segment.allocate(3 * MIB) == blocks[2]
+    assert segment.allocate(3 * MIB) == blocks[0]
+
+
+def test_the_last_block_is_taken_only_if_no_other_one_will_do():
+    segment = Segment(8 * MIB)
+    large, _ = segment.allocate(5 * MIB), segment.allocate(MIB)  # 2 MiB are left at the end
+    segment.release(large, 5 * MIB)
+    assert segment.allocate(2 * MIB) == large
+    assert segment.allocate(2 * MIB) == large + 2 * MIB
+    assert segment.allocate(2 * MIB) == large + 6 * MIB
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)])
+def test_neighbours_that_are_free_become_one(order):
+    segment = Segment(18 * MIB)
+    blocks = [segment.allocate(6 * MIB) for _ in range(3)]
+    for number in order:
+        segment.release(blocks[number], 6 * MIB)
+    assert segment.allocate(18 * MIB) == 0
+    assert segment.reserved_bytes == 18 * MIB
+
+
+def test_free_blocks_between_blocks_in_use_cannot_be_joined():
+    segment = Segment(20 * MIB)
+    blocks = [segment.allocate(5 * MIB) for _ in range(4)]
+    segment.release(blocks[0], 5 * MIB)
+    segment.release(blocks[2], 5 * MIB)
+    segment.allocate(9 * MIB)
+    assert segment.reserved_bytes == 40 * MIB
+
+
+@settings(deadline=None)
+@given(sequence=SEQUENCES, page=st.sampled_from([2 * MIB, 20 * MIB]))
+def test_blocks_never_overlap_and_lie_within_what_is_reserved(sequence, page):
+    segment = Segment(page)
+    live: list[tuple[int, int]] = []
+    reserved = 0
+    for size, releases, which in sequence:
+        if releases and live:
+            segment.release(*live.pop(which % len(live)))
+        live.append((segment.allocate(size), size))
+        assert all(before[0] + before[1] <= after[0] for before, after in pairwise(sorted(live)))
+        assert max(address + held for address, held in live) <= segment.reserved_bytes
+        assert segment.reserved_bytes >= reserved
+        assert segment.reserved_bytes % page == 0
+        reserved = segment.reserved_bytes
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=30), seed=st.integers(0, 2**16))
+def test_the_order_of_releases_does_not_matter_once_everything_is_released(sizes, seed):
+    segment = Segment(2 * MIB)
+    blocks = [(segment.allocate(size), size) for size in sizes]
+    random.Random(seed).shuffle(blocks)
+    for block in blocks:
+        segment.release(*block)
+    reserved = segment.reserved_bytes
+    assert segment.allocate(reserved) == 0
+    assert segment.reserved_bytes == reserved
+
+
+@pytest.mark.parametrize(("address_bytes", "taken"), [(100 * MIB, 0), (60 * MIB, 45 * MIB)])
+def test_the_last_block_counts_as_what_it_could_grow_to(address_bytes, taken):
+    segment = Segment(10 * MIB, address_bytes)
+    large, _ = segment.allocate(40 * MIB), segment.allocate(5 * MIB)  # 5 MiB are left at the end
+    segment.release(large, 40 * MIB)
+    assert segment.allocate(MIB) == taken

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from autotune.core.evidence import Evidence
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
 from autotune.decide.physical import (
@@ -12,7 +11,6 @@ from autotune.decide.physical import (
     GpuRate,
     check_profile,
     check_rates,
-    check_real,
     check_run,
     has_rate,
     least_flops_per_token,
@@ -20,7 +18,7 @@ from autotune.decide.physical import (
 )
 from autotune.errors import MachineLacks, Undecided
 from tests.autotune.decide.runs import run_of
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
 from trainer.presets import model_settings
@@ -75,18 +73,14 @@ def test_tokens_are_checked_without_a_count_of_flops(job, figures):
         check_rates(NVL, [rate])
 
 
-def test_a_replayed_step_says_nothing_of_the_gpu():
-    trial = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
-    assert list(rates_of_trial(trial, Measured(figures={"real_tokens_per_s": 4e9}))) == []
-
-
-def test_a_trial_that_was_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+def test_a_trial_that_was_replayed_or_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+    replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
+    assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
     figures = Measured(figures={"step_s": [0.5, 0.5, 0.5], "slot_tokens_per_step": 2000})
-    timed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 3}, timeout_s=1.0)
-    untimed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 1}, timeout_s=1.0)
-    assert has_rate(timed, figures, gpu_name=NVL, driver="580.1")
-    assert not has_rate(timed, figures, gpu_name=NVL, driver=NULL)
-    assert not has_rate(untimed, figures, gpu_name=NVL, driver="580.1")
+    for timed_steps, driver in ((3, "580.1"), (3, NULL), (1, "580.1")):
+        trial = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": timed_steps}, timeout_s=1.0)
+        is_timed = timed_steps == 3 and driver != NULL
+        assert has_rate(trial, figures, gpu_name=NVL, driver=driver) == is_timed
 
 
 @pytest.mark.parametrize(
@@ -115,17 +109,15 @@ def test_every_job_that_measures_a_rate_is_checked_per_gpu(job, measured, figure
     check_rates("NVIDIA B200", rates)
 
 
-def gpu_profile(rate, driver="580.1"):
-    profile = example_profile()
-    train = profile.train.model_copy(
-        update={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"}
-    )
-    here = profile.fingerprint.model_copy(update={"device": "cuda", "gpu_name": NVL, "driver": driver})
-    probe = profile.evidence.probe
+def gpu_profile(rate, driver="580.1", **evidence):
+    probe = example_profile().evidence.probe
     curve = [point.model_copy(update={"slot_tokens_per_s": rate}) for point in probe.curve]
-    probe = probe.model_copy(update={"curve": curve, "parameters": 110_000_000})
-    evidence = profile.evidence.model_copy(update={"probe": probe})
-    return profile.model_copy(update={"train": train, "fingerprint": here, "evidence": evidence})
+    return but(
+        example_profile(),
+        train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
+        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": driver},
+        evidence={"probe": probe.model_copy(update={"curve": curve, "parameters": 110_000_000})} | evidence,
+    )
 
 
 def test_a_profile_whose_tokens_per_second_ask_for_more_than_the_gpu_has_is_rejected():
@@ -137,30 +129,21 @@ def test_a_profile_whose_tokens_per_second_ask_for_more_than_the_gpu_has_is_reje
 def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     with pytest.raises(MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"):
         check_profile(gpu_profile(600_000.0, NULL))
-    profile = gpu_profile(600_000.0, NULL)
-    probe = profile.evidence.probe.model_copy(update={"curve": []})
-    check_profile(
-        profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe, "workers": None})})
-    )
-    sustained = probe.model_copy(update={"sustained": gpu_profile(600_000.0).evidence.probe.curve[0]})
+    probe = example_profile().evidence.probe.model_copy(update={"curve": []})
+    check_profile(gpu_profile(600_000.0, NULL, probe=probe, workers=None))
+    sustained = probe.model_copy(update={"sustained": example_profile().evidence.probe.curve[0]})
     with pytest.raises(MachineLacks):
-        check_profile(profile.model_copy(update={"evidence": Evidence(probe=sustained)}))
-    assert profile.fingerprint.bytes_known == "allocator"
+        check_profile(gpu_profile(600_000.0, NULL, probe=sustained, workers=None))
+    assert gpu_profile(600_000.0, NULL).fingerprint.bytes_known == "allocator"
     assert gpu_profile(600_000.0).fingerprint.bytes_known == "measured"
-
-
-def test_a_real_driver_and_none_are_real():
-    check_real(NVL, "580.95.05", "tokens/s")
-    check_real(None, None, "tokens/s")
 
 
 def with_rows(part, rows, **changes):
     """The tuned profile, with the first row of a part changed."""
-    evidence = tuned_profile("d").evidence
-    found = getattr(evidence, part)
+    found = getattr(tuned_profile("d").evidence, part)
     first, *others = getattr(found, rows)
     changed = found.model_copy(update={rows: [first.model_copy(update=changes), *others]})
-    return tuned_profile("d").model_copy(update={"evidence": evidence.model_copy(update={part: changed})})
+    return but(tuned_profile("d"), evidence={part: changed})
 
 
 @pytest.mark.parametrize(
@@ -186,18 +169,14 @@ def gpu_run(**changes):
     return run_of([400_000.0], **header | changes)
 
 
-def test_a_run_of_a_pretended_gpu_is_rejected():
-    check_run(gpu_run())
-    check_run(gpu_run(driver=None))
-    with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
-        check_run(gpu_run(driver=NULL))
-
-
 @pytest.mark.parametrize(
     "changes", [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"real_tokens_per_s": 8_000_000.0}]
 )
-def test_a_run_whose_rates_are_beyond_its_gpu_is_rejected(changes):
+def test_a_run_of_a_pretended_gpu_or_whose_rates_are_beyond_its_gpu_is_rejected(changes):
     run = gpu_run()
-    impossible = dataclasses.replace(run, steps=(run.steps[0].model_copy(update=changes),))
+    check_run(run)
+    check_run(gpu_run(driver=None))
+    with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
+        check_run(gpu_run(driver=NULL))
     with pytest.raises(Undecided, match=r"the run r: .* measured on NVIDIA H100 NVL"):
-        check_run(impossible)
+        check_run(dataclasses.replace(run, steps=(run.steps[0].model_copy(update=changes),)))

@@ -2,17 +2,12 @@ import shlex
 
 import pytest
 
-from autotune.core.defaults import HEADROOM_SHARE
 from autotune.decide.probe_command import command, probe_again, probe_command
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 
 
-def with_train(**train):
-    profile = example_profile()
-    return profile.model_copy(update={"train": profile.train.model_copy(update=train)})
-
-
-def again(profile, **others):
+def again(train=None, **others):
+    profile = but(example_profile(), train=train or {})
     return probe_again(profile.train, profile, **others)
 
 
@@ -32,9 +27,7 @@ def test_a_tuned_profile_is_probed_again_by_its_name_and_place():
 
 
 def test_the_same_probe_has_what_a_probe_would_not_take_by_itself():
-    profile = with_train(layout="packed")
-    assert profile.constraints.headroom_share == HEADROOM_SHARE
-    assert again(profile, model="tiny.json", out="p.toml") == (
+    assert again({"layout": "packed"}, model="tiny.json", out="p.toml") == (
         "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
         "--no-accumulate --ranks 1 --out p.toml"
     )
@@ -53,17 +46,17 @@ def test_the_same_probe_has_what_a_probe_would_not_take_by_itself():
     ],
 )
 def test_what_a_profile_has_otherwise_is_probed_so(train, option):
-    assert option in again(with_train(**train))
+    assert option in again(train)
 
 
 def test_a_change_replaces_the_setting_and_without_a_profile_its_budget_is_open():
-    train = example_profile().train
-    assert "--precision bf16" in again(example_profile(), precision="bf16")
-    assert "--memory" not in probe_again(train, None)
+    assert "--precision bf16" in again(precision="bf16")
+    assert "--memory" not in probe_again(example_profile().train, None)
 
 
-def test_places_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
-    hostile = with_train(model=example_profile().train.model.model_copy(update={"name": "x; reboot"}))
-    for said in (probe_command(hostile, "p; reboot.toml"), again(hostile, out="p; reboot.toml")):
-        assert "p; reboot.toml" in shlex.split(said)
+def test_paths_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
+    train = {"model": example_profile().train.model.model_copy(update={"name": "x; reboot"})}
+    hostile, path = but(example_profile(), train=train), "p; reboot.toml"
+    for said in (probe_command(hostile, path), again(train, out=path)):
+        assert path in shlex.split(said)
         assert "x; reboot" not in said

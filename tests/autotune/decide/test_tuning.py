@@ -6,16 +6,10 @@ from autotune.core.tuning import BUDGET_WEIGHTS, Stage
 from autotune.decide.tuning import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
+STATUSES = st.sampled_from(["waiting", "done", "skipped", "failed"])
+NAMED = st.sampled_from(NAMES)
 STAGES = st.lists(
-    st.builds(
-        Stage,
-        name=st.sampled_from(NAMES),
-        model=st.sampled_from(["a", "b"]),
-        status=st.sampled_from(["waiting", "done", "skipped", "failed"]),
-        seconds=st.floats(0, 100),
-    ),
-    min_size=1,
-    max_size=10,
+    st.builds(Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100)), min_size=1
 )
 LEFT = st.floats(-100, 3600)
 
@@ -24,7 +18,7 @@ def stages_of(*names, model="a", **values):
     return [Stage(name=name, model=model, **values) for name in names]
 
 
-@given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=10), st.floats(0, 7200))
+@given(st.lists(NAMED, min_size=1, max_size=10), st.floats(0, 7200))
 def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
     stages = stages_of(*names)
     left, taken = budget_s, 0.0
@@ -41,16 +35,10 @@ def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s
 
 @given(STAGES, LEFT, st.floats(0, 3600))
 def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(stages, left, more):
-    stage = stages[0]
-    stage.status = "waiting"
-    less, share = share_s(stages, stage, left), share_s(stages, stage, left + more)
-    if stage.name not in BUDGET_WEIGHTS:
-        assert less is None
-        assert share is None
-    else:
-        assert less is not None
-        assert share is not None
-        assert 0 <= less <= share
+    stages[0].status = "waiting"
+    less, share = (share_s(stages, stages[0], seconds) for seconds in (left, left + more))
+    assert (less is None) == (share is None) == (stages[0].name not in BUDGET_WEIGHTS)
+    assert less is None or 0 <= less <= share
 
 
 @given(STAGES, LEFT)
@@ -64,14 +52,11 @@ def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not
     assert after == pytest.approx(max(0.0, left))
 
 
-def test_shares_go_by_weight():
+def test_shares_go_by_weight_beside_what_others_usually_take():
     stages = stages_of("explore", "workers", "network", "baseline", "report")
     left = 110 + USUAL_S["report"]
-    assert share_s(stages, stages[0], left) == pytest.approx(40)
-    assert share_s(stages, stages[3], left) == pytest.approx(10)
-
-
-def test_what_a_stage_of_the_same_kind_took_is_what_the_next_is_expected_to_take():
+    assert [share_s(stages, stages[place], left) for place in (0, 3)] == pytest.approx([40, 10])
+    assert left_s(stages, left) == pytest.approx(left)
     stages = [*stages_of("probe", status="done", seconds=300.0), *stages_of("workers"), *stages_of("probe", model="b")]
     assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
 
@@ -82,11 +67,6 @@ def test_what_is_left_is_never_less_than_nothing_and_nothing_once_all_is_over(st
     for one in stages:
         one.status = "done"
     assert left_s(stages, budget) == 0
-
-
-def test_what_is_left_is_the_shares_and_what_others_usually_take():
-    stages = stages_of("probe", "workers", "baseline", "report")
-    assert left_s(stages, 600.0) == pytest.approx(600.0)
 
 
 def test_a_stage_that_knows_its_trials_tells_by_them_how_long_it_takes():

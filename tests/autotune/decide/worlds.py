@@ -10,8 +10,9 @@ import math
 import random
 from dataclasses import dataclass, field, fields, replace
 
-from autotune.core.evidence import CurvePoint, GpuUse, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Profile
+from autotune.core.trial import GpuUse
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.record import Run
@@ -66,22 +67,18 @@ class World:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
         return self.nodes * self.ranks_per_node
 
     @property
     def parameters(self) -> int:
-        """Of the model."""
         return self.layers * 12 * self.hidden**2 + self.hidden * (self.vocab_size + self.seq_length + self.hidden)
 
     @property
     def peak_flops_per_s(self) -> float | None:
-        """Of a GPU's bf16."""
         return self.peaks_flops_per_s["bf16"] if self.gpu_name else None
 
     @property
     def filesystem(self) -> str:
-        """Of the dataset."""
         return "ext4" if self.staged else "lustre"
 
 
@@ -101,8 +98,6 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Times):
-    """The truth of a step."""
-
     busy_share: float
     tensor_share: float
     memory_share: float
@@ -111,12 +106,10 @@ class Step(Times):
 
     @property
     def step_s(self) -> float:
-        """All of it."""
         return float(sum(getattr(self, one.name) for one in fields(Times)))
 
     @property
     def real_tokens_per_s(self) -> float:
-        """What is gained or lost."""
         return self.real_tokens / self.step_s
 
 
@@ -148,7 +141,6 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 
 def step(world: World, train: TrainConfig) -> Step:
-    """The truth of a step."""
     micro_batches, rows = split(world, train)
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
@@ -210,7 +202,6 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
 
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
-    """How long a micro-batch is waited for."""
     made_s = rows * fill(world, train) * world.load_s_per_row
     workers = train.data.loader_workers
     supply_s = made_s / max(1, workers)
@@ -229,7 +220,6 @@ def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
 
 
 def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
-    """Bytes of one rank with such a micro-batch, by what they hold."""
     share = world.ranks if train.parallel.strategy in ("zero1", "fsdp2") else 1
     whole = world.ranks if train.parallel.strategy == "fsdp2" else 1
     per_row = 34 * 2 * world.seq_length * world.hidden * world.layers / (1.0 if train.precision == "fp32" else 1.6)
@@ -244,12 +234,10 @@ def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
 
 
 def memory_bytes(world: World, train: TrainConfig, rows: int) -> float:
-    """All of it."""
     return float(sum(memory_terms(world, train, rows).values()))
 
 
 def most_rows(world: World, train: TrainConfig) -> int:
-    """The largest micro-batch that fits."""
     fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
     return max(1, int((world.memory_bytes - fixed) / (one - fixed)))
 
@@ -258,7 +246,6 @@ def run_of(
     world: World, train: TrainConfig, *, seed: int = 0, steps: int = 40, noise_scale: float | None = None,
     first_step: int = 1,
 ) -> Run:  # fmt: skip
-    """A run's record, as the trainer writes it."""
     draw, true = random.Random(seed), step(world, train)
     rows = []
     for number in range(first_step, first_step + steps):

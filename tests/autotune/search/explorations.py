@@ -9,7 +9,7 @@ from typing import get_args
 from autotune.core.exploration import KNOBS, Configuration
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
-from autotune.decide.knob_space import knob_space, useful_share
+from autotune.decide.exploration import knob_space, useful_share
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner

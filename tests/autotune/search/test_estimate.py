@@ -2,7 +2,7 @@ import pytest
 
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Crashed, Measured, TimedOut
-from autotune.decide.surroundings import expected_on_cpu
+from autotune.decide.memory import expected_on_cpu
 from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,

@@ -5,8 +5,8 @@ import pytest
 import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
+from autotune.decide.memory import expected_on_cpu
 from autotune.decide.sharding import Sharing
-from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.core.evidence import BaselineEvidence, GpuUse, JointChoice, RecipeRow, ScalingRow, SettingDifference
+from autotune.core.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.core.interval import NOT_ENOUGH
 from autotune.core.network import Link
-from autotune.core.review import Standing
+from autotune.core.trial import GpuUse
+from autotune.core.verification import Standing
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.search.scaling import evidence as network_evidence
 from autotune.show.baseline import baseline_section, baseline_text

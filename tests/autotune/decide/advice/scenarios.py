@@ -13,9 +13,9 @@ import numpy as np
 
 from autotune.core.advice import Advice
 from autotune.core.outcome import Contaminated, Measured, Outcome
-from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.decide.advice import NOTHING, TOO_LITTLE, DataFacts, Foreign, Situation, advise, with_changes
+from autotune.decide.advice.situation import DataFacts, Foreign, Situation
+from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from tests.autotune.decide.worlds import (
@@ -28,6 +28,7 @@ from tests.autotune.decide.worlds import (
     settings_with,
     step,
 )
+from tests.autotune.profiles import but
 from trainer.config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")
@@ -47,11 +48,9 @@ class Scenario:
     """The ratio of what the gain is of; None if the rule promises none."""
 
     def spoken(self) -> Advice | None:
-        """What the rule says where it should speak."""
         return next((one for one in advise(self.speaks()) if one.rule == self.rule), None)
 
     def is_silent(self) -> bool:
-        """Whether it says nothing where it should not."""
         return all(one.rule != self.rule for one in advise(self.silent()))
 
 
@@ -75,13 +74,11 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
 
 def tuned(world: World, train: TrainConfig, **changes: object) -> Situation:
     """After tuning with good settings; the profile then says something else."""
-    profile = profile_of(world, train)
-    profile = profile.model_copy(update={"train": settings_with(train, **changes)})
+    profile = profile_of(world, train).model_copy(update={"train": settings_with(train, **changes)})
     return Situation(train=profile.train, profile=profile, bottleneck=bottleneck_of_profile(profile), data=DATA)
 
 
 def ran(world: World, train: TrainConfig, *, with_profile: bool = False, noise_scale: float | None = None) -> Situation:
-    """After a run."""
     run = run_of(world, train, noise_scale=noise_scale, first_step=1 if noise_scale is None else 5000)
     profile = profile_of(world, train) if with_profile else None
     counters = None if profile is None else counters_of_profile(profile)
@@ -94,17 +91,10 @@ def rates(world: World, train: TrainConfig) -> Benefit:
 
 
 def speed(world: World, train: TrainConfig) -> float:
-    """True tokens/s."""
     return step(world, train).real_tokens_per_s
 
 
-def with_evidence(profile: Profile, **evidence: object) -> Profile:
-    """The profile with other evidence."""
-    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update=evidence)})
-
-
 def trial_of(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
-    """A trial that came to this."""
     trial = Trial(job=job, measured=measured, timeout_s=0.0)
     return FinishedTrial(trial=trial, outcome=outcome, seconds=10.0, label="", from_ledger=True)
 
@@ -119,7 +109,6 @@ def step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
 
 
 def of_loader(gpu: World, cluster: World) -> tuple[Scenario, ...]:
-    """Raw files, shared disks, and too few or too many workers."""
     slow = replace(gpu, load_s_per_row=2e-3)
     starved, many = settings(slow, data__loader_workers=1), settings(slow, data__loader_workers=8)
     shared = replace(gpu, staged=False, storage_rows_per_s=900.0)
@@ -135,7 +124,7 @@ def of_loader(gpu: World, cluster: World) -> tuple[Scenario, ...]:
         now = tuned(slow, starved)
         assert now.profile is not None and now.workers is not None
         workers = now.workers.model_copy(update={"undecided_between": [2, 4]})
-        return replace(now, profile=with_evidence(now.profile, workers=workers))
+        return replace(now, profile=but(now.profile, evidence={"workers": workers}))
 
     return (
         Scenario(
@@ -167,7 +156,6 @@ def of_loader(gpu: World, cluster: World) -> tuple[Scenario, ...]:
 
 
 def of_batch(gpu: World) -> tuple[Scenario, ...]:
-    """Too small, too large, and more than fits."""
     small = settings(gpu, micro_batch_rows=2, global_batch_rows=256)
     large = settings(gpu, global_batch_rows=4096)
     most = most_rows(gpu, large)
@@ -222,7 +210,6 @@ def _tokens_to_loss(gpu: World, train: TrainConfig, noise_scale: float) -> Benef
 
 
 def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
-    """Formats, layouts, heads, launches, memory, and nothing at all."""
     good, padded = settings(gpu), settings(gpu, layout="padded")
     dense, whole = settings(gpu, head="dense", last_layer="all"), settings(gpu, last_layer="all")
     exact, dropping = settings(gpu, precision="fp32"), settings(gpu, attention_dropout=0.1)
@@ -320,7 +307,6 @@ def _too_big() -> Scenario:
 
 
 def of_condition(gpu: World) -> tuple[Scenario, ...]:
-    """Heat, neighbours, edits, and what was left out."""
     good = settings(gpu)
     hot, shared = (
         trial_of("step", Contaminated(detail=detail))

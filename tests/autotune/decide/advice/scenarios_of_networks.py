@@ -7,17 +7,17 @@ from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
-from autotune.decide.advice import NodesMeant, Situation
+from autotune.decide.advice.situation import NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_run
-from tests.autotune.decide.advice.scenarios import Scenario, ran, rates, speed, trial_of, tuned, with_evidence
+from tests.autotune.decide.advice.scenarios import Scenario, ran, rates, speed, trial_of, tuned
 from tests.autotune.decide.worlds import World, settings, settings_with
+from tests.autotune.profiles import but
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 
 CAPS_MIB, DEFAULT_CAP_MIB = (25, 5, 100), 25
 
 
 def of_network(gpu: World, cluster: World) -> tuple[Scenario, ...]:
-    """Slow links, slow ranks, and too many nodes."""
     slow, limping = replace(cluster, node_bytes_per_s=5e9), replace(cluster, slow_rank=1.3)
     train = settings(slow, global_batch_rows=64 * 16)  # in all of these worlds
     halved = settings_with(train, parallel__gradient_dtype="bf16")
@@ -142,4 +142,4 @@ def _exchanges(gpu: World, cap_mib: int) -> Situation:
         nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], products_flops_per_s=[1.0, 1.0],
         exchanges=rows, choice="", windows=3, seconds=1.0,
     )  # fmt: skip
-    return replace(now, profile=with_evidence(now.profile, network=network))
+    return replace(now, profile=but(now.profile, evidence={"network": network}))

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.core.advice import SEVERITIES, Advice, Gain, SettingChange
 from autotune.core.bottleneck import StepPart
-from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise, safe_changes, with_changes
-from autotune.decide.advice.gains import times, without
+from autotune.decide.advice.situation import Situation, line, times, without
+from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
 from autotune.errors import BadInput
 from tests.autotune.decide.advice.scenarios import ran, scenarios, tuned
 from tests.autotune.decide.worlds import World, settings
@@ -26,11 +26,8 @@ PAPER = {"R1", "R2", "R3", "R4", "R5"}
 CAUSES = {"input", "padding", "network", "straggler", "host", "memory", "update", "computation"}
 
 
-def test_every_rule_has_a_scenario_and_no_scenario_is_of_no_rule():
+def test_every_rule_has_a_scenario_and_rules_cover_the_paper_and_every_bottleneck():
     assert {one.rule for one in EVERY} == {rule.name for rule in RULES} | {NOTHING, TOO_LITTLE}
-
-
-def test_rules_cover_the_paper_and_every_bottleneck():
     assert {covered for rule in RULES for covered in rule.covers} == PAPER | CAUSES
 
 
@@ -72,11 +69,9 @@ class TestOrder:
         assert found[0].severity == "must"
         speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
         assert speedups == sorted(speedups, reverse=True)
-
-    def test_money_is_no_time(self):
         hours = Gain(of="GPU-hours", ratio=0.4, known="predicted")
         tokens = Gain(of="tokens to the same loss", ratio=0.5, known="predicted")
-        assert (hours.speedup, tokens.speedup) == (1.0, 2.0)
+        assert (hours.speedup, tokens.speedup) == (1.0, 2.0)  # money is no time
 
 
 class TestNothing:
@@ -86,9 +81,9 @@ class TestNothing:
         assert all(one.severity == "note" for one in found)
 
     def test_it_is_not_said_beside_something_to_do(self):
-        assert NOTHING not in [one.rule for one in advise(ran(GPU, settings(GPU, layout="padded")))]
-
-    def test_an_empty_situation_has_nothing_to_do(self):
+        found = [one.rule for one in advise(replace(ran(GPU, settings(GPU, layout="padded")), data=None))]
+        assert NOTHING not in found
+        assert "padding" in found
         assert [one.rule for one in advise(Situation(train=None))] == [TOO_LITTLE]
 
 
@@ -115,9 +110,10 @@ def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(rule, driver, kn
     assert [one.known for one in found.evidence if "peak" in one.name] == [known]
 
 
-def test_a_run_without_a_profile_is_enough_for_advice():
-    now = replace(ran(GPU, settings(GPU, layout="padded")), data=None)
-    assert "padding" in [one.rule for one in advise(now)]
+def test_lines_neither_begin_below_nothing_nor_fall():
+    assert line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((1, 2))
+    assert line([1, 2], [1.0, 3.0]) == pytest.approx((0, 2))
+    assert line([1, 2], [2.0, 1.0]) == pytest.approx((1.2, 0))
 
 
 def test_bounds_of_measured_figures_name_their_confidence(every):
@@ -132,22 +128,13 @@ def test_gains_name_a_confidence_only_where_nothing_is_assumed(every):
     bounded = [advice.gain for advice in every if advice.gain is not None and advice.gain.low is not None]
     assert all(gain.confidence in CONFIDENCES for gain in bounded if gain.known == "measured")
     assert any(gain.confidence is None for gain in bounded)
-
-
-def test_without_bounds_there_is_no_confidence(every):
     figures = [figure for advice in every for figure in advice.evidence]
     gains = [advice.gain for advice in every if advice.gain is not None]
     assert all(one.confidence is None for one in [*figures, *gains] if one.low is None)
-
-
-def test_a_part_taken_away_is_as_certain_as_the_part():
     assert without(MEASURED).confidence == 0.95
-    assert without(StepPart(cause="input", share=0.2)).confidence is None
-
-
-def test_what_stays_at_best_and_at_worst_is_assumed():
-    assert without(MEASURED, (0.0, 0.5, 1.0)).confidence is None
-    assert times(without(MEASURED), (1.0, 1.1, 1.2)).confidence is None
+    assumed = without(MEASURED, (0.0, 0.5, 1.0))
+    others = (without(StepPart(cause="input", share=0.2)), assumed, times(without(MEASURED), (1.0, 1.1, 1.2)))
+    assert [one.confidence for one in others] == [None] * 3
 
 
 def advice(*changes: SettingChange, safe: bool = True) -> Advice:
@@ -159,23 +146,21 @@ def advice(*changes: SettingChange, safe: bool = True) -> Advice:
 
 def test_only_safe_changes_count_and_the_first_of_two_wishes():
     found = safe_changes(
+        example_profile().train,
         [
             advice(SettingChange(key="micro_batch_rows", old=2, new=4)),
             advice(
                 SettingChange(key="micro_batch_rows", old=2, new=8),
-                SettingChange(key="head", old="dense", new="masked"),
+                SettingChange(key="head", old="dense", new="masked"),  # which it is already
             ),
             advice(SettingChange(key="precision", old="fp32", new="bf16"), safe=False),
-        ]
+        ],
     )
-    assert [(change.key, change.new) for change in found] == [("micro_batch_rows", 4), ("head", "masked")]
+    assert [(change.key, change.old, change.new) for change in found] == [("micro_batch_rows", 2, 4)]
 
 
-def test_dotted_keys_reach_inner_tables():
-    train = with_changes(example_profile().train, [SettingChange(key="data.loader_workers", old=1, new=5)])
-    assert train.data.loader_workers == 5
-
-
-def test_settings_that_are_none_are_refused():
+def test_settings_are_changed_by_dotted_keys_and_what_are_none_are_refused():
+    train = example_profile().train
+    assert with_changes(train, [SettingChange(key="data.loader_workers", old=1, new=5)]).data.loader_workers == 5
     with pytest.raises(BadInput):
-        with_changes(example_profile().train, [SettingChange(key="micro_batch_rows", old=2, new=0)])
+        with_changes(train, [SettingChange(key="micro_batch_rows", old=2, new=0)])

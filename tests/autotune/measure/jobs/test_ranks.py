@@ -75,8 +75,8 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.optimizer_steps == 3
     assert len(figures.step_s) == 2
     assert figures.slot_tokens_per_step == 2 * 2 * 256
-    assert len(figures.peak_bytes_by_rank) == 2
-    assert figures.peak_bytes == max(figures.peak_bytes_by_rank) > 0
+    assert len(outcome.figures["peak_bytes_by_rank"]) == 2
+    assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
 
 def test_the_loss_is_that_of_all_ranks(run):

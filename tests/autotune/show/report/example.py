@@ -14,7 +14,6 @@ from autotune.core.evidence import (
     CurvePoint,
     Evidence,
     ExchangeRow,
-    GpuUse,
     LinkEvidence,
     NetworkEvidence,
     ProbeEvidence,
@@ -28,8 +27,8 @@ from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidenc
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from autotune.core.review import Review, Standing
-from autotune.core.trial import FinishedTrial, Trial
+from autotune.core.trial import FinishedTrial, GpuUse, Trial
+from autotune.core.verification import Review, Standing
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split

@@ -1,9 +1,9 @@
 """The made-up tuning of ``tests.autotune.show.report.example`` on disk, as commands leave a real one."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
-from autotune.core.outcome import outcome_to_json
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
 from tests.autotune.show.report.example import example_manifest, example_profile, example_run, example_trials
@@ -29,7 +29,7 @@ def _write_ledger(directory: Path, trials: int) -> None:
         ledger.append(
             {
                 "time_utc": f"2026-11-22T00:00:00.{number:06}Z", "site": "s", "key": done.trial.key, "job": "step",
-                "measured": done.trial.measured, "label": done.label, "outcome": outcome_to_json(done.outcome),
+                "measured": done.trial.measured, "label": done.label, "outcome": asdict(done.outcome),
                 "seconds": done.seconds,
             }
         )  # fmt: skip
