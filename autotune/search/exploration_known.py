@@ -1,26 +1,17 @@
-"""What an exploration asks of windows, what windows took, and what is known of each cell."""
+"""What an exploration asks, and what is known of each cell."""
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from autotune.core.exploration import Configuration
-from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
-from autotune.core.trial import FeedFigures, Trial
+from autotune.core.outcome import Contaminated, Outcome, OutOfMemory, describe
+from autotune.core.trial import FeedFigures
 from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior
 from autotune.decide.knob_space import useful_share
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.workers import Asked, TrainingWindows, feed_trial
+from autotune.search.workers import TrainingWindows
 from trainer.config import Layout, Precision, TrainConfig
 
-SHORT_PART = 0.25
-"""Of a window: what a first look takes."""
-COMPILING_S = 60.0
-"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
-LEAST_S = 0.001
-"""No window counts as less: ledgers keep no more digits."""
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""
 FINALISTS = 6
@@ -65,57 +56,6 @@ class ExploreRequest:
         share = self.real_shares[cell.layout]
         real = figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
         return real * useful_share(cell, self.global_rows, self.training.limits.local_ranks)
-
-
-@dataclass(slots=True, kw_only=True)
-class Windows:
-    """Reads windows, and knows what they took."""
-
-    request: ExploreRequest
-    reading: Rounds
-    rounds: int = 0
-    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
-    """Seconds of windows, start included, without and with compiled layers."""
-
-    def read(self, cells: Sequence[Configuration], *, short: bool) -> dict[Configuration, Outcome]:
-        """One window of each, one after the other, the unexplored settings among them.
-
-        Raises:
-            Undecided: If the unexplored settings did not run.
-        """
-        number, names = self.rounds, [cell.name for cell in cells]
-        self.rounds += 1
-        what = "a first look" if short else f"round {number + 1}"
-        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in cells}
-
-        def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
-            self.taken_s[cell.compile_layers].append(seconds)
-            if cell == self.request.unexplored and not isinstance(outcome, Measured):
-                raise unmeasured("the window of the unexplored settings", outcome, self.reading.runner)
-
-        return self.reading.read(number, trials, check)
-
-    def rates(self, outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, float]:
-        """Real tokens/s of each that ran."""
-        return {
-            cell: self.request.rate_of(cell, FeedFigures.of(outcome))
-            for cell, outcome in outcomes.items()
-            if isinstance(outcome, Measured)
-        }
-
-    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
-        """A window of a cell in a round, beside those of these names; changes are of what is measured."""
-        training = self.request.training
-        asked = Asked(name=cell.name, config=self.request.config_of(cell), cached=True)
-        trial = feed_trial(training, asked, number, names)
-        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
-        return replace(trial, measured=trial.measured | length | changes)
-
-    def takes_s(self, cell: Configuration) -> float:
-        """About so long, by those of its kind so far."""
-        plain = statistics.median(self.taken_s[False] or [1.0])
-        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
-        return max(LEAST_S, compiled if cell.compile_layers else plain)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,15 +4,15 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.defaults import TRIAL_TIMEOUT_S
-from autotune.core.evidence import NetworkEvidence, Scaling, ScalingRow
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.profiles import StoredProfile, report_directory, with_evidence, with_network
+from autotune.search.profiles import StoredProfile, probed_here, report_directory, with_evidence, with_network
 from autotune.search.scaling import (
     ScalingModel,
     evidence,
@@ -21,13 +21,13 @@ from autotune.search.scaling import (
     predict_scaling,
     with_measured,
 )
+from autotune.search.workers import SweepRequest
 from autotune.show.answers import plain
 from autotune.store import write_atomically
-from autotune.tuning.bench import check_belongs, trial_runner
-from autotune.tuning.display import PLAIN, Display
+from autotune.tuning.bench import Display
 from autotune.tuning.together import TogetherBench, nodes_here, open_together
 from trainer.batch import in_rows
-from trainer.dataset import Manifest, TokenDataset, read_manifest
+from trainer.dataset import TokenDataset, read_manifest
 from trainer.events import utc_now
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.progress import progress
@@ -37,16 +37,11 @@ SCALING_STEPS = 8
 
 def tune_network(
     stored: StoredProfile,
-    manifest: Manifest,
-    display: Display = PLAIN,
-    *,
-    data: Path,
-    reports: Path,
-    minutes: float,
+    request: SweepRequest,
     nodes: int,
-    ranks: int,
+    display: Display | None = None,
+    *,
     links_only: bool = False,
-    trial_timeout_s: float = TRIAL_TIMEOUT_S,
 ) -> tuple[NetworkEvidence, float]:
     """Measure with ranks that run together, and write what was found into the profile.
 
@@ -59,15 +54,13 @@ def tune_network(
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
     """
-    train, place = stored.profile.train, report_directory(stored.path, reports)
-    with open_together(train.device, data, place, nodes, ranks) as bench:
-        fingerprint = bench.fingerprint(train.model, manifest)
-        check_belongs(stored, fingerprint)
-        request = _request(bench, stored, data, 60 * minutes, trial_timeout_s)
-        with display.show(f"network {train.model.name}", most_s=60 * minutes) as update:
-            trials = 1 if links_only else 20
-            runner = trial_runner(bench.machine, place / "ledger", fingerprint, update, trials, display=display)
-            tuning = NetworkTuning(request=request, runner=runner)
+    train, place = stored.profile.train, report_directory(stored.path, request.reports)
+    ranks = request.ranks or probed_here(stored).local_ranks
+    with open_together(train.device, request.data, place, nodes, ranks) as opened:
+        bench = opened if display is None else replace(opened, display=display)
+        asked = _network_request(bench, stored, bench.check_belongs(stored), request)
+        with bench.stage("network", stored, request, 1 if links_only else 20) as runner:
+            tuning = NetworkTuning(request=asked, runner=runner)
             if links_only:
                 tuning.measure_links()
             else:
@@ -81,18 +74,17 @@ def tune_network(
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = with_evidence(stored.profile, "network", found, runner)
     write_atomically(stored.path, profile_to_toml(changed))
-    return found, bench.machine.waited_s
+    return found, bench.server.waited_s
 
 
-def _request(
-    bench: TogetherBench, stored: StoredProfile, data_dir: Path, budget_s: float, trial_timeout_s: float
+def _network_request(
+    bench: TogetherBench, stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest
 ) -> NetworkRequest:
-    probe, train, before = stored.profile.evidence.probe, stored.profile.train, stored.profile.evidence.network
-    assert probe is not None
+    train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None and before.default_rows is not None:
         # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
         train = train.model_copy(update={"micro_batch_rows": before.default_rows})
-    with contextlib.closing(TokenDataset.open(data_dir)) as dataset:
+    with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
     every = bench.nodes * bench.ranks_per_node
     if train.global_batch_rows < every:
@@ -103,13 +95,13 @@ def _request(
     most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train,
-        data_dir=str(data_dir.resolve()),
+        data_dir=str(request.data.resolve()),
         nodes=bench.nodes,
         ranks_per_node=bench.ranks_per_node,
         most_rows=max(train.micro_batch_rows, most),
         real_tokens_per_row=probe.mean_real_tokens_per_row,
-        budget_s=budget_s,
-        trial_timeout_s=trial_timeout_s,
+        budget_s=request.budget_s,
+        trial_timeout_s=request.trial_timeout_s,
     )
 
 
@@ -131,21 +123,19 @@ def scale_profile(
     kept = {"predicted_utc": utc_now(), **plain(predicted)}
     write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
     there, measured = nodes_here(), {}
-    if there < 2:
-        return predicted
     for row in predicted.rows:
-        if row.nodes <= there:
+        if 1 < there >= row.nodes:
             step = measured[row.nodes] = _on_nodes(
-                stored, known, row, data_dir=stored.data_dir(data), place=place, trial_timeout_s=trial_timeout_s
+                stored, known, row, stored.data_dir(data), place, trial_timeout_s=trial_timeout_s
             )
             sys.stderr.write(
                 f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
             )
-    return with_measured(predicted, measured)
+    return with_measured(predicted, measured) if measured else predicted
 
 
 def _on_nodes(
-    stored: StoredProfile, known: ScalingModel, row: ScalingRow, *, data_dir: Path, place: Path, trial_timeout_s: float
+    stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, *, trial_timeout_s: float
 ) -> ScalingRow:
     """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
     train, load = stored.profile.train, known.load
@@ -155,15 +145,14 @@ def _on_nodes(
             config=train.model_copy(update={"global_batch_rows": load.global_batch_rows}),
             data_dir=str(data_dir.resolve()),
             nodes=row.nodes,
-            ranks_per_node=bench.ranks_per_node,
+            ranks_per_node=ranks,
             most_rows=load.most_rows,
             real_tokens_per_row=load.real_tokens_per_row,
             budget_s=trial_timeout_s,
             trial_timeout_s=trial_timeout_s,
         )
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
-            here = bench.fingerprint(train.model, read_manifest(data_dir))
-            runner = trial_runner(bench.machine, place / "ledger", here, update, expected_trials=1)
+            runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
             return measured_row(NetworkTuning(request=request, runner=runner), known, row, SCALING_STEPS)
 
 

@@ -10,27 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
-from autotune.core.profile import Fingerprint
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.together import TogetherMachine
-from autotune.search.site import DeviceChoice, Site, fingerprint, local_ranks
-from autotune.tuning.bench import site_here
-from trainer.config import ModelSettings
-from trainer.dataset import Manifest
+from autotune.search.site import DeviceChoice, local_ranks
+from autotune.tuning.bench import Bench, site_here
+from trainer.dataset import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherBench:
-    """Ranks that have joined, at a known site."""
+class TogetherBench(Bench):
+    """Ranks that have joined, at the site of the first node."""
 
-    site: Site
-    machine: TogetherMachine
     nodes: int
     ranks_per_node: int
-
-    def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
-        """The first node's, with a model and a dataset."""
-        return fingerprint(self.site, settings, manifest, self.machine.versions.get("cuda"))
 
 
 def nodes_here() -> int:
@@ -41,12 +33,12 @@ def nodes_here() -> int:
 
 @contextlib.contextmanager
 def open_together(
-    choice: DeviceChoice, place: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
+    choice: DeviceChoice, data_dir: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
 ) -> Iterator[TogetherBench]:
     """Start ranks on this node, or on the first nodes of this job, and let them find each other.
 
     A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
-    nodes should see; ``place``, the dataset or any directory, says which disk is described.
+    nodes should see.
 
     Raises:
         BadInput: If the job has fewer nodes.
@@ -58,7 +50,7 @@ def open_together(
             f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
             next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
         )
-    with site_here(choice, place, ("torch",)) as (site, _):
+    with site_here(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
@@ -72,13 +64,16 @@ def open_together(
                 next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
                 "(which must pass the environment on), or measure on one node: --nodes 1.",
             )
-        arguments = (each, site.versions["torch"])
+        manifest, arguments = read_manifest(data_dir), (each, site.versions["torch"])
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
-        with TogetherMachine(start, site.device, scratch) as machine:
+        with TogetherMachine(start, site.device, scratch) as ranks_together:
             sys.stderr.write(
                 f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
             )
-            machine.start()
-            yield TogetherBench(site=site, machine=machine, nodes=nodes, ranks_per_node=each)
+            ranks_together.start()
+            yield TogetherBench(
+                site=site, manifest=manifest, server=ranks_together, machine=ranks_together, nodes=nodes,
+                ranks_per_node=each,
+            )  # fmt: skip

@@ -20,8 +20,8 @@ from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
-from autotune.search.estimate import CannotTrace, MemoryEstimate, estimate_model, predicted_rows
-from autotune.search.probe import Probe, ProbeRequest, room_of, trace_request
+from autotune.search.estimate import CannotTrace, MemoryEstimate
+from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
 from autotune.search.workers import SweepRequest
@@ -34,7 +34,6 @@ from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.sweeps import compare_recipes, count_workers
 from autotune.tuning.together import nodes_here
-from trainer.dataset import Manifest, read_manifest
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
@@ -97,21 +96,18 @@ class Tuning:
         Raises:
             AutotuneError: Where a stage failed in a way that concerns all models.
         """
-        request, data = self.request, self.request.probes[0].data
-        manifest = read_manifest(data)
-        names = request.models
+        request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # refused before anything is started
         with self.view.open():
-            with open_bench(request.device, data) as opened:
-                bench = replace(opened, display=self.view.display)
+            with open_bench(request.device, request.probes[0].data) as opened:
+                bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
-                for probe in request.probes:
-                    self._prepared[probe.config.model.name] = prepare(bench, probe, manifest)
+                self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
                 for stage in self.stages:
                     self._leave_out(stage)  # now, so that those that remain share all of the time
                 self._tell_least()
                 for stage in self.stages[:-1]:
-                    self._do(stage, lambda stage: self._measure(bench, stage, manifest))
+                    self._do(stage, lambda stage: self._measure(bench, stage))
             self.waited_s += opened.server.waited_s
             self._do(self.stages[-1], self._report)
         return TuningResult(
@@ -203,38 +199,27 @@ class Tuning:
     def _ranks(self, model: str) -> int:
         return self._prepared[model].local_ranks
 
-    def _sweep(self, stage: Stage) -> SweepRequest:
-        """Return how windows of a stage are measured."""
-        assert stage.budget_s is not None
-        probe = self.request.probes[0]
-        return SweepRequest(
-            data=probe.data,
-            reports=probe.reports,
-            minutes=stage.budget_s / 60,
-            window_s=self.request.window_s,
-            trial_timeout_s=probe.trial_timeout_s,
-        )
-
-    def _measure(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+    def _measure(self, bench: Bench, stage: Stage) -> str:
         """Run a stage; return what it came to."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
         if stage.name == "probe":
             return self._probe(bench, stage)
-        stored = read_profile(self._paths[stage.model])
-        probe, sweep = probed_here(stored, refusals=[]), self._sweep(stage)
+        assert stage.budget_s is not None
+        stored, asked = read_profile(self._paths[stage.model]), self._prepared[stage.model].request
+        probed_here(stored)
+        request = SweepRequest(
+            data=asked.data, reports=asked.reports, minutes=stage.budget_s / 60, window_s=self.request.window_s,
+            trial_timeout_s=asked.trial_timeout_s,
+        )  # fmt: skip
         if stage.name == "explore":
-            asked = self._prepared[stage.model].request
-            return explore_settings(bench, stored, asked, sweep, manifest)[1].choice
+            return explore_settings(bench, stored, asked, request)[1].choice
         if stage.name == "workers":
-            found = count_workers(bench, stored, probe, sweep, manifest)
+            found = count_workers(bench, stored, request)
             return f"{found.chosen} loader workers: {found.choice}"
         if stage.name == "baseline":
-            return "; ".join(gains(compare_recipes(bench, stored, probe, sweep, manifest)))
-        network, waited_s = tune_network(
-            stored, manifest, bench.display, data=sweep.data, reports=sweep.reports, minutes=sweep.minutes,
-            nodes=self._nodes, ranks=probe.local_ranks, trial_timeout_s=sweep.trial_timeout_s,
-        )  # fmt: skip
+            return "; ".join(gains(compare_recipes(bench, stored, request)))
+        network, waited_s = tune_network(stored, request, self._nodes, bench.display)
         self.waited_s += waited_s
         return network.choice
 
@@ -245,13 +230,11 @@ class Tuning:
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
-                found = self._traced[stage.model] = estimate_model(trace_request(probe), bench.machine, room_of(probe))
+                found = self._traced[stage.model] = probe.trace(bench.machine)
             except CannotTrace as error:
                 return error.message
-        budget, most = probe.memory_budget_bytes, probe.request.max_rows
-        rows = predicted_rows(found, budget, probe.expected.usual, max_rows=most)
-        tokens = probe.config.seq_length_tokens
-        return f"{format_count(rows)} rows of {tokens} tokens predicted to fit {format_bytes(budget)}"
+        rows, tokens = format_count(probe.predicted_rows(found)), probe.config.seq_length_tokens
+        return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
         ends_s = self.clock.utc_now().timestamp() + self.view.budget_s - self.view.gone_s
