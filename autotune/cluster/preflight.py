@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from autotune.core.profile import Fingerprint
 from autotune.core.units import format_bytes
 
 _SHOWN_DIGITS = 12
@@ -14,12 +15,10 @@ class Needed:
     ranks: int
     cpus: int
     """Asked of SLURM for the node's task."""
-    device: str
-    gpu_name: str | None
-    gpu_total_bytes: int | None
     code_sha256: str
     """Of the trainer, where the job was submitted."""
-    dataset_hash: str
+    made_on: Fingerprint
+    """Of the profile: device, GPU and dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +57,17 @@ def problems_of(expected: Needed, node: NodeFacts) -> tuple[NodeProblem, ...]:
         if wrong:
             found.append(NodeProblem(field=field, expected=_shown(want), found=_shown(have), next_step=next_step))
 
-    if expected.device == "cuda":
+    made_on = expected.made_on
+    if made_on.device == "cuda":
         others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."
         check("gpu_count", expected.ranks, len(node.gpu_names), others, wrong=len(node.gpu_names) < expected.ranks)
-        names = sorted(set(node.gpu_names) - {expected.gpu_name})
+        names = sorted(set(node.gpu_names) - {made_on.gpu_name})
         check(
-            "gpu_name", expected.gpu_name, ", ".join(names), others, wrong=expected.gpu_name is not None and bool(names)
+            "gpu_name", made_on.gpu_name, ", ".join(names), others, wrong=made_on.gpu_name is not None and bool(names)
         )
         least = min(node.gpu_total_bytes, default=None)
-        less = least is not None and expected.gpu_total_bytes is not None and least < expected.gpu_total_bytes
-        check("gpu_total_bytes", expected.gpu_total_bytes, least, others, wrong=less)
+        less = least is not None and made_on.gpu_total_bytes is not None and least < made_on.gpu_total_bytes
+        check("gpu_total_bytes", made_on.gpu_total_bytes, least, others, wrong=less)
     check(
         "allotted_cpus",
         expected.cpus,
@@ -84,10 +84,10 @@ def problems_of(expected: Needed, node: NodeFacts) -> tuple[NodeProblem, ...]:
     )
     check(
         "dataset",
-        expected.dataset_hash,
+        made_on.dataset_hash,
         node.dataset_hash or node.dataset_missing,
         f"Give every node the dataset of the profile at {node.dataset_place}: autotune data verify.",
-        wrong=node.dataset_hash != expected.dataset_hash,
+        wrong=node.dataset_hash != made_on.dataset_hash,
     )
     return tuple(found)
 

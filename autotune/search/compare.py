@@ -38,8 +38,8 @@ from autotune.decide.statistics import Estimate, Scale, of_bounds, of_one, of_so
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
-from autotune.search.standing import LEDGER_DIRECTORY
-from autotune.store import read_ledger
+from autotune.search.trials import records_in
+from autotune.store import LEDGER_DIRECTORY
 from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record import RUN_FILE, Run
 from trainer.schema import canonical_sha256
@@ -244,9 +244,7 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
 
 
 def _read_trials(path: Path) -> Trials:
-    content = read_ledger(path / LEDGER_DIRECTORY)
-    found = [TrialRecord.of(record) for record in content.records]
-    records = [record for record in found if record is not None]
+    records, damaged = records_in(path / LEDGER_DIRECTORY)
     measured = [
         record
         for record in records
@@ -254,12 +252,11 @@ def _read_trials(path: Path) -> Trials:
     ]
     if not measured:
         raise BadInput(
-            f"{path} has no measured trial of a training step: {len(found)} records, {content.damaged_lines} damaged",
+            f"{path} has no measured trial of a training step: {len(records)} records, {damaged} damaged",
             next_step="Tune first: autotune tune; or name its profile.",
         )
-    newest = measured[-1].site
-    mine = tuple(record for record in measured if record.site == newest)
-    return mine, content.damaged_lines + found.count(None) + len(measured) - len(mine)
+    mine = tuple(record for record in measured if record.site == measured[-1].site)
+    return mine, damaged + len(measured) - len(mine)
 
 
 def _tuning_side(trials: Trials, name: str) -> Side:

@@ -114,16 +114,17 @@ def _check_loss(candidate: Configuration, search: Exploration) -> tuple[bool, st
 
 def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
-    unexplored = search.unexplored
-    others = [one for cell, one in search.known.tried.items() if cell != unexplored]
+    before = search.unexplored
+    others = [one for cell, one in search.known.tried.items() if cell != before]
     return ExploreEvidence(
         cells=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
-        windows=search.reading.windows,
         pruned=sum(one.outcome == "pruned" for one in others),
-        **{name: getattr(found, name) for name in ("candidate", "adopted", "equal_loss")},
-        unexplored=unexplored,
-        chosen=found.candidate if found.adopted else unexplored,
+        unexplored=before,
+        chosen=found.candidate if found.adopted else before,
+        candidate=found.candidate,
+        adopted=found.adopted,
+        equal_loss=found.equal_loss,
         ratio_to_unexplored=found.ratio.value,
         ratio_low=found.ratio.low,
         ratio_high=found.ratio.high,
@@ -131,7 +132,7 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         stopped_because=search.stopped_because,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
         rows=[_row(cell, one) for cell, one in search.known.tried.items()],
-        seconds=round(search.reading.seconds, 3),
+        **search.reading.taken,
     )
 
 

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.profile import Fingerprint, Profile
+from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
-from autotune.decide.ledger import check_ledger, own_records, records_of
+from autotune.decide.ledger import check_ledger, records_of
 from autotune.search.profiles import report_directory
-from autotune.search.standing import LEDGER_DIRECTORY
-from autotune.search.trials import trial_records
-from autotune.store import LedgerContent, read_ledger
+from autotune.search.trials import records_in
+from autotune.store import LEDGER_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,22 +24,11 @@ class Trials:
 
 
 def read_trials(profile_path: Path, profile: Profile, reports: Path) -> Trials:
-    """Every trial behind a profile, and since; none where there is no ledger.
+    """Return every trial behind a profile, and since; none where there is no ledger.
 
     Raises:
         BadInput: If a file of the ledger is too large to be one.
     """
-    content = read_ledger(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
-    records = trial_records(content)
-    own = records_of(profile, records)
-    return Trials(
-        finished=tuple(record.finished() for record in own),
-        damaged_lines=content.damaged_lines + len(content.records) - len(records),
-        check=check_ledger(profile, records),
-    )
-
-
-def trials_of_others(content: LedgerContent, here: Fingerprint) -> int:
-    """How many trials of a ledger are of another model, dataset or kind of device."""
-    records = trial_records(content)
-    return len(records) - len(own_records(records, here, None))
+    records, damaged = records_in(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
+    finished = tuple(record.finished() for record in records_of(profile, records))
+    return Trials(finished=finished, damaged_lines=damaged, check=check_ledger(profile, records))

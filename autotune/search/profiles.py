@@ -17,7 +17,7 @@ from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, records_in
 from autotune.store import write_atomically
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
@@ -90,7 +90,7 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 
 def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
     """Return what ``[provenance]`` says of the ledger: of all the profile's trials up to now, whichever command's."""
-    own = own_records(runner.every_record(), made_on, row_tokens)
+    own = own_records(records_in(runner.ledger.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"ledger_sha256": ledger_sha256(own), "ledger_until_utc": until}
 

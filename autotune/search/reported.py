@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.decide.advice import Situation, advise
+from autotune.decide.advice import advise
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile
@@ -17,7 +17,7 @@ from trainer.schema import refuse_infinite
 
 
 def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None = None) -> ReportedProfile:
-    """A profile with what lies around it.
+    """Return a profile with what lies around it.
 
     Args:
         path: Of the profile.
@@ -50,7 +50,7 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
 
 
 def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Host) -> ReportedRun:
-    """A run, and which of these profiles it was started from.
+    """Return a run, and which of these profiles it was started from.
 
     Raises:
         TrainerError, AutotuneError: If it is no run, one of another schema, or holds rates that its GPU cannot reach.
@@ -70,20 +70,16 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
     otherwise = () if stored is None else tuple(other_than(run, stored))
     if otherwise:
         stored = None  # figures of another step say nothing of this one
-    now = situation_of_run(run, host, stored=stored)
+    # What is said of the profile already is left out.
+    now = replace(situation_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
     return ReportedRun(
         run=run,
         profile_path=None if found is None else found.path,
         matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
         otherwise=otherwise,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
-        advice=advise(_of_the_run_alone(now)),
+        advice=advise(now),
     )
-
-
-def _of_the_run_alone(now: Situation) -> Situation:
-    """Without what is said of the profile already."""
-    return replace(now, profile=None, trials=(), spread=None, missing=())
 
 
 def _dataset(stored: StoredProfile, data: Path | None) -> tuple[Manifest | None, str]:

@@ -52,7 +52,7 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
 
 
 def review_path(profile: Path, reports: Path) -> Path:
-    """Where the verdict on a profile lies."""
+    """Return the path of the verdict on a profile."""
     return report_directory(profile, reports) / "review.json"
 
 
@@ -76,7 +76,7 @@ def review(
         profile: The profile.
         reports: Where reports lie.
         verdict: What is said of it.
-        by: Who says it; taken as it is.
+        by: Who says it.
         note: Why.
         as_edited: Approve what it says now even if that is not what was measured.
 
@@ -94,16 +94,10 @@ def review(
             next_step=f"See why each value is so: autotune profile explain {shlex.quote(str(profile))}. To approve "
             "what it says now: --as-edited; to have it measured: autotune tune.",
         )
-    said = {
-        "profile_sha256": present,
-        "verdict": verdict,
-        "by": by.strip(),
-        "note": note,
-        "time_utc": utc_now(),
-        "as_edited": verdict == "approved" and not before.intact,
-    }
+    edited = verdict == "approved" and not before.intact
+    said = {"verdict": verdict, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
     try:
-        mine = parse_table(Review, said, where="review")
+        mine = parse_table(Review, {"profile_sha256": present, **said}, where="review")
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
     # Escaped to ASCII, so that no terminal is steered by looking at the file.

@@ -16,6 +16,7 @@ from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial
 from autotune.decide.fingerprint import Mismatch, compare
+from autotune.decide.ledger import own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
@@ -24,13 +25,11 @@ from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine, StartedMachine
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
-from autotune.search.ledgers import trials_of_others
 from autotune.search.profiles import StoredProfile, probed_here, report_directory
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
-from autotune.search.standing import LEDGER_DIRECTORY
-from autotune.search.trials import TrialRunner, made_on
+from autotune.search.trials import TrialRunner, made_on, records_in
 from autotune.search.workers import SweepRequest, TrainingWindows
-from autotune.store import Ledger, check_writable
+from autotune.store import LEDGER_DIRECTORY, Ledger, check_writable
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest, read_manifest
 from trainer.progress import Update, progress
@@ -121,8 +120,8 @@ class Bench:
         """
         directory = reports / LEDGER_DIRECTORY
         check_writable(directory)
-        ledger = Ledger(directory, f"{socket.gethostname()}-{os.getpid()}")
-        if others := trials_of_others(ledger.read(), here):
+        records, _ = records_in(directory)
+        if others := len(records) - len(own_records(records, here, None)):
             sys.stderr.write(
                 f"warn: {others} trials in {directory} are of another model, dataset or device: another profile of "
                 "this name was tuned there. They are neither used nor counted; for a report of its own, give this "
@@ -143,7 +142,7 @@ class Bench:
         site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(
             machine=self.machine,
-            ledger=ledger,
+            ledger=Ledger(directory, f"{socket.gethostname()}-{os.getpid()}"),
             site=canonical_sha256(site)[:16],
             clock=SystemClock(),
             on_trial=on_trial,

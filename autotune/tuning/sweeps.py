@@ -41,7 +41,7 @@ def count_workers(
         choice, joint = sweep.run(), None
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:
             joint = search_joint(sweep, choice, joint_trials)
-    found = evidence(sweep, choice, bench.site, joint)
+    found = evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
     write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
     return found
 

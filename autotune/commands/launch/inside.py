@@ -29,12 +29,12 @@ def preflight(
     reports: Reports = REPORTS,
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
-    from autotune.cluster.preflight import describe, problems_of
+    from autotune.cluster.preflight import Needed, describe, problems_of
     from autotune.errors import ProfileRefused
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
-    from autotune.search.node import expected_of, look_at_node
+    from autotune.search.node import look_at_node
     from autotune.search.profiles import read_profile
 
     if require_approved:
@@ -45,7 +45,8 @@ def preflight(
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     finally:
         monitor.close()
-    problems = problems_of(expected_of(stored, ranks=ranks, cpus=cpus, code_sha256=code), node)
+    needed = Needed(ranks=ranks, cpus=cpus, code_sha256=code, made_on=stored.fingerprint)
+    problems = problems_of(needed, node)
     if problems:
         told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
         raise ProfileRefused(f"{node.name}: {told}", next_step=problems[0].next_step)

@@ -3,12 +3,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.cluster.preflight import Needed, NodeFacts, describe, problems_of
+from tests.autotune.profiles import FINGERPRINT
 
 GIB = 2**30
-EXPECTED = Needed(
-    ranks=2, cpus=24, device="cuda", gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, code_sha256="a" * 64,
-    dataset_hash="d" * 64,
-)  # fmt: skip
+MADE_ON = FINGERPRINT.model_copy(
+    update={"device": "cuda", "gpu_name": "H100 NVL", "gpu_total_bytes": 94 * GIB, "dataset_hash": "d" * 64}
+)
+EXPECTED = Needed(ranks=2, cpus=24, code_sha256="a" * 64, made_on=MADE_ON)
 NODE = NodeFacts(
     name="n1", allotted_cpus=24, gpu_names=("H100 NVL", "H100 NVL"), gpu_total_bytes=(94 * GIB, 94 * GIB),
     nvlinked=True, code_sha256="a" * 64, dataset_hash="d" * 64, dataset_place="/data",
@@ -44,6 +45,6 @@ def test_what_differs_is_named_with_both_values_and_what_to_do(changes, field, f
 
 
 def test_on_cpus_gpus_do_not_matter():
-    on_cpu = replace(EXPECTED, device="cpu", gpu_name=None, gpu_total_bytes=None)
+    on_cpu = replace(EXPECTED, made_on=FINGERPRINT.model_copy(update={"dataset_hash": "d" * 64}))
     assert problems_of(on_cpu, replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)) == ()
     assert "GPUs: none; NVLink: n/a" in describe(replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None))

@@ -131,7 +131,7 @@ class TunePlace:
 
     def trials(self) -> list[dict[str, Any]]:
         """The ledger."""
-        return list(read_ledger(self.report / "ledger").records)
+        return read_ledger(self.report / "ledger")[0]
 
 
 def _check_whole(path: Path) -> None:
