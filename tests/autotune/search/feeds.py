@@ -10,6 +10,7 @@ from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.store import Ledger
+from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
@@ -34,12 +35,11 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
     number = trial.measured["round"]
     noise = 1 + 0.0005 * ((7 * number + 3 * data.loader_workers + 5 * trial.measured["cached"]) % 5 - 2)
     start_s = 1000.0 + 10 * number
-    figures = {
-        "optimizer_steps": 9, "discarded_batches": 2, "micro_batches_per_step": 1,
-        "steps": 7, "slot_tokens_per_s": CEILING * share * noise,
-        "real_tokens_per_s": CEILING * share / 2, "data_wait_share": 1 - share, "window_start_s": start_s,
-        "window_end_s": start_s + 1, "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30,
-        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6,
+    figures = FEED | {
+        "slot_tokens_per_s": CEILING * share * noise, "real_tokens_per_s": CEILING * share / 2,
+        "data_wait_share": 1 - share, "window_start_s": start_s, "window_end_s": start_s + 1,
+        "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30, "worker_bytes": 2**27,
+        "storage_bytes_per_s": 1e6,
     }  # fmt: skip
     return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
 

@@ -47,17 +47,6 @@ def test_the_same_content_is_approved_wherever_it_lies(profile, tmp_path):
     assert read_reviewed(profile, tmp_path).standing.state == "approved"
 
 
-def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):
-    text = profile.read_text()
-    begin = text.index('content_sha256 = "')
-    profile.write_text(text[:begin] + 'content_sha256 = "\\u001b[31m"' + text[text.index("\n", begin) :])
-    found = read_reviewed(profile, tmp_path)
-    assert found.recorded_sha256 is None
-    assert not found.intact
-    with pytest.raises(ProfileRefused, match="it names none"):
-        review(profile, tmp_path, "approved", by="reviewer", note=None)
-
-
 def test_a_review_that_cannot_be_read_is_no_absent_one(profile, tmp_path):
     path = review_path(profile, tmp_path)
     path.parent.mkdir()
