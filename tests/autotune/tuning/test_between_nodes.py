@@ -1,11 +1,11 @@
 import contextlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.errors import ProfileRefused
 from autotune.search.workers import SweepRequest
 from autotune.tuning import between_nodes
 from autotune.tuning.between_nodes import BASELINE_MINUTES, measure_between_nodes
@@ -19,15 +19,16 @@ class Measured:
     def __init__(self, clock):
         self.clock, self.calls = clock, []
 
-    def tune_network(self, stored, manifest, **asked):
+    def tune_network(self, stored, asked, nodes):
         self.clock.sleep(40.0)
         self.calls.append(("network", stored.path.stem, asked))
+        assert nodes == 2
         # The exchange that was chosen is in the profile from here on.
         train = stored.profile.train.model_copy(update={"micro_batch_rows": 1})
         stored.path.write_text(profile_to_toml(stored.profile.model_copy(update={"train": train})))
         return SimpleNamespace(choice="ddp"), 30.0
 
-    def compare_recipes(self, bench, stored, probe, asked, manifest):
+    def compare_recipes(self, bench, stored, asked):
         self.clock.sleep(10.0)
         self.calls.append(("baseline", stored.path.stem, asked))
         assert stored.profile.train.micro_batch_rows == 1  # as the network left it
@@ -47,20 +48,16 @@ def measured(monkeypatch):
     for name in ("tune_network", "compare_recipes", "build_report", "open_bench"):
         monkeypatch.setattr(between_nodes, name, getattr(found, name))
     monkeypatch.setattr(between_nodes, "SystemClock", lambda: clock)
-    monkeypatch.setattr(between_nodes, "read_manifest", lambda path: SimpleNamespace())
     monkeypatch.setattr(between_nodes, "nodes_here", lambda: 2)
     return found
 
 
 @pytest.fixture
 def measure(tmp_path):
-    def make(minutes=10.0, evidence=None, **told):
-        paths = []
-        for name in ("a-cpu", "b-cpu"):
-            path = tmp_path / f"{name}.toml"
-            profile = example_profile()
-            path.write_text(profile_to_toml(profile if evidence is None else profile.model_copy(update=evidence)))
-            paths.append(str(path))
+    def make(minutes=10.0, **told):
+        paths = [str(tmp_path / f"{name}-cpu.toml") for name in ("a", "b")]
+        for path in paths:
+            Path(path).write_text(profile_to_toml(example_profile()))
         found = {"profiles": paths, "report": "r/report.html", "with_baseline": True} | told
         (tmp_path / "tune-7.json").write_text(json.dumps(found))
         request = SweepRequest(data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes, trial_timeout_s=60.0)
@@ -75,8 +72,7 @@ def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the
         ("network", "a-cpu"), ("baseline", "a-cpu"), ("network", "b-cpu"), ("baseline", "b-cpu"),
         ("report", ["a-cpu", "b-cpu"]),
     ]  # fmt: skip
-    network = measured.calls[0][2]
-    assert [network[name] for name in ("nodes", "ranks", "minutes", "trial_timeout_s")] == [2, 1, 10.0, 60.0]
+    assert (measured.calls[0][2].minutes, measured.calls[0][2].trial_timeout_s) == (10.0, 60.0)
     assert measured.calls[1][2].minutes == BASELINE_MINUTES
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
     assert result.report == "r/report.html"
@@ -91,10 +87,3 @@ def test_what_was_not_known_before_is_not_measured_now_and_nothing_takes_longer_
     measured.calls.clear()
     measure(with_baseline=False, report=None)
     assert [call[0] for call in measured.calls] == ["network", "network"]
-
-
-def test_a_profile_that_was_never_probed_is_refused(measured, measure):
-    evidence = example_profile().evidence.model_copy(update={"probe": None})
-    with pytest.raises(ProfileRefused, match="no probed micro-batch"):
-        measure(evidence={"evidence": evidence})
-    assert measured.calls == []

@@ -9,7 +9,6 @@ from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
-from autotune.search.profiles import StoredProfile
 from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
@@ -39,16 +38,18 @@ class Stages:
         if error := self.errors.get((stage, model)):
             raise error
 
-    def prepare(self, bench, request, manifest):
-        self.calls.append(("prepare", request.config.model.name))
+    def prepare(self, bench, request):
+        name = request.config.model.name
+        self.calls.append(("prepare", name))
+
+        def trace(machine):
+            self.does("estimate", name)
+            return f"trace of {name}"
+
         return SimpleNamespace(
             local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
-            config=request.config,
+            config=request.config, trace=trace, predicted_rows=lambda traced: 20,
         )  # fmt: skip
-
-    def estimate_model(self, probe, machine, room):
-        self.does("estimate", probe.config.model.name)
-        return f"trace of {probe.config.model.name}"
 
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
         name = ready.config.model.name
@@ -61,21 +62,20 @@ class Stages:
         path.write_text(profile_to_toml(profile))
         return ProbedModel(path=path, profile=profile, trials=(), previous=None)
 
-    def explore_settings(self, bench, stored, probe, asked, manifest):
+    def explore_settings(self, bench, stored, probe, asked):
         self.does("explore", stored.profile.train.model.name, asked)
-        assert isinstance(stored, StoredProfile)
         return stored, SimpleNamespace(choice="nothing is faster")
 
-    def count_workers(self, bench, stored, probe, asked, manifest):
+    def count_workers(self, bench, stored, asked):
         self.does("workers", stored.profile.train.model.name, asked)
         return stored.profile.evidence.workers
 
-    def tune_network(self, stored, manifest, display, **asked):
-        self.network = SimpleNamespace(**asked)
-        self.does("network", stored.profile.train.model.name, self.network)
+    def tune_network(self, stored, asked, nodes, display):
+        self.nodes = nodes
+        self.does("network", stored.profile.train.model.name, asked)
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
-    def compare_recipes(self, bench, stored, probe, asked, manifest):
+    def compare_recipes(self, bench, stored, asked):
         self.does("baseline", stored.profile.train.model.name, asked)
         return worth(example_profile()).evidence.baseline
 
@@ -87,8 +87,8 @@ class Stages:
     def open_bench(self, device, data):
         self.benches += 1
         yield Bench(
-            site=SimpleNamespace(name="cpu"), server=SimpleNamespace(waited_s=SERVER_S), machine=SimpleNamespace(),
-            monitor=SimpleNamespace(),
+            site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),
+            machine=SimpleNamespace(),
         )  # fmt: skip
 
     @property
@@ -104,13 +104,9 @@ def clock():
 @pytest.fixture
 def stages(monkeypatch, clock):
     found = Stages(clock)
-    for name in ("prepare", "estimate_model", "probe_one", "explore_settings", "count_workers", "tune_network",
+    for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
                  "compare_recipes", "build_report", "open_bench"):  # fmt: skip
         monkeypatch.setattr(tune, name, getattr(found, name))
-    monkeypatch.setattr(tune, "read_manifest", lambda path: SimpleNamespace())
-    for name in ("trace_request", "room_of"):
-        monkeypatch.setattr(tune, name, lambda request: request)
-    monkeypatch.setattr(tune, "predicted_rows", lambda *_, **__: 20)
     monkeypatch.setattr(tune, "nodes_here", lambda: 1)
     return found
 
@@ -178,7 +174,7 @@ def test_the_network_is_measured_where_there_are_several_ranks(
     run(replace(asked, nodes=asked_nodes), clock)
     assert (("network", "a") in stages.order) == (measured is not None)
     if measured is not None:
-        assert stages.network.nodes == measured
+        assert stages.nodes == measured
 
 
 def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages, asked, clock):
