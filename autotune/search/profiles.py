@@ -1,4 +1,4 @@
-"""Write what a search found into a profile; read profiles back."""
+"""Write what a search found into a profile; read profiles and their ledgers back."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,16 @@ from autotune.core.evidence import BaselineEvidence, NetworkEvidence, ProbeEvide
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Fingerprint, Profile, profile_from_tables, profile_to_toml
+from autotune.core.trial import FinishedTrial
+from autotune.core.verification import LedgerCheck
 from autotune.decide.advice import with_changes
-from autotune.decide.ledger import ledger_sha256, own_records
+from autotune.decide.ledger import check_ledger, ledger_sha256, own_records, records_of
 from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.trials import TrialRunner, records_in
-from autotune.store import write_atomically
+from autotune.store import LEDGER_DIRECTORY, write_atomically
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
@@ -66,6 +68,19 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 def report_directory(profile_path: Path, reports: Path) -> Path:
     """Where a profile's ledger and report lie."""
     return reports / profile_path.stem
+
+
+def read_trials(
+    profile_path: Path, profile: Profile, reports: Path
+) -> tuple[tuple[FinishedTrial, ...], int, LedgerCheck]:
+    """Return every trial behind a profile, and since; how many lines of its ledger are none; and what that says of it.
+
+    Raises:
+        BadInput: If a file of the ledger is too large to be one.
+    """
+    records, damaged = records_in(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
+    finished = tuple(record.finished() for record in records_of(profile, records))
+    return finished, damaged, check_ledger(profile, records)
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:

@@ -10,6 +10,7 @@ from autotune.errors import MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
+    read_trials,
     with_evidence,
     with_workers,
     with_workers_of,
@@ -18,7 +19,7 @@ from autotune.search.profiles import (
 from autotune.search.trials import records_in
 from autotune.store import Ledger
 from tests.autotune.profiles import example_profile
-from tests.autotune.trials import record
+from tests.autotune.trials import record, records_of_example
 
 RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
 
@@ -128,3 +129,18 @@ def test_rates_of_a_pretended_gpu_are_not_read_either(path):
     path.write_text(path.read_text().replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
     with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
         read_profile(path)
+
+
+def test_of_two_profiles_of_one_name_each_has_its_own_trials(tmp_path):
+    mine, reports = example_profile(), tmp_path / "reports"
+    finished, damaged, check = read_trials(tmp_path / "p.toml", mine, reports)
+    assert (finished, damaged, check.found) == ((), 0, "no trials")
+    ledger = Ledger(reports / "p" / "ledger", "w")
+    for one in (*records_of_example(), record(site="there", dataset_hash="e")):
+        ledger.append(one.model_dump(mode="json"))
+    ledger.append({"no": "trial"})
+    theirs = mine.model_copy(update={"fingerprint": mine.fingerprint.model_copy(update={"dataset_hash": "e"})})
+    own = len(records_of_example())
+    for place, profile, expected in (("a", mine, (own, 1, 1)), ("b", theirs, (1, 1, own))):
+        finished, damaged, check = read_trials(tmp_path / place / "p.toml", profile, reports)
+        assert (len(finished), damaged, check.others) == expected

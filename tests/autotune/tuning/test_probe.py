@@ -11,6 +11,7 @@ from tests.autotune.search.test_site import H200
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings
+from trainer.errors import BadConfig
 
 
 @pytest.fixture
@@ -110,6 +111,11 @@ def test_a_global_batch_of_fewer_rows_than_ranks_is_refused_before_anything_runs
     with pytest.raises(BadInput, match="leaves some of 4 ranks without a row"):
         prepared(settings={"global_batch_tokens": 64}, ranks=4)
     assert bench.machine.trials == []
+
+
+def test_settings_that_cannot_be_used_are_named(prepared):
+    with pytest.raises(BadConfig, match="the options: layout"):
+        prepared(settings={"layout": "stacked"})
 
 
 def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
