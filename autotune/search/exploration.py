@@ -142,7 +142,7 @@ class Exploration:
         looked = self.read(fresh, short=True)
         going_on = [cell for cell in asked if cell not in fresh]
         for cell in fresh:
-            if cell in looked and self._hopeless(self.known.tried[cell].short[-1]):
+            if cell in looked and self._hopeless(self.known.tried[cell].short[-1][1]):
                 self.known.tried[cell].outcome = "pruned"
             elif cell in looked:
                 going_on.append(cell)

@@ -62,46 +62,28 @@ class ExploreRequest:
 class Readings:
     """What is known of a cell."""
 
-    ratios: list[float] = field(default_factory=list)
-    """Logarithms of the ratios to the unexplored settings, of full windows."""
-    short: list[float] = field(default_factory=list)
+    full: list[tuple[float, float]] = field(default_factory=list)
+    """Real tokens/s of full windows, and the logarithms of their ratios to the unexplored settings."""
+    short: list[tuple[float, float]] = field(default_factory=list)
     """The same of short ones."""
-    full_rates: list[float] = field(default_factory=list)
-    """Real tokens/s of full windows."""
-    short_rates: list[float] = field(default_factory=list)
     outcome: str = "ran"
     crashed: bool = False
     """In a way that may be the fault of one of its values: out of memory is not, and other users are not."""
 
     @property
-    def ran(self) -> bool:
-        """Whether any window did."""
-        return bool(self.full_rates or self.short_rates)
-
-    @property
-    def rates(self) -> list[float]:
-        """Real tokens/s of full windows; of short ones where there is no full one."""
-        return self.full_rates or self.short_rates
-
-    @property
-    def windows(self) -> int:
-        """Full and short ones."""
-        return len(self.full_rates) + len(self.short_rates)
+    def best(self) -> list[tuple[float, float]]:
+        """Full windows; short ones where there is no full one, and none where nothing ran."""
+        return self.full or self.short
 
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Cells, and what was seen of them.
-
-    Args:
-        cells: Those that are left; the unexplored one first.
-    """
+    """Cells, and what was seen of them."""
 
     cells: tuple[Configuration, ...]
+    """Those that are left; the unexplored one first."""
     unexplored: Configuration = field(init=False)
     tried: dict[Configuration, Readings] = field(default_factory=dict)
-    unfit: set[Configuration] = field(default_factory=set)
-    """Predicted or shown not to fit."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Values that only crashed, and why they are tried no more."""
     _believed: Posterior | None = None
@@ -112,12 +94,10 @@ class Cells:
         self.tried[self.unexplored] = Readings()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
-        """Windows of a round, among them one of the unexplored settings."""
+        """Note windows of a round, among them one of the unexplored settings."""
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, Readings())
-            (one.short_rates if short else one.full_rates).append(rate)
-            if cell != self.unexplored:
-                (one.short if short else one.ratios).append(math.log(rate / rates[self.unexplored]))
+            (one.short if short else one.full).append((rate, math.log(rate / rates[self.unexplored])))
         self._believed = None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
@@ -143,25 +123,20 @@ class Cells:
 
     def _only_crashes(self, name: str, value: object) -> bool:
         of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
-        return sum(one.crashed for one in of_value) >= CRASHES and not any(one.ran for one in of_value)
+        return sum(one.crashed for one in of_value) >= CRASHES and not any(one.best for one in of_value)
 
     def rule_out(self, unfit: Configuration) -> None:
-        """A cell that does not fit, and those of its kind with more rows."""
+        """Leave out a cell that does not fit, and those of its kind with more rows."""
         kind, rows = unfit.kind, unfit.micro_batch_rows
         more = {cell for cell in self.cells if cell.micro_batch_rows >= rows and cell.kind == kind}
-        self.unfit |= more - {self.unexplored}
-        self._keep(cell for cell in self.cells if cell not in self.unfit)
+        self._keep(cell for cell in self.cells if cell not in more - {self.unexplored})
 
     def _keep(self, cells: Iterable[Configuration]) -> None:
         self.cells = tuple(cells)
         self._believed = None
 
     def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
-        """What is believed of all cells that are left.
-
-        Args:
-            lies: Cells that are being read, and are taken to be as good as believed.
-        """
+        """Return what is believed of all cells that are left; ``lies`` are taken to be as good as believed."""
         if self._believed is None:
             self._believed = posterior(self.cells, self._seen())
         if not lies:
@@ -180,27 +155,20 @@ class Cells:
         # The unexplored settings are one, by definition, and as surely as many windows could tell.
         seen = [Seen(cell=place[self.unexplored], log_ratio=0.0) for _ in range(_SURE)]
         for cell, tried in self.tried.items():
-            if cell in place:
-                seen += [Seen(cell=place[cell], log_ratio=one) for one in tried.ratios]
-                seen += [Seen(cell=place[cell], log_ratio=one, short=True) for one in tried.short]
+            if cell in place and cell != self.unexplored:
+                seen += [Seen(cell=place[cell], log_ratio=one) for _, one in tried.full]
+                seen += [Seen(cell=place[cell], log_ratio=one, short=True) for _, one in tried.short]
         return seen
 
     def best_mean(self, found: Posterior) -> float:
-        """Of the cells that ran, the highest that is believed; a logarithm."""
-        return max(
-            float(found.mean[number])
-            for cell, number in self.places.items()
-            if cell == self.unexplored or (cell in self.tried and self.tried[cell].ran)
-        )
+        """Return the highest logarithm that is believed of the cells that ran."""
+        ran = {self.unexplored, *(cell for cell, one in self.tried.items() if one.best)}
+        return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
     def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
         """Cells of these precisions that ran and may well be the fastest, the most promising first."""
-        ran = [
-            cell
-            for cell, one in self.tried.items()
-            if one.ran and cell in self.cells and cell.precision in precisions and cell != self.unexplored
-        ]
-        return self.may_be_fastest(ran)[:FINALISTS]
+        ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.unexplored]
+        return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """The one believed to be the fastest, and those that are expected to win something over it.

@@ -131,18 +131,18 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         choice=_choice(search, found),
         stopped_because=search.stopped_because,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=[_row(cell, one) for cell, one in search.known.tried.items()],
+        rows=[_row(cell, one, is_unexplored=cell == before) for cell, one in search.known.tried.items()],
         **search.reading.taken,
     )
 
 
-def _row(cell: Configuration, tried: Readings) -> ExploredRow:
-    logs = tried.ratios or tried.short
+def _row(cell: Configuration, tried: Readings, *, is_unexplored: bool) -> ExploredRow:
+    rates, logs = [rate for rate, _ in tried.best], [log for _, log in tried.best]
     return ExploredRow(
         settings=cell,
-        windows=tried.windows,
-        real_tokens_per_s=statistics.median(tried.rates) if tried.rates else None,
-        ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
+        windows=len(tried.full) + len(tried.short),
+        real_tokens_per_s=statistics.median(rates) if rates else None,
+        ratio_to_unexplored=math.exp(statistics.median(logs)) if logs and not is_unexplored else None,
         outcome=tried.outcome,
     )
 

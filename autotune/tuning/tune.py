@@ -104,7 +104,7 @@ class Tuning:
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
                 self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
                 for stage in self.stages:
-                    self._leave_out(stage)  # now, so that those that remain share all of the time
+                    self._skip(stage, self._why_not(stage))  # now, so that the others share all of the time
                 self._tell_least()
                 for stage in self.stages[:-1]:
                     self._do(stage, lambda stage: self._measure(bench, stage))
@@ -140,18 +140,13 @@ class Tuning:
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Give a stage its turn, or say why it has none."""
-        self._leave_out(stage)
+        left_s = self.view.budget_s - self.view.gone_s
+        least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
+        if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
+            why = f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
+            why += f"--minutes {self.request.minutes:g} are left"
+        self._skip(stage, why)
         if stage.over:
-            return
-        name = stage.name
-        left_s, least = self.view.budget_s - self.view.gone_s, least_s(name, self._trial_s, self.request.window_s)
-        if name in BUDGET_WEIGHTS and left_s < least:
-            stage.status = "skipped"
-            stage.told = (
-                f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
-                f"--minutes {self.request.minutes:g} are left"
-            )
-            self.view.end(stage)
             return
         share = share_s(self.stages, stage, left_s)
         stage.budget_s = None if share is None else max(share, least)
@@ -159,21 +154,20 @@ class Tuning:
         try:
             stage.told = work(stage)
             stage.status = "done"
-        except OF_ONE_MODEL as error:
-            stage.status, stage.told = "failed", error.message.splitlines()[0]
-            self.failed.append(error)
-        except KeyboardInterrupt:
-            stage.status, stage.told = "failed", "interrupted; its finished trials are kept"
-            raise
         except BaseException as error:
-            stage.status, stage.told = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise
+            interrupted = isinstance(error, KeyboardInterrupt)
+            said = getattr(error, "message", str(error)) or type(error).__name__
+            told = "interrupted; its finished trials are kept" if interrupted else said
+            stage.status, stage.told = "failed", told.splitlines()[0]
+            if not isinstance(error, OF_ONE_MODEL):
+                raise
+            self.failed.append(error)
         finally:
             self.view.end(stage)
 
-    def _leave_out(self, stage: Stage) -> None:
-        """Say why a stage has no turn, where there is a reason."""
-        if not stage.over and (why := self._why_not(stage)):
+    def _skip(self, stage: Stage, why: str) -> None:
+        """Leave a stage out, where there is a reason."""
+        if why and not stage.over:
             stage.status, stage.told = "skipped", why
             self.view.end(stage)
 
@@ -187,7 +181,7 @@ class Tuning:
             one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
         ):
             return "there is no probed micro-batch"
-        if stage.name == "network" and self._ranks(stage.model) * self._nodes < 2:
+        if stage.name == "network" and self._prepared[stage.model].local_ranks * self._nodes < 2:
             return "one rank alone exchanges nothing"
         return ""
 
@@ -195,9 +189,6 @@ class Tuning:
     def _nodes(self) -> int:
         """Of this job, that the training may have as well."""
         return min(self.request.nodes, nodes_here())
-
-    def _ranks(self, model: str) -> int:
-        return self._prepared[model].local_ranks
 
     def _measure(self, bench: Bench, stage: Stage) -> str:
         """Run a stage; return what it came to."""
@@ -265,12 +256,7 @@ class Tuning:
 
 
 def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
-    """What to do with tuned profiles, the first step first.
-
-    Args:
-        profiles: Tuned ones.
-        nodes: That the training is to have.
-    """
+    """Return what to do with tuned profiles, the first step first, for a training on so many nodes."""
     if not profiles:
         return ()
     first = shlex.quote(str(profiles[0]))

@@ -128,7 +128,7 @@ def test_finalists_are_held_against_each_other_and_drop_out_for_good(tmp_path):
         assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
         assert all(found.candidate in cells for cells in rounds)
         assert FIRST_VERIFYING <= len(rounds) <= MOST_VERIFYING
-        assert len(search.known.tried[found.candidate].ratios) >= len(rounds)
+        assert len(search.known.tried[found.candidate].full) >= len(rounds)
         several += len(rounds[0]) > len(rounds[-1])
     assert several >= 2
 
@@ -180,7 +180,7 @@ def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["compiled"])
     pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
     assert len(pruned) > 3
-    assert {(len(one.short), len(one.ratios)) for one in pruned.values()} == {(1, 0)}
+    assert {(len(one.short), len(one.full)) for one in pruned.values()} == {(1, 0)}
     of_pruned = [trial for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
     assert {trial.measured["min_steps"] for trial in of_pruned} == {1}
     assert {trial.measured["window_s"] for trial in of_pruned} == {0.5}
@@ -191,7 +191,7 @@ def test_what_may_be_the_best_is_not_pruned_and_the_same_precision_needs_no_chec
     search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
     best = search.known.tried[found.candidate]
     assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
-    assert len(best.ratios) >= 4
+    assert len(best.full) >= 4
 
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
