@@ -28,9 +28,8 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.measure.host import SystemHost
-from autotune.search.exploration import Exploration
+from autotune.search.exploration import Exploration, prove
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.exploration_proof import prove
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.store import Ledger

@@ -40,8 +40,7 @@ def network(
     from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json
     from autotune.show.network import network_text
-    from autotune.tuning.network import tune_network
-    from autotune.tuning.together import nodes_here
+    from autotune.tuning.network import nodes_here, tune_network
 
     stored = read_profile(profile)
     probe = probed_here(stored)

@@ -11,9 +11,8 @@ from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.knob_space import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit
 from autotune.search.estimate import CannotTrace
-from autotune.search.exploration import Exploration
+from autotune.search.exploration import Exploration, Proof, evidence, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.exploration_proof import Proof, evidence, prove, prove_one_of
 from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence
 from autotune.search.workers import SweepRequest

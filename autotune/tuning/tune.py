@@ -29,11 +29,11 @@ from autotune.show.baseline import gains
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import explore_settings
 from autotune.tuning.live import TuningView
-from autotune.tuning.network import tune_network
+from autotune.tuning.network import nodes_here, tune_network
 from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.sweeps import compare_recipes, count_workers
-from autotune.tuning.together import nodes_here
+from trainer.schema import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
@@ -41,6 +41,10 @@ OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 """Seconds that a trial takes beside what it measures, until some have run."""
+
+
+BASELINE_MINUTES = 2.0
+"""At most, once the network between nodes is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,3 +275,34 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
     steps.append(f"autotune plan --profile {first} --nodes {nodes}")
     return (*steps, f"autotune launch slurm --profile {first} --nodes {nodes} --submit")
+
+
+def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
+    """Measure the network for each profile, what it is worth if that was known, and write the report again.
+
+    Args:
+        found_by: What the tuning left: profiles, the report, and whether it measured what settings are worth.
+        request: The dataset, and the time for the network of each profile.
+    """
+    clock, waited_s = SystemClock(), 0.0
+    began_s = clock.monotonic_s()
+    found = read_json(found_by)
+    paths = [Path(one) for one in found["profiles"]]
+    for path in paths:
+        waited_s += tune_network(read_profile(path), request, nodes_here())[1]
+        if not found["with_baseline"]:
+            continue
+        stored = read_profile(path)  # another exchange, and what the old settings were worth is no longer said
+        with open_bench(stored.profile.train.device, request.data) as bench:
+            compare_recipes(bench, stored, replace(request, minutes=min(BASELINE_MINUTES, request.minutes)))
+        waited_s += bench.server.waited_s
+    if found["report"] is not None:
+        build_report(paths, request.reports, Path(found["report"]), data=request.data)
+    return TuningResult(
+        profiles=tuple(found["profiles"]),
+        report=found["report"],
+        stages=(),
+        seconds=round(clock.monotonic_s() - began_s, 3),
+        seconds_in_children=round(waited_s, 3),
+        next_steps=next_steps(paths, nodes=nodes_here()),
+    )

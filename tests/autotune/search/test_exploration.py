@@ -5,8 +5,8 @@ import pytest
 
 from autotune.core.outcome import Crashed, OutOfMemory
 from autotune.errors import Undecided
+from autotune.search.exploration import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from autotune.search.exploration_known import FINALISTS
-from autotune.search.exploration_proof import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from tests.autotune.search.explorations import (
     CELLS,
     FEW,

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.search.workers import SweepRequest
-from autotune.tuning import between_nodes
-from autotune.tuning.between_nodes import BASELINE_MINUTES, measure_between_nodes
+from autotune.tuning import tune
+from autotune.tuning.tune import BASELINE_MINUTES, measure_between_nodes
 from tests.autotune.profiles import example_profile
 from tests.fakes import FakeClock
 
@@ -46,9 +46,9 @@ def measured(monkeypatch):
     clock = FakeClock()
     found = Measured(clock)
     for name in ("tune_network", "compare_recipes", "build_report", "open_bench"):
-        monkeypatch.setattr(between_nodes, name, getattr(found, name))
-    monkeypatch.setattr(between_nodes, "SystemClock", lambda: clock)
-    monkeypatch.setattr(between_nodes, "nodes_here", lambda: 2)
+        monkeypatch.setattr(tune, name, getattr(found, name))
+    monkeypatch.setattr(tune, "SystemClock", lambda: clock)
+    monkeypatch.setattr(tune, "nodes_here", lambda: 2)
     return found
 
 
