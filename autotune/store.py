@@ -20,8 +20,7 @@ _SHORT_CHARACTERS = 600
 def json_rows(value: object) -> str:
     """Return JSON in which what is short, or holds no further tables, stands on one line: lists of rows read as rows.
 
-    Args:
-        value: Plain values; what JSON does not know becomes text.
+    What JSON does not know becomes text.
     """
     return f"{_rows(value, '')}\n"
 
@@ -81,11 +80,8 @@ class Ledger:
     """An append-only list of trial records in a directory; one file per writer, merged on read.
 
     Each line is JSON with a checksum and is synced to disk before ``append`` returns. A torn last line, which a crash
-    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own.
-
-    Args:
-        directory: Where the files lie; created on the first append.
-        writer: A name for this writer's file, unique among writers that run at the same time.
+    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own. The directory
+    is created on the first append; ``writer`` is a name that no other has at the same time.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:

@@ -32,15 +32,9 @@ def gap_remains(choice: WorkersChoice) -> bool:
 
 
 def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoice | None:
-    """Search, then hold the best against the best of workers alone, window by window.
+    """Search after a sweep, then compare the best with the best of workers alone, window by window.
 
-    Args:
-        sweep: Finished, and with time left.
-        choice: What it came to.
-        trials: Of the search, each a window beside one of batches from memory.
-
-    Returns:
-        What was found; None where time or space leave nothing to try.
+    Each of the ``trials`` is a window beside one of batches from memory. None if time or space leave nothing to try.
     """
     alone = sweep.training.config.data.model_copy(update={"loader_workers": choice.workers})
     values = _search(sweep, alone, trials)

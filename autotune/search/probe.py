@@ -154,15 +154,13 @@ class Search:
     traced_bytes: Callable[[int], float] | None = None
     """The predicted peak by rows, before any trial."""
 
-    @property
-    def granule(self) -> int:
-        """Rows of the smallest size."""
-        return self.probe.request.granularity_rows
+    name: str = field(init=False)
+    """Of the model."""
+    granule: int = field(init=False)
+    """Rows of the smallest size."""
 
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        return self.probe.config.model.name
+    def __post_init__(self) -> None:
+        self.name, self.granule = self.probe.config.model.name, self.probe.request.granularity_rows
 
     def predict(self) -> None:
         """Trace the model; if that fails, trials alone show the way."""
@@ -192,7 +190,6 @@ class Search:
         """Try sizes until the largest is verified on both sides.
 
         Raises:
-            DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
             Undecided: If trials failed in a way that says nothing about memory.
         """
         budget, most = self.probe.memory_budget_bytes, self.probe.request.max_rows // self.granule
@@ -330,13 +327,8 @@ def probe_model(
 ) -> tuple[TrainConfig, ProbeEvidence]:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
-    Args:
-        probe: What to probe.
-        runner: Runs trials, or knows them.
-        traced: What ``probe.trace`` gave, if it was called before.
-
-    Returns:
-        The settings with the chosen micro-batch, and what was found.
+    ``traced`` is what ``probe.trace`` gave, if it was called before. Returns the settings with the chosen micro-batch,
+    and what was found.
 
     Raises:
         DoesNotFit: If not even the smallest size fits.
@@ -366,7 +358,7 @@ def probe_model(
         local_ranks=probe.local_ranks,
         micro_batches_per_step=probe.micro_batches,
         search_trials=len(search.tried),
-        # The order counts: speed over a minute is measured before the seconds are added up.
+        # Measured before the seconds are added up.
         sustained=next((search.sustained(point) for point in curve if point.rows == choice.rows), None),
         seconds=round(runner.seconds, 3),
         mean_real_tokens_per_row=probe.config.seq_length_tokens if probe.rows is None else probe.rows.mean_real_tokens,

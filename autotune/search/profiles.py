@@ -66,7 +66,7 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 
 
 def report_directory(profile_path: Path, reports: Path) -> Path:
-    """Where a profile's ledger and report lie."""
+    """Return the directory of a profile's ledger and report."""
     return reports / profile_path.stem
 
 
@@ -84,7 +84,7 @@ def read_trials(
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
-    """Where the profiles of these models go.
+    """Return where the profiles of these models go.
 
     Raises:
         UsageError: If two models, or several and one file, have the same place.
@@ -94,12 +94,8 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
     if out is not None and len(names) == 1 and out.suffix == ".toml":
         return [out]
     if out is not None and (out.suffix == ".toml" or out.is_file()):
-        raise UsageError(
-            f"--out {out} names one file for {len(names)} models"
-            if len(names) > 1
-            else f"--out {out} is not a .toml file",
-            next_step="Name a directory, or a .toml file for a single model.",
-        )
+        what = f"names one file for {len(names)} models" if len(names) > 1 else "is not a .toml file"
+        raise UsageError(f"--out {out} {what}", next_step="Name a directory, or a .toml file for a single model.")
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
@@ -212,10 +208,7 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile; one that is there already and says something else is kept beside it.
-
-    Returns:
-        Where the old one was kept, or None when nothing was lost.
+    """Write a profile; one that is there already and says something else is kept beside it, at the returned path.
 
     Raises:
         Undecided, MachineLacks: If it keeps a rate that its GPU cannot reach, or any of a pretended GPU.

@@ -1,5 +1,6 @@
 """Read and write the verdict on a profile, which lies beside its report."""
 
+import functools
 import json
 import os
 import shlex
@@ -72,13 +73,7 @@ def review(
 ) -> ReviewedProfile:
     """Keep a verdict on what a profile says now, in place of the one before.
 
-    Args:
-        profile: The profile.
-        reports: Where reports lie.
-        verdict: What is said of it.
-        by: Who says it.
-        note: Why.
-        as_edited: Approve what it says now even if that is not what was measured.
+    With ``as_edited`` it is approved even if it does not say what was measured.
 
     Raises:
         ProfileRefused: If it is to be approved and was edited since it was written.
@@ -106,12 +101,7 @@ def review(
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ReviewedProfile:
-    """Let only a profile pass whose present content is approved.
-
-    Args:
-        profile: The profile.
-        reports: Where reports lie.
-        expect_sha256: Its ``file_sha256`` when it was approved for what it is wanted for; None takes any approval.
+    """Return a profile whose present content is approved, and still has the ``file_sha256`` that is expected, if any.
 
     Raises:
         ProfileRefused: If it is not, with what to do.
@@ -144,19 +134,16 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
     """
     train = approved.profile.train
     # As text: Python takes 1, 1.0 and true for the same.
-    if _json(train.model_dump(mode="json")) == _json(asked.model_dump(mode="json")):
+    as_text = functools.partial(json.dumps, sort_keys=True)
+    if as_text(train.model_dump(mode="json")) == as_text(asked.model_dump(mode="json")):
         return
     said, would = flat_settings(train), flat_settings(asked)
-    other = [key for key in would if _json(would[key]) != _json(said.get(key))]
+    other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
     raise ProfileRefused(
         f"--set makes of {approved.path} what nobody has approved: "
         + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
         next_step="Write it into the profile, and have that reviewed: autotune report review; or leave it out.",
     )
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def _short(sha256: str) -> str:

@@ -1,7 +1,7 @@
-"""Windows read one after the other in rounds, so that what a machine's minutes do to one they do to all.
+"""Read windows one after the other in rounds, so that what a machine's minutes do to one they do to all.
 
 Every other round is read backwards: a drift within rounds cancels too. A round is taken from the trial log whole or not
-at all, as its windows are held against each other. A window that somebody else spoiled is read again.
+at all, as its windows are compared with each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +44,8 @@ class Rounds:
         What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
         again.
 
-        Args:
-            number: Of the round; even ones are read forwards.
-            trials: Windows with their labels.
-            check: Called after each with what it took; ends the round by an exception.
+        ``trials`` are windows with their labels; ``check`` is called after each with its seconds, and ends the round by
+        an exception.
         """
 
         def in_turn(*, anew: bool) -> dict[Key, Outcome]:

@@ -73,11 +73,7 @@ class TrialRunner:
     def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
         """Return the trial's outcome, measured now or, unless it is to be measured anew, before.
 
-        Args:
-            trial: What to run.
-            label: What it is for.
-            anew: Measure it although it is known.
-            timed: Whether a rate is taken from a ``step``; the other jobs that measure one have no other answer.
+        ``timed`` says that a rate is taken from a ``step``; the other jobs that measure one have no other answer.
 
         Raises:
             OutOfTime: If it is likely to end after ``budget_ends_s``.

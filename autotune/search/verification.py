@@ -26,15 +26,9 @@ def verify(
     *,
     ledger: LedgerCheck | None = None,
 ) -> Verification:
-    """Compare a profile with this machine.
+    """Compare a profile with this machine, and with its dataset at ``data`` or where the profile says.
 
-    Args:
-        stored: The profile.
-        data: Where its dataset is; None for where the profile says.
-        host: Describes the host.
-        monitor: Describes the GPUs.
-        read_cuda: The CUDA version that torch is built for; asked only on a machine with the profile's GPU.
-        ledger: What the ledger beside it says of it.
+    ``read_cuda`` gives the CUDA version that torch is built for; it is called only on a machine with the profile's GPU.
     """
     train, made_on, manifest, no_data = stored.profile.train, stored.profile.fingerprint, None, ""
     try:

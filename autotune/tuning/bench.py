@@ -107,13 +107,9 @@ class Bench:
             yield self.runner(report_directory(stored.path, request.reports), self.fingerprint(model), update, trials)
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
-        """Return a runner of trials that are written to a ledger and shown as they come.
+        """Return a runner of trials that are shown as they come, and kept in the profile's directory among the reports.
 
-        Args:
-            reports: The profile's own directory among the reports.
-            here: Site, model and dataset.
-            update: Shows progress.
-            expected_trials: About so many; once there are more, no total is shown.
+        Once there are more than were expected, no total is shown.
 
         Raises:
             BadInput: If the ledger's directory cannot be written.
@@ -156,10 +152,7 @@ class Bench:
         stored: StoredProfile,
         differences: Callable[[Fingerprint, Fingerprint], Sequence[Mismatch]] = compare,
     ) -> ProbeEvidence:
-        """Make sure that measurements here are of what the profile is of; lesser differences are said.
-
-        Returns:
-            What its probe found.
+        """Return a profile's probe if measurements here are of the same; lesser differences are said.
 
         Raises:
             ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
@@ -233,11 +226,7 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
 
 
 def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
-    """Make sure that nobody else uses these GPUs.
-
-    Raises:
-        MachineLacks: If somebody does.
-    """
+    """Raise ``MachineLacks`` if another process uses these GPUs."""
     if users := other_users(monitor, uuids):
         free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]
         another = f", or use another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""

@@ -1,6 +1,7 @@
 """The explore stage: settings of the step searched together, proven, probed anew, and written into the profile."""
 
 import contextlib
+import math
 import shutil
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,13 +14,13 @@ from autotune.errors import DoesNotFit
 from autotune.search.estimate import CannotTrace
 from autotune.search.exploration import Exploration, Proof, evidence, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.probe import Probe, ProbeRequest
+from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence
 from autotune.search.workers import SweepRequest
 from autotune.store import write_atomically
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe
-from trainer.batch import RowStatistics, row_statistics
+from trainer.batch import row_statistics
 from trainer.config import Checkpointing, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.families import FAMILIES
@@ -34,14 +35,7 @@ def explore_settings(
 ) -> tuple[StoredProfile, ExploreEvidence]:
     """Search, and write what was found; settings that are proven to be faster are probed and taken.
 
-    Args:
-        bench: Where it is measured.
-        stored: The profile as probed.
-        probe_request: How it was probed: what the user fixed there is not explored.
-        request: How windows are measured, and for how long.
-
-    Returns:
-        The profile as it is now, and what was found.
+    What the user fixed in the ``probe_request`` is not explored. Returns the profile as it is now, and what was found.
 
     Raises:
         ProfileRefused: If the profile is of another machine, model or dataset.
@@ -63,12 +57,9 @@ def explore_settings(
 def _settle(
     bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: Proof
 ) -> tuple[Profile, Proof]:
-    """Probe what is to be taken, so that its memory is verified as the unexplored one's was.
+    """Probe what is to be taken, so that its memory is verified too; return the profile to write, and what is taken.
 
     If only fewer rows leave the headroom free, these have to be proven to be faster as well.
-
-    Returns:
-        The profile to write, and what is taken.
     """
     if not explored.adopted:
         return stored.profile, explored
@@ -117,14 +108,21 @@ def explore_request(
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
     global_rows = {layout: global_batch_rows(tokens, one.mean_real_tokens) for layout, one in rows.items()}
     most_rows = probe_request.max_rows
-    predicted: dict[Configuration, int | None] = {}
+    most: dict[Configuration, float] = {}
 
     def fits(cell: Configuration) -> bool:
         """Whether it is predicted to leave the headroom free; one that cannot be predicted is tried."""
-        if cell.kind not in predicted:
-            predicted[cell.kind] = _predicted_most(bench, probe, rows[cell.layout], cell)
-        most = predicted[cell.kind]
-        return most is None or cell.micro_batch_rows <= rows_with_headroom(most, constraints.headroom_share)
+        if probe.expected is None:
+            return True
+        if cell.kind not in most:
+            config = probe.config.model_copy(update=cell.model_dump())
+            alike = replace(probe, rows=rows[cell.layout], config=config)
+            try:
+                predicted = alike.predicted_rows(alike.trace(bench.machine))
+                most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
+            except CannotTrace:
+                most[cell.kind] = math.inf
+        return cell.micro_batch_rows <= most[cell.kind]
 
     return ExploreRequest(
         training=bench.training(train, request, probe.local_ranks),
@@ -167,13 +165,3 @@ def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out
-
-
-def _predicted_most(bench: Bench, probe: Probe, rows: RowStatistics, cell: Configuration) -> int | None:
-    if probe.expected is None:
-        return None
-    alike = replace(probe, rows=rows, config=probe.config.model_copy(update=cell.model_dump()))
-    try:
-        return alike.predicted_rows(alike.trace(bench.machine))
-    except CannotTrace:
-        return None

@@ -54,10 +54,7 @@ def asked_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa:
 def probe_models(bench: Bench, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
     """Probe each model, and write its profile before the next one is probed.
 
-    Args:
-        bench: Where it is measured.
-        requests: One for each model.
-        out: Profile file; with several models a directory.
+    ``out`` is a profile file, or a directory.
 
     Raises:
         BadInput, UsageError: If what is asked for cannot be had here.

@@ -31,8 +31,7 @@ def build_report(
         runs: Directories of trainings from these profiles.
         data: The dataset; None takes what each profile names.
 
-    Returns:
-        Where the three forms lie, by ``html``, ``markdown`` and ``json``.
+    Returns the paths of the three forms, by ``html``, ``markdown`` and ``json``.
 
     Raises:
         UsageError: If there are more profiles or runs than one report takes, or two of the same name.

@@ -156,8 +156,7 @@ def more_rows_win(knobs):
     return nothing_wins(knobs.but(micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
 
 
-def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make, monkeypatch):
-    monkeypatch.setattr(explore, "_predicted_most", lambda *_: None)
+def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make):
     work = make(more_rows_win)
     refusing_above(work, PROBED_ROWS, precision="fp32")  # with headroom 32, so that two micro-batches of 17 are chosen
     before = work.probed()
