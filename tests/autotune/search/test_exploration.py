@@ -150,19 +150,6 @@ def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
     assert search.known.tried[crashed.pop()].outcome == "crashed"
 
 
-def test_a_candidate_that_is_not_proven_to_be_faster_is_not_taken(tmp_path):
-    flat = dict.fromkeys(FEW, 1000.0)
-    for seed in range(3):
-        search, found = explored(
-            tmp_path / str(seed), lambda knobs: flat[knobs], noise=0.1, seed=seed, cells=FEW, most_trials=9
-        )
-        if found.candidate != search.unexplored and not found.adopted:
-            assert found.ratio.low is None or found.ratio.low <= 1
-            assert "is not proven to be faster, so" in evidence(search, found).choice
-            return
-    raise AssertionError("no search came to a candidate that was not proven")
-
-
 def test_every_window_stands_beside_one_of_the_unexplored_settings_at_the_same_global_batch(tmp_path):
     search, _ = explored(tmp_path, LANDSCAPES["compiled"])
     for trial in search.runner.machine.trials:
@@ -273,10 +260,13 @@ def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path)
 # When it stops.
 
 
-def test_it_stops_after_as_many_cells_as_are_allowed(tmp_path):
-    search, _ = explored(tmp_path, additive({}), cells=FEW, most_trials=6)
+def test_it_stops_after_as_many_cells_as_are_allowed_or_where_nothing_can_be_seen_any_more(tmp_path):
+    search, _ = explored(tmp_path / "allowed", additive({}), cells=FEW, most_trials=6)
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("cells are as many as were allowed")
+    search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
+    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
+    assert len(search.known.tried) < len(FEW)
 
 
 def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
@@ -286,27 +276,21 @@ def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_p
     assert found.adopted
 
 
-def test_it_stops_where_nothing_is_left_that_the_time_allows(tmp_path):
-    cells = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
-    search, found = explored(tmp_path, LANDSCAPES["compiled"], cells=cells, minutes=1)
-    assert search.stopped_because == "what is left takes longer than the time that is left"
-    assert search.runner.machine.trials == []
-    assert not found.adopted
+COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
 
 
-def test_it_stops_where_nothing_can_be_seen_any_more(tmp_path):
-    search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
-    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
-    assert len(search.known.tried) < len(FEW)
-
-
-@pytest.mark.parametrize("changes", [{"cells": (UNEXPLORED,)}, {"cells": FEW, "fits": lambda knobs: False}])
-def test_where_nothing_else_fits_no_window_is_read(tmp_path, changes):
+@pytest.mark.parametrize(
+    ("changes", "why", "cells"),
+    [
+        ({"cells": (UNEXPLORED,)}, "nothing else fits or runs", 1),
+        ({"cells": FEW, "fits": lambda knobs: False}, "nothing else fits or runs", 1),
+        ({"cells": COMPILED, "minutes": 1}, "what is left takes longer than the time that is left", len(COMPILED)),
+    ],
+)
+def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):
     search, found = explored(tmp_path, additive({}), **changes)
-    assert search.stopped_because == "nothing else fits or runs"
-    assert (found.candidate, found.adopted) == (UNEXPLORED, False)
-    assert search.runner.machine.trials == []
-    assert evidence(search, found).cells == 1
+    assert (search.stopped_because, search.runner.machine.trials) == (why, [])
+    assert (found.candidate, found.adopted, evidence(search, found).cells) == (UNEXPLORED, False, cells)
 
 
 # Resuming.

@@ -1,4 +1,5 @@
 import contextlib
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,11 +10,19 @@ from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
+from autotune.search.workers import SweepRequest
 from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import asked_config
-from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneRequest, Tuning, next_steps
+from autotune.tuning.tune import (
+    ASSUMED_TRIAL_S,
+    BASELINE_MINUTES,
+    TuneRequest,
+    Tuning,
+    measure_between_nodes,
+    next_steps,
+)
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
@@ -21,6 +30,15 @@ from trainer.config import ModelSettings
 
 TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
 SERVER_S, RANKS_S = 120.0, 15.0
+
+
+def left_at(path, model):
+    """A profile of a model that a tuning left."""
+    profile = example_profile()
+    profile = profile.model_copy(update={"train": profile.train.model_copy(update={"model": model})})
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(profile_to_toml(profile))
+    return profile
 
 
 class Stages:
@@ -52,15 +70,9 @@ class Stages:
         )  # fmt: skip
 
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
-        name = ready.config.model.name
         self.traced.append(traced)
-        self.does("probe", name)
-        profile = example_profile()
-        train = profile.train.model_copy(update={"model": ready.config.model})
-        profile = profile.model_copy(update={"train": train})
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(profile_to_toml(profile))
-        return ProbedModel(path=path, profile=profile, trials=(), previous=None)
+        self.does("probe", ready.config.model.name)
+        return ProbedModel(path=path, profile=left_at(path, ready.config.model), trials=(), previous=None)
 
     def explore_settings(self, bench, stored, probe, asked):
         self.does("explore", stored.profile.train.model.name, asked)
@@ -70,13 +82,17 @@ class Stages:
         self.does("workers", stored.profile.train.model.name, asked)
         return stored.profile.evidence.workers
 
-    def tune_network(self, stored, asked, nodes, display):
-        self.nodes = nodes
-        self.does("network", stored.profile.train.model.name, asked)
+    def tune_network(self, stored, asked, nodes, display=None):
+        self.nodes, name = nodes, stored.profile.train.model.name
+        self.does("network", name, asked)
+        train = stored.profile.train.model_copy(update={"micro_batch_rows": 1})  # with the exchange that was chosen
+        stored.path.write_text(profile_to_toml(stored.profile.model_copy(update={"train": train})))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
     def compare_recipes(self, bench, stored, asked):
-        self.does("baseline", stored.profile.train.model.name, asked)
+        name = stored.profile.train.model.name
+        assert stored.profile.train.micro_batch_rows == (1 if ("network", name) in self.calls else 2)
+        self.does("baseline", name, asked)
         return worth(example_profile()).evidence.baseline
 
     def build_report(self, profiles, reports, out, *, data):
@@ -305,3 +321,37 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
     assert "the network between nodes was not measured" in many[2]
     assert next_steps([], nodes=1) == ()
+
+
+# Between nodes.
+
+
+@pytest.mark.parametrize(
+    ("minutes", "told", "calls"),
+    [
+        (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
+        (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
+        (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
+    ],
+)
+def test_between_nodes_the_network_is_measured_then_what_was_known_before(
+    stages, asked, clock, monkeypatch, tmp_path, minutes, told, calls
+):
+    monkeypatch.setattr(tune, "nodes_here", lambda: 2)
+    monkeypatch.setattr(tune, "SystemClock", lambda: clock)
+    paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in asked.probes]
+    for path, probe in zip(paths, asked.probes, strict=True):
+        left_at(path, probe.config.model)
+    found = {"profiles": list(map(str, paths)), "report": "r/report.html", "with_baseline": True} | told
+    (tmp_path / "tune-7.json").write_text(json.dumps(found))
+    request = SweepRequest(data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes)
+    result = measure_between_nodes(tmp_path / "tune-7.json", request)
+    assert [" ".join(call) for call in stages.calls] == calls
+    assert (stages.nodes, stages.minutes["network", "a"]) == (2, minutes)
+    assert stages.minutes.get(("baseline", "a")) in (None, min(BASELINE_MINUTES, minutes))
+    assert (result.profiles, result.report) == (tuple(map(str, paths)), found["report"])
+    took_s = {"network": (20.0, RANKS_S), "baseline": (10.0, SERVER_S), "report": (0.0, 0.0)}
+    both = [took_s[call[0]] for call in stages.calls]
+    assert (result.seconds, result.seconds_in_children) == tuple(map(sum, zip(*both, strict=True)))
+    assert "autotune launch slurm" in result.next_steps[-1]
+    assert "--nodes 2" in result.next_steps[-1]
