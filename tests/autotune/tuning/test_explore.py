@@ -12,16 +12,14 @@ from autotune.search.workers import SweepRequest
 from autotune.tuning import bench as bench_room
 from autotune.tuning import explore
 from autotune.tuning.explore import explore_request, explore_settings
-from autotune.tuning.probe import probe_models
+from autotune.tuning.probe import asked_config, probe_models
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
-from tests.autotune.tuning.benches import bench_on, machine_for, probe_request
+from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
-
-
 PROBED_ROWS = 33
 """The micro-batch that the probe chooses for the global batch."""
 
@@ -179,40 +177,34 @@ def test_a_profile_of_another_model_is_refused(make):
 # The space.
 
 
-def test_what_the_user_asked_for_is_not_explored(make):
-    work = make()
-    request = work.request(work.probed(), settings={"precision": "fp32", "layout": "packed"})
-    assert {(cell.precision, cell.layout) for cell in request.cells} == {("fp32", "packed")}
-    assert "precision: fp32 was asked for" in request.left_out
-    assert "layout: packed was asked for" in request.left_out
+STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})
+TINY = TrainConfig(model=SETTINGS, layout="packed")
 
 
-def test_without_a_compiler_nothing_is_compiled_and_with_one_both_are_tried(make, monkeypatch):
-    work = make()
-    stored = work.probed()
-    request = work.request(stored)
-    assert not any(cell.compile_layers for cell in request.cells)
-    assert any(one.startswith("compile_layers: there is no") for one in request.left_out)
-    monkeypatch.setattr(explore.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert {cell.compile_layers for cell in work.request(stored).cells} == {False, True}
-
-
-def test_on_a_cpu_there_is_one_attention_and_on_a_gpu_two(make):
-    work = make()
-    stored = work.probed()
-    assert {cell.attention for cell in work.request(stored).cells} == {"auto"}
-    site = replace(work.bench.site, device="cuda")
-    levels, left_out = explore._levels(replace(work.bench, site=site), stored.profile.train, work.requests()[0].config)
-    assert levels["attention"] == ("auto", "sdpa")
-    assert not any(one.startswith("attention") for one in left_out)
-
-
-def test_a_model_whose_attention_is_not_known_is_never_packed(make):
-    work = make()
-    train = TrainConfig(model=ModelSettings(name="strange", config={"model_type": "something-new"}), layout="padded")
-    levels, left_out = explore._levels(work.bench, train, work.requests()[0].config)
-    assert levels["layout"] == ("padded", "bucketed")
-    assert "layout: packed rows need a model whose attention this project knows" in left_out
+@pytest.mark.parametrize(
+    ("train", "asked", "device", "compiler", "name", "values", "said"),
+    [
+        (TINY, {"precision": "fp32"}, "cpu", None, "precision", ("fp32",), "fp32 was asked for"),
+        (TINY, {"layout": "packed"}, "cpu", None, "layout", ("packed",), "packed was asked for"),
+        (
+            TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
+            "packed rows need a model whose attention this project knows",
+        ),
+        (TINY, {}, "cpu", None, "compile_layers", (False,), "there is no compiler here (g++, c++, clang++)"),
+        (TINY, {}, "cpu", "g++", "compile_layers", (False, True), None),
+        (TINY, {}, "cpu", None, "attention", ("auto",), "a CPU has no varlen kernel"),
+        (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
+    ],
+)  # fmt: skip
+def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
+    make, monkeypatch, train, asked, device, compiler, name, values, said
+):
+    bench = make().bench
+    monkeypatch.setattr(explore.shutil, "which", lambda name: compiler)
+    bench = replace(bench, site=replace(bench.site, device=device))
+    levels, left_out = explore._levels(bench, train, asked_config(train.model, **asked))
+    assert levels[name] == values
+    assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
 
 
 def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
