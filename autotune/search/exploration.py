@@ -28,7 +28,7 @@ from autotune.core.trial import FeedFigures, Trial
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
 from autotune.decide.exploration import expected_improvement
 from autotune.decide.statistics import ratio_of
-from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest, Readings
+from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
 from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Asked, feed_trial
@@ -72,7 +72,7 @@ class Exploration:
     @property
     def unexplored(self) -> Configuration:
         """What the profile has."""
-        return self.request.unexplored
+        return self.known.unexplored
 
     def run(self) -> None:
         """Search until there is a reason to stop; proof comes after it.
@@ -89,8 +89,6 @@ class Exploration:
                 break
             self._round(asked)
         self.stopped_because = why
-
-    # What to read next.
 
     def _over(self) -> str:
         """Why the search ends; empty while it goes on."""
@@ -141,8 +139,6 @@ class Exploration:
         found = self.known.believed()
         noise = found.noise_sigma * (1 + SHORT_PART**-0.5)
         return bool(log_ratio < self.known.best_mean(found) - max(PRUNE_SIGMAS * noise, LEAST_IMPROVEMENT))
-
-    # A round.
 
     def _round(self, asked: Sequence[Configuration]) -> None:
         """Read short windows of what is new, and full ones of all that is not hopeless."""
@@ -294,6 +290,17 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
     before = search.unexplored
     others = [one for cell, one in search.known.tried.items() if cell != before]
+    rows = []
+    for cell, one in search.known.tried.items():
+        rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
+        row = ExploredRow(
+            settings=cell,
+            windows=len(one.full) + len(one.short),
+            real_tokens_per_s=statistics.median(rates) if rates else None,
+            ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
+            outcome=one.outcome,
+        )
+        rows.append(row)
     return ExploreEvidence(
         cells=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
@@ -309,19 +316,8 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         choice=_choice(search, found),
         stopped_because=search.stopped_because,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=[_row(cell, one, is_unexplored=cell == before) for cell, one in search.known.tried.items()],
+        rows=rows,
         **search.reading.taken,
-    )
-
-
-def _row(cell: Configuration, tried: Readings, *, is_unexplored: bool) -> ExploredRow:
-    rates, logs = [rate for rate, _ in tried.best], [log for _, log in tried.best]
-    return ExploredRow(
-        settings=cell,
-        windows=len(tried.full) + len(tried.short),
-        real_tokens_per_s=statistics.median(rates) if rates else None,
-        ratio_to_unexplored=math.exp(statistics.median(logs)) if logs and not is_unexplored else None,
-        outcome=tried.outcome,
     )
 
 

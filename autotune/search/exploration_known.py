@@ -40,11 +40,6 @@ class ExploreRequest:
     fits: Callable[[Configuration], bool] = lambda knobs: True
     """By prediction; asked once a cell is proposed, as tracing takes seconds."""
 
-    @property
-    def unexplored(self) -> Configuration:
-        """What the profile has."""
-        return self.cells[0]
-
     def config_of(self, cell: Configuration) -> TrainConfig:
         """The unexplored configuration with the knobs of a cell, at the same global batch."""
         rows = {"global_batch_rows": self.global_rows[cell.layout]}

@@ -16,6 +16,11 @@ from trainer.record import code_sha256
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
     """Return what this node is, and which code and data it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
+    links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
+    told = [link for link in links if not isinstance(link, Unavailable)]
+    linked: bool | None = all(told)
+    if linked and not (links and len(told) == len(links)):
+        linked = None
     dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
@@ -26,17 +31,9 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
         allotted_cpus=host.facts([]).allotted_cpus,
         gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=_all_linked([gpu.uuid for gpu in gpus], monitor),
+        nvlinked=linked,
         code_sha256=code_sha256(),
         dataset_hash=dataset,
         dataset_place=str(data_dir),
         dataset_missing=missing,
     )
-
-
-def _all_linked(uuids: list[str], monitor: GpuMonitor) -> bool | None:
-    answers = [monitor.nvlinked(one, other) for one, other in itertools.combinations(uuids, 2)]
-    known = [answer for answer in answers if not isinstance(answer, Unavailable)]
-    if not all(known):
-        return False
-    return True if known and len(known) == len(answers) else None

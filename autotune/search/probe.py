@@ -249,8 +249,7 @@ class Search:
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
         """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
         device = self.probe.config.device
-        seconds = min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
-        if seconds == 0:
+        if not (seconds := min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)):
             return None
         steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
         with contextlib.suppress(OutOfTime):

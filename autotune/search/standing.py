@@ -29,7 +29,11 @@ def standing_of_run(directory: Path, jobs: Jobs | None) -> RunStanding:
         run = read_run(directory)
     except TrainerError as error:
         return RunStanding(directory=str(directory), state="cannot be read", job=number, reason=error.message)
-    last = run.steps[-1] if run.steps else None
+    last, measured = run.steps[-1] if run.steps else None, True
+    try:
+        check_run(run)
+    except AutotuneError:  # rates of a pretended GPU
+        measured = False
     newest = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1]
     return RunStanding(
         directory=str(directory),
@@ -37,7 +41,7 @@ def standing_of_run(directory: Path, jobs: Jobs | None) -> RunStanding:
         job=number,
         step=last.step if last else run.header.resumed_step,
         max_steps=run.header.config.get("max_steps"),
-        real_tokens_per_s=last.real_tokens_per_s if last and _is_measured(run) else None,
+        real_tokens_per_s=last.real_tokens_per_s if last and measured else None,
         checkpoint=newest[0].name if newest else None,
         reason=run.end.reason if run.end else None,
         seconds_since_step=_age_s(directory / STEPS_FILE),
@@ -81,15 +85,6 @@ def _state(run: Run, queued: str | None, *, asked: bool) -> str:
     if run.end.exit_code == TrainingFailed.exit_code:
         return f"gave up{waiting}"
     return f"ended with code {run.end.exit_code}{waiting}"
-
-
-def _is_measured(run: Run) -> bool:
-    """Whether its rates are those of a real GPU, or of a CPU."""
-    try:
-        check_run(run)
-    except AutotuneError:
-        return False
-    return True
 
 
 def _age_s(path: Path) -> float | None:

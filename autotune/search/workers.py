@@ -107,11 +107,7 @@ class Sweep:
         self.limit = self.training.limits.most()
 
     def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the time is over.
-
-        Raises:
-            Undecided: If a window could not be measured.
-        """
+        """Measure until the count is decided or the time is over; ``Undecided`` if a window could not be measured."""
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
@@ -128,11 +124,6 @@ class Sweep:
     def time_is_over(self) -> bool:
         """Whether the budget is used up; three rounds are always measured."""
         return len(self.rounds) > 2 and self.reading.seconds >= self.training.request.budget_s
-
-    @property
-    def every(self) -> list[FeedFigures]:
-        """All windows of its rounds."""
-        return [figures for one in self.rounds for figures in one.values()]
 
     def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
         """Return figures of windows that are read one after the other, or known from the trial log all together.
@@ -196,7 +187,8 @@ class Sweep:
     @property
     def worker_bytes(self) -> int | None:
         """The largest loader worker so far; None before one was measured."""
-        return max((figures.worker_bytes for figures in self.every if figures.worker_bytes), default=None)
+        known = (figures.worker_bytes for one in self.rounds for figures in one.values())
+        return max(filter(None, known), default=None)
 
     def _look_at_workers(self) -> None:
         """Lower the limit, should workers turn out larger than was assumed."""
@@ -235,6 +227,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence
     """Return what the profile keeps of a sweep."""
     request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
     ceilings = [one[None] for one in sweep.rounds if None in one]
+    every = [figures for one in sweep.rounds for figures in one.values()]
     replayed_s = request.replayed_step_s
     step = "the training step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
     if request.sample_delay_s:
@@ -257,7 +250,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence
         **sweep.reading.taken,
         data_filesystem=disk.filesystem_type,
         data_on_network=disk.is_network,
-        gpu_source=gpu_source(site, sweep.every, replayed=replayed_s is not None),
+        gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
         operating_state=_operating_state(ceilings),
     )
 

@@ -22,16 +22,9 @@ MOST_PROFILES, MOST_RUNS = 12, 24
 def build_report(
     profiles: Sequence[Path], reports: Path, out: Path, *, runs: Sequence[Path] = (), data: Path | None = None
 ) -> dict[str, Path]:
-    """Write a report of profiles, their trials and training runs.
+    """Write a report of profiles, their trials and training runs: the file ``out``, and its two other forms beside it.
 
-    Args:
-        profiles: One or several.
-        reports: Directory of their trial logs and reviews.
-        out: The HTML file, or one of the two that lie beside it.
-        runs: Directories of trainings from these profiles.
-        data: The dataset; None takes what each profile names.
-
-    Returns the paths of the three forms, by ``html``, ``markdown`` and ``json``.
+    Trial logs and reviews are read from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
 
     Raises:
         UsageError: If there are more profiles or runs than one report takes, or two of the same name.

@@ -95,11 +95,7 @@ class Tuning:
         self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
-        """All stages.
-
-        Raises:
-            AutotuneError: Where a stage failed in a way that concerns all models.
-        """
+        """Run all stages; raise the error of one that failed in a way that concerns all models."""
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # refused before anything is started
         with self.view.open():
@@ -280,9 +276,7 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
     """Measure the network for each profile, what it is worth if that was known, and write the report again.
 
-    Args:
-        found_by: What the tuning left: profiles, the report, and whether it measured what settings are worth.
-        request: The dataset, and the time for the network of each profile.
+    ``found_by`` names the profiles and the report of a tuning; the time of the request is for each profile's network.
     """
     clock, waited_s = SystemClock(), 0.0
     began_s = clock.monotonic_s()
