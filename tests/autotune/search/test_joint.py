@@ -7,7 +7,7 @@ from autotune.core.outcome import Crashed
 from autotune.core.trial import Trial
 from autotune.search.joint import gap_remains, loader_space, search_joint, study_of
 from autotune.search.workers import Asked, evidence, with_loader
-from tests.autotune.search.feeds import CONFIG, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from tests.autotune.search.feeds import CONFIG, DEAD, HOST, LIMITS, FeedMachine, knee_at, loader_of, sweep_on
 from tests.autotune.search.test_workers import ON_CPU
 
 FEW_WORKERS = replace(LIMITS, asked=3)
@@ -28,7 +28,7 @@ def finished(rate, directory, **changes):
 
 
 def settings_of(sweep):
-    return [one.trial.measured["config"]["data"] for one in sweep.runner.finished]
+    return [loader_of(one.trial) for one in sweep.runner.finished]
 
 
 def test_a_gap_remains_only_where_no_count_reaches_the_ceiling(tmp_path):
@@ -72,12 +72,9 @@ def test_settings_that_memory_does_not_hold_are_not_tried(tmp_path):
 
 
 def test_settings_whose_workers_die_are_left_out(tmp_path):
-    sweep, choice = finished(prefetching_helps, tmp_path)
-    plain = sweep.runner.machine._simulate
-    dead = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
-    sweep.runner.machine._simulate = lambda trial: (
-        dead if trial.measured["config"]["data"]["prefetch_batches"] == 8 else plain(trial)
-    )
+    machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_batches"] == 8 else None)
+    sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
+    choice = sweep.run()
     found = search_joint(sweep, choice, trials=10)
     assert found.prefetch_batches != 8
     assert not found.adopted

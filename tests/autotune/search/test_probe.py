@@ -92,16 +92,19 @@ def probe(tmp_path):
     return run
 
 
-def test_the_largest_micro_batch_is_found_verified_and_bounded_if_not_by_the_limit(probe):
-    found = probe(FakeMachine(simulate), max_rows=10)
-    assert (found.feasible_max, found.infeasible_min) == (10, None)
+def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(probe):
     machine = FakeMachine(simulate)
-    found = probe(machine, site="there")
+    found = probe(machine)
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
+    assert found.sustained is None  # on a CPU a few steps are enough
+    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
     verified = next(trial.measured for trial in machine.trials if rows_of(trial) == 35)
     assert verified["memory_budget_bytes"] == 1_000_000_000
     assert verified["warmup_steps"] + verified["timed_steps"] == 2
     assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
+    limited = probe(FakeMachine(simulate), max_rows=10)
+    assert (limited.feasible_max, limited.infeasible_min) == (10, None)
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
@@ -168,17 +171,19 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     assert not any(map(is_timed, machine.trials))
 
 
-def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
-    machine = except_where(is_timed, Crashed(detail="a bus error"))
-    with pytest.raises(Undecided, match="33 rows, speed crashed:\\na bus error"):
+@pytest.mark.parametrize(
+    ("outcome", "said", "next_step", "tries"),
+    [
+        (Crashed(detail="a bus error"), "33 rows, speed crashed:\\na bus error", "resumes from", 3),
+        (OutOfMemory(detail="no room"), "33 rows fitted at first", "--headroom", 1),
+    ],
+)
+def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
+    machine = except_where(is_timed, outcome)
+    with pytest.raises(Undecided, match=said) as caught:
         probe(machine)
-    assert sum(map(is_timed, machine.trials)) == 3
-
-
-def test_a_size_that_fitted_and_is_refused_when_it_is_timed_needs_more_headroom(probe):
-    with pytest.raises(Undecided, match="fitted at first") as caught:
-        probe(except_where(is_timed, OutOfMemory(detail="no room")))
-    assert "--headroom" in caught.value.next_step
+    assert next_step in caught.value.next_step
+    assert sum(map(is_timed, machine.trials)) == tries
 
 
 def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
@@ -201,14 +206,6 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     assert machine.trials[0].measured["local_ranks"] == 3
     curve = machine.trials[-1].measured["config"]  # accumulation repeats what one micro-batch costs
     assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
-
-
-def test_the_curve_ends_at_the_headroom_and_a_cpu_is_timed_for_a_few_steps_alone(probe):
-    machine = FakeMachine(simulate)
-    found = probe(machine)
-    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
-    assert found.sustained is None
-    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
 
 
 def test_a_finished_probe_is_repeated_from_its_ledger_without_a_trial_but_not_at_another_site(probe):

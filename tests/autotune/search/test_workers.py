@@ -1,3 +1,5 @@
+import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,17 @@ from autotune.errors import DoesNotFit, Undecided
 from autotune.search.rounds import ATTEMPTS
 from autotune.search.site import Site
 from autotune.search.workers import Sweep, evidence, gpu_source
-from tests.autotune.search.feeds import CEILING, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from tests.autotune.search.feeds import (
+    CEILING,
+    DEAD,
+    HOST,
+    LIMITS,
+    FeedMachine,
+    figures_of,
+    knee_at,
+    loader_of,
+    sweep_on,
+)
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import FEED
 from tests.fakes import FakeHost, FakeMachine
@@ -52,21 +64,20 @@ def test_rounds_run_forwards_and_backwards_in_turn_and_no_window_is_another_ones
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
     assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.reading.windows
-    assert {(trial.measured["sample_delay_s"], trial.measured["replayed_step_s"]) for trial in machine.trials} == {
-        (0.5, 0.1)
-    }
+    slowed = {(trial.measured["sample_delay_s"], trial.measured["replayed_step_s"]) for trial in machine.trials}
+    assert slowed == {(0.5, 0.1)}
     assert {trial.place["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
 
 
 def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
-    class Interrupted(FeedMachine):
-        def run(self, trial):
-            if len(self.trials) == 5:
-                raise KeyboardInterrupt
-            return super().run(trial)
+    number = itertools.count()
+
+    def interrupt(trial):
+        if next(number) == 5:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep_on(Interrupted(knee_at(2)), tmp_path).run()
+        sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path).run()
     whole, rest = FeedMachine(knee_at(2)), FeedMachine(knee_at(2))
     expected = evidence_of(sweep_on(whole, tmp_path / "other"))
     assert evidence_of(sweep_on(rest, tmp_path)) == expected
@@ -76,16 +87,14 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
 
 def noisy(knee: int) -> FeedMachine:
     """Windows that differ by so much that a short budget decides nothing."""
-    machine = FeedMachine(knee_at(knee))
-    plain = machine._simulate
+    number = itertools.count(1)
 
-    def simulate(trial):
-        figures = plain(trial).figures
-        wild = 1 + 0.1 * ((7 * len(machine.trials)) % 11 - 5) / 5
-        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * wild})
+    def wild(trial):
+        factor = 1 + 0.1 * ((7 * next(number)) % 11 - 5) / 5
+        figures = figures_of(trial, knee_at(knee))
+        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * factor})
 
-    machine._simulate = simulate
-    return machine
+    return FeedMachine(knee_at(knee), wild)
 
 
 def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
@@ -106,17 +115,13 @@ def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
 
 def contaminated(times: int) -> FeedMachine:
     """Every window of one worker is spoiled so many times before it is read."""
-    machine = FeedMachine(knee_at(1))
-    plain, spoiled = machine._simulate, dict[str, int]()
+    spoiled = Counter[str]()
 
-    def simulate(trial):
-        if not trial.measured["cached"] and spoiled.setdefault(trial.key, 0) < times:
-            spoiled[trial.key] += 1
-            return Contaminated(detail="somebody else was on it")
-        return plain(trial)
+    def spoil(trial):
+        spoiled[trial.key] += not trial.measured["cached"]
+        return Contaminated(detail="somebody else was on it") if 0 < spoiled[trial.key] <= times else None
 
-    machine._simulate = simulate
-    return machine
+    return FeedMachine(knee_at(1), spoil)
 
 
 def test_a_spoiled_window_is_read_again_and_one_that_is_spoiled_every_time_leaves_the_sweep_undecided(tmp_path):
@@ -181,10 +186,7 @@ def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first)
 
 
 def test_a_count_whose_workers_die_is_the_limit(tmp_path):
-    dead = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
-    machine = FeedMachine(knee_at(20))
-    plain = machine._simulate
-    machine._simulate = lambda trial: dead if trial.measured["config"]["data"]["loader_workers"] > 4 else plain(trial)
+    machine = FeedMachine(knee_at(20), lambda trial: DEAD if loader_of(trial)["loader_workers"] > 4 else None)
     found = evidence_of(sweep_on(machine, tmp_path))
     assert found.max_workers == found.chosen == 4
     assert "8 loader workers" in found.max_workers_because

@@ -146,7 +146,9 @@ def told(result, name, model="a"):
     return next(one for one in result.stages if (one.name, one.model) == (name, model))
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each(stages, asked, clock):
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(
+    stages, asked, clock
+):
     stages.local_ranks = 2
     _, result = run(replace(asked, skip=frozenset()), clock)
     rest = ["explore", "workers", "network", "baseline"]
@@ -158,17 +160,14 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each(stages, asked,
     assert [one.status for one in result.stages] == ["done"] * 13
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
-    assert result.report is not None
     assert result.report.endswith("r/a-cpu/report.html")
-
-
-def test_every_stage_says_what_it_came_to(stages, asked, clock):
-    _, result = run(asked, clock)
     assert told(result, "estimate").told == "not predicted, as asked"
     assert told(result, "probe").told == "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows"
     assert told(result, "workers").told == "1 loader workers: so"
     assert told(result, "baseline").told.startswith("tuned, against paper-style: 2.00")
     assert told(result, "probe").seconds == TOOK_S["probe"]
+    assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
+    assert result.seconds == pytest.approx(2 * sum(TOOK_S[stage] for stage in ("probe", *rest)))
 
 
 def test_stages_that_are_left_out_say_why(stages, asked, clock):
@@ -289,13 +288,6 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(st
 def test_a_stage_may_take_what_it_takes_at_least_even_if_its_share_is_less(stages, asked, clock):
     run(replace(asked, minutes=3.5), clock)
     assert stages.minutes["workers", "a"] * 60 == pytest.approx(least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0))
-
-
-def test_time_in_children_is_that_of_the_server_and_of_ranks(stages, asked, clock):
-    stages.local_ranks = 2
-    _, result = run(asked, clock)
-    assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
-    assert result.seconds == pytest.approx(2 * sum(TOOK_S[one] for one in ("probe", "workers", "network", "baseline")))
 
 
 # Going on.
