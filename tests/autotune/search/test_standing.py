@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -7,29 +6,20 @@ from autotune.search.standing import find_standings, standing_of_run, standing_o
 from autotune.show.tuning import standings_text
 from autotune.store import Ledger
 from tests.autotune.trials import record
-
-HEADER = {
-    "schema_version": 3, "name": "tiny", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "slurm-12",
-    "started_utc": "2026-01-01T00:00:00Z", "config": {"max_steps": 50}, "sources": {}, "config_sha256": "c",
-    "profile_sha256": "p", "dataset_hash": "d", "world_size": 2, "accumulation_steps": 1,
-    "rows_per_microbatch_per_rank": 2, "global_batch_rows": 4, "parameters": 10, "layout": "packed",
-    "attention": "sdpa", "attention_reason": "so", "recipe_changes": [], "device": "cpu", "peak_flops_per_s": None,
-    "versions": {},
-}  # fmt: skip
+from tests.trainer.checkpoints import end_of, header_of
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     place = tmp_path / "runs" / "one"
     place.mkdir(parents=True)
-    (place / "run.json").write_text(json.dumps(HEADER))
+    header = header_of(job="slurm-12").model_copy(update={"config": {"max_steps": 50}})
+    (place / "run.json").write_text(header.model_dump_json())
     return place
 
 
 def put_exit(run: Path, code: int) -> None:
-    end = {"exit_code": code, "reason": "so it is", "requeue": code == 75, "steps": 7, "checkpoint": None,
-           "seconds": 1.0, "finished_utc": "2026-01-01T00:00:00Z"}  # fmt: skip
-    (run / "exit.json").write_text(json.dumps(end))
+    (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
 
 
 @pytest.mark.parametrize(

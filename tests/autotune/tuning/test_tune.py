@@ -146,9 +146,7 @@ def told(result, name, model="a"):
     return next(one for one in result.stages if (one.name, one.model) == (name, model))
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(
-    stages, asked, clock
-):
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages, asked, clock):
     stages.local_ranks = 2
     _, result = run(replace(asked, skip=frozenset()), clock)
     rest = ["explore", "workers", "network", "baseline"]
