@@ -64,5 +64,5 @@ def baseline(
     if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
         return
     with open_bench(train.device, request.data) as bench:
-        found = compare_recipes(bench, stored, request, most_rounds=rounds)
+        found = compare_recipes(bench, stored, request, rounds=rounds)
     print(answer_json(found) if as_json else baseline_text(found, profile))

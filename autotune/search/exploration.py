@@ -290,7 +290,7 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
     before = search.unexplored
     others = [one for cell, one in search.known.tried.items() if cell != before]
-    rows = []
+    explored = []
     for cell, one in search.known.tried.items():
         rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
         row = ExploredRow(
@@ -300,7 +300,7 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
             ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
             outcome=one.outcome,
         )
-        rows.append(row)
+        explored.append(row)
     return ExploreEvidence(
         cells=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
@@ -316,7 +316,7 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         choice=_choice(search, found),
         stopped_because=search.stopped_because,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=rows,
+        rows=explored,
         **search.reading.taken,
     )
 

@@ -243,7 +243,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence
         ceiling_slot_tokens_per_s=[one.slot_tokens_per_s for one in ceilings],
         rows=[_row(count, sweep, choice) for count in sweep.counts],
         local_ranks=sweep.training.limits.local_ranks,
-        max_workers=sweep.max_workers,
+        max_workers=sweep.limit[0],
         max_workers_because=sweep.limit[1],
         consumer=step,
         window_s=request.window_s,

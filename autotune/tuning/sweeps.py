@@ -47,7 +47,7 @@ def count_workers(
 
 
 def compare_recipes(
-    bench: Bench, stored: StoredProfile, request: SweepRequest, *, most_rounds: int = BASELINE_ROUNDS
+    bench: Bench, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
 ) -> BaselineEvidence:
     """Measure what the tuned settings are worth, and write it into the profile.
 
@@ -60,13 +60,13 @@ def compare_recipes(
     training = bench.training(train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         recipes, real_shares = compare_with(train, dataset, *training.limits.most())
-    trials = len(recipes) + (len(recipes) + 1) * most_rounds
+    trials = len(recipes) + (len(recipes) + 1) * rounds
     with bench.stage("baseline", stored, request, trials) as trial_runner:
         found = BaselineRunner(
             training=training,
             others=recipes,
             real_shares=real_shares,
-            most_rounds=most_rounds,
+            most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
             micro_batches=probe.micro_batches_per_step,
             manifest=bench.manifest,
