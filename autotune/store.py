@@ -1,13 +1,9 @@
-"""Files that must survive anything: atomic writes and the append-only trial ledger.
-
-The only writer of ``profiles/`` and ``reports/``.
-"""
+"""Files that must survive anything, in ``profiles/`` and ``reports/``: atomic writes and the append-only ledger."""
 
 import contextlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,8 @@ from autotune.errors import BadInput
 from trainer import disk
 from trainer.schema import canonical_json, canonical_sha256
 
+LEDGER_DIRECTORY = "ledger"
+"""Within a profile's directory among the reports."""
 MAX_LEDGER_BYTES = 256 * 2**20
 _SHORT_CHARACTERS = 600
 
@@ -22,8 +20,7 @@ _SHORT_CHARACTERS = 600
 def json_rows(value: object) -> str:
     """Return JSON in which what is short, or holds no further tables, stands on one line: lists of rows read as rows.
 
-    Args:
-        value: Plain values; what JSON does not know becomes text.
+    What JSON does not know becomes text.
     """
     return f"{_rows(value, '')}\n"
 
@@ -79,23 +76,12 @@ def unwritable_means_bad_input(path: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerContent:
-    """All records of a ledger, in the order of their times, and what could not be read."""
-
-    records: tuple[dict[str, Any], ...]
-    damaged_lines: int
-
-
 class Ledger:
     """An append-only list of trial records in a directory; one file per writer, merged on read.
 
     Each line is JSON with a checksum and is synced to disk before ``append`` returns. A torn last line, which a crash
-    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own.
-
-    Args:
-        directory: Where the files lie; created on the first append.
-        writer: A name for this writer's file, unique among writers that run at the same time.
+    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own. The directory
+    is created on the first append; ``writer`` is a name that no other has at the same time.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
@@ -113,28 +99,24 @@ class Ledger:
             self.directory.mkdir(parents=True, exist_ok=True)
             disk.append_whole(self._file, line, durable=True)
 
-    def read(self) -> LedgerContent:
-        """Merge all writers' records, ordered by their ``time_utc``."""
-        return read_ledger(self.directory)
 
+def read_ledger(directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return all writers' records, ordered by their ``time_utc``, and how many lines are damaged.
 
-def read_ledger(directory: Path) -> LedgerContent:
-    """Read a ledger directory; one that does not exist yet is empty."""
-    records: list[dict[str, Any]] = []
-    damaged = 0
+    One that does not exist yet is empty.
+
+    Raises:
+        BadInput: If a file of it is too large to be one.
+    """
+    found: list[dict[str, Any] | None] = []
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_LEDGER_BYTES:
             raise BadInput(
                 f"{path} is larger than {MAX_LEDGER_BYTES} bytes", next_step="Move it away; it is no ledger."
             )
-        for line in path.read_bytes().splitlines():
-            record = _checked(line)
-            if record is None:
-                damaged += 1
-            else:
-                records.append(record)
-    records.sort(key=lambda record: str(record.get("time_utc", "")))
-    return LedgerContent(records=tuple(records), damaged_lines=damaged)
+        found += map(_checked, path.read_bytes().splitlines())
+    records = [record for record in found if record is not None]
+    return sorted(records, key=lambda record: str(record.get("time_utc", ""))), found.count(None)
 
 
 def _checked(line: bytes) -> dict[str, Any] | None:

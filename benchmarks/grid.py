@@ -34,7 +34,6 @@ from autotune.tuning.explore import explore_request
 from autotune.tuning.probe import asked_config, probe_models
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings
-from trainer.dataset import read_manifest
 from trainer.presets import model_settings
 from trainer.progress import progress
 
@@ -162,12 +161,11 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
     asked = ProbeRequest(
         config=asked_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
     )
-    manifest = read_manifest(data)
     with open_bench("cpu", data) as bench:
-        (probed,) = probe_models(bench, [asked], place / "profiles", manifest)
+        (probed,) = probe_models(bench, [asked], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S)
-        request = explore_request(bench, stored, asked, windows, manifest)
+        request = explore_request(bench, stored, asked, windows)
         cells = [cell for cell in request.cells if not cell.compile_layers and request.fits(cell)]
         request = replace(request, cells=tuple(cells))
         return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
@@ -177,7 +175,7 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, 
     training, unexplored = request.training, request.cells[0]
     grid = Grid(model=training.config.model.name, unexplored=unexplored, window_s=training.request.window_s)
     taken: dict[Configuration, list[float]] = {}
-    here = bench.fingerprint(training.config.model, read_manifest(training.request.data))
+    here = bench.fingerprint(training.config.model)
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
         numbers = itertools.count()

@@ -28,7 +28,7 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.measure.host import SystemHost
-from autotune.search.exploration import Exploration
+from autotune.search.exploration import Exploration, prove
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest, TrainingWindows
@@ -121,7 +121,8 @@ def replay(grid: Grid, seed: int) -> Replay:
             machine=_machine(grid, clock, seed), ledger=Ledger(Path(place), "replay"), site="grid", clock=clock
         )
         search = Exploration(request=_request(grid), runner=runner)
-        found = search.run()
+        search.run()
+        found = prove(search)
     chosen = found.candidate if found.adopted else grid.unexplored
     means = grid.mean_log_ratios()
     best = max(means.values())

@@ -47,10 +47,9 @@ def baseline(
     from autotune.show.baseline import baseline_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.sweeps import compare_recipes
-    from trainer.dataset import read_manifest
 
     stored = read_profile(profile)
-    probe = probed_here(stored, refusals=[])
+    probed_here(stored)
     train = stored.profile.train
     request = SweepRequest(
         data=stored.data_dir(data),
@@ -64,7 +63,6 @@ def baseline(
     job = job_of_profile("baseline", purpose, stored, request)
     if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
         return
-    manifest = read_manifest(request.data)
     with open_bench(train.device, request.data) as bench:
-        found = compare_recipes(bench, stored, probe, request, manifest, most_rounds=rounds)
+        found = compare_recipes(bench, stored, request, rounds=rounds)
     print(answer_json(found) if as_json else baseline_text(found, profile))

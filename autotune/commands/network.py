@@ -37,14 +37,13 @@ def network(
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json
     from autotune.show.network import network_text
-    from autotune.tuning.network import tune_network
-    from autotune.tuning.together import nodes_here
-    from trainer.dataset import read_manifest
+    from autotune.tuning.network import nodes_here, tune_network
 
     stored = read_profile(profile)
-    probe = probed_here(stored, refusals=[])
+    probe = probed_here(stored)
     train = stored.profile.train
     job = JobRequest(
         name=f"network-{train.model.name}",
@@ -63,16 +62,8 @@ def network(
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
-    directory = stored.data_dir(data)
-    found, _ = tune_network(
-        stored,
-        read_manifest(directory),
-        data=directory,
-        reports=reports,
-        minutes=minutes,
-        nodes=nodes or nodes_here(),
-        ranks=ranks or probe.local_ranks,
-        links_only=links_only,
-        trial_timeout_s=trial_timeout,
+    request = SweepRequest(
+        data=stored.data_dir(data), reports=reports, minutes=minutes, ranks=ranks, trial_timeout_s=trial_timeout
     )
+    found, _ = tune_network(stored, request, nodes or nodes_here(), links_only=links_only)
     print(answer_json(found) if as_json else network_text(found, profile))

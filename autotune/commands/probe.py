@@ -86,7 +86,6 @@ def probe(
     from autotune.show.probe import probe_answer, probe_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.probe import asked_config, probe_models
-    from trainer.dataset import read_manifest
     from trainer.presets import model_settings
 
     if granularity > max_rows:
@@ -120,7 +119,6 @@ def probe(
         )
         for name in model
     ]
-    manifest = read_manifest(data)
     names = [request.config.model.name for request in requests]
     one = out.stem if out is not None and out.suffix == ".toml" else None
     job = JobRequest(
@@ -136,5 +134,5 @@ def probe(
     if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
         return
     with open_bench(device, data) as bench:
-        probed = probe_models(bench, requests, out, manifest)
+        probed = probe_models(bench, requests, out)
     print(answer_json({"models": [probe_answer(one) for one in probed]}) if as_json else probe_text(probed, data))

@@ -65,7 +65,6 @@ def workers(
     from autotune.show.workers import workers_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.sweeps import count_workers
-    from trainer.dataset import read_manifest
 
     replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")
     if replayed_step_s is not None and replayed_step_s < 1e-4:
@@ -73,7 +72,7 @@ def workers(
             f"--step-time {step_time!r} is below 0.1 ms", next_step="Give a longer time: --step-time 120ms"
         )
     stored = read_profile(profile)
-    probe = probed_here(stored, refusals=[])
+    probe = probed_here(stored)
     train = stored.profile.train
     request = SweepRequest(
         data=stored.data_dir(data),
@@ -89,10 +88,9 @@ def workers(
     job = job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)
     if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
         return
-    manifest = read_manifest(request.data)
     device = "cpu" if step_time else train.device
     with open_bench(device, request.data, without_gpu=_replay(stored, probe)) as bench:
-        found = count_workers(bench, stored, probe, request, manifest, joint_trials=joint_trials)
+        found = count_workers(bench, stored, request, joint_trials=joint_trials)
     print(answer_json(found) if as_json else workers_text(found, profile, request.data))
 
 

@@ -34,6 +34,11 @@ class Trial:
         return canonical_sha256({"job": self.job, "measured": self.measured})
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a ledger tells it by."""
+        return {"key": self.key, "job": self.job, "measured": self.measured}
+
+    @property
     def is_timed(self) -> bool:
         """Whether its answer depends on how fast the device is."""
         return self.job != "step" or self.measured.get("timed_steps", FEWEST_TIMED_STEPS) >= FEWEST_TIMED_STEPS

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.core.hardware import is_pretended
 from autotune.core.interval import Interval
-from autotune.core.outcome import Measured, outcome_from_json
+from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
 from autotune.core.units import format_bytes
@@ -37,8 +37,8 @@ from autotune.decide.statistics import Estimate, Scale, of_bounds, of_one, of_so
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
-from autotune.search.standing import LEDGER_DIRECTORY
-from autotune.store import read_ledger
+from autotune.search.trials import records_in
+from autotune.store import LEDGER_DIRECTORY
 from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record import RUN_FILE, Run
 from trainer.schema import canonical_sha256
@@ -58,11 +58,6 @@ _OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
 """Settings that a tuning varies from trial to trial."""
 
 
-Trials = tuple[tuple[TrialRecord, ...], int]
-"""Those of the newest site, and how many lines were left out."""
-Source = StoredProfile | Run | Trials | Manifest
-
-
 def compare_paths(a: Path, b: Path) -> Comparison:
     """Compare two profiles, tunings, runs or datasets, or a profile with a run.
 
@@ -70,39 +65,31 @@ def compare_paths(a: Path, b: Path) -> Comparison:
         UsageError: If they are of kinds that have no figures in common.
         TrainerError, AutotuneError: If one of them cannot be read.
     """
-    first, second = _read(a), _read(b)
-    sides = _side(first, str(a)), _side(second, str(b))
-    kinds = {side.kind for side in sides}
-    if len(kinds) > 1 and kinds != {"profile", "run"}:
+    (first, mine), (second, theirs) = _side(a), _side(b)
+    if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
         raise UsageError(
-            f"{a} is a {sides[0].kind} and {b} is a {sides[1].kind}: they have no figures in common",
+            f"{a} is a {first.kind} and {b} is a {second.kind}: they have no figures in common",
             next_step="Name two of a kind, or a profile and a run.",
         )
-    return compare(*sides, _loss(first, second) if isinstance(first, Run) and isinstance(second, Run) else None)
+    return compare(first, second, _loss(mine, theirs) if mine and theirs else None)
 
 
-def _read(path: Path) -> Source:
+def _side(path: Path) -> tuple[Side, Run | None]:
+    """A side, and the run if it is one."""
     if (path / RUN_FILE).is_file():
-        return read_measured_run(path)
+        run = read_measured_run(path)
+        return _run_side(run, str(path)), run
     if (path / LEDGER_DIRECTORY).is_dir():
-        return _read_trials(path)
+        return _tuning_side(path), None
     if (path / MANIFEST_NAME).is_file():
-        return read_manifest(path)
+        return _dataset_side(read_manifest(path), str(path)), None
     if path.is_dir():
         raise BadInput(
             f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {LEDGER_DIRECTORY}/) nor a dataset (no "
             f"{MANIFEST_NAME})",
             next_step="Name a profile, or a directory of one of these.",
         )
-    return read_profile(path)
-
-
-def _side(source: Source, name: str) -> Side:
-    if isinstance(source, StoredProfile):
-        return _profile_side(source, name)
-    if isinstance(source, Manifest):
-        return _dataset_side(source, name)
-    return _run_side(source, name) if isinstance(source, Run) else _tuning_side(source, name)
+    return _profile_side(read_profile(path), str(path)), None
 
 
 def _dataset_side(manifest: Manifest, name: str) -> Side:
@@ -114,10 +101,9 @@ def _dataset_side(manifest: Manifest, name: str) -> Side:
         for metric, count in ((SAMPLES, split.samples), (TOKENS, split.tokens))
         if count
     ]
-    circumstances: dict[Circumstance, str] = {"dataset": manifest.dataset_hash}
     return Side(
-        kind="dataset", name=name, settings=flat_table(table), circumstances=circumstances, facts={},
-        readings=tuple(readings),
+        kind="dataset", name=name, settings=flat_table(table), circumstances={"dataset": manifest.dataset_hash},
+        facts={}, readings=tuple(readings),
     )  # fmt: skip
 
 
@@ -242,27 +228,16 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
     return first, second, paired_difference(mine, theirs), f"at the same steps, {later[0]} to {later[-1]}"
 
 
-def _read_trials(path: Path) -> Trials:
-    content = read_ledger(path / LEDGER_DIRECTORY)
-    found = [TrialRecord.of(record) for record in content.records]
-    records = [record for record in found if record is not None]
-    measured = [
-        record
-        for record in records
-        if record.job in ("step", "feed") and isinstance(outcome_from_json(record.outcome), Measured)
-    ]
+def _tuning_side(path: Path) -> Side:
+    every, damaged = records_in(path / LEDGER_DIRECTORY)
+    measured = [one for one in every if one.job in ("step", "feed") and one.outcome["kind"] == "measured"]
     if not measured:
         raise BadInput(
-            f"{path} has no measured trial of a training step: {len(found)} records, {content.damaged_lines} damaged",
+            f"{path} has no measured trial of a training step: {len(every)} records, {damaged} damaged",
             next_step="Tune first: autotune tune; or name its profile.",
         )
-    newest = measured[-1].site
-    mine = tuple(record for record in measured if record.site == newest)
-    return mine, content.damaged_lines + found.count(None) + len(measured) - len(mine)
-
-
-def _tuning_side(trials: Trials, name: str) -> Side:
-    records, left_out = trials
+    records = [one for one in measured if one.site == measured[-1].site]
+    left_out = damaged + len(measured) - len(records)
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(_what(record), []).append(record)
@@ -287,7 +262,7 @@ def _tuning_side(trials: Trials, name: str) -> Side:
     notes += [] if where else ["its trials do not say what they ran on: the machines may be different ones"]
     return Side(
         kind="tuning",
-        name=name,
+        name=str(path),
         settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
         circumstances=circumstances,
         facts=facts,
@@ -330,8 +305,9 @@ def _by_allocator(driver: str | None) -> str:
 def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
-    done = [(one.trial, one.outcome) for one in (record.finished() for record in group)]
-    measured = [(trial, outcome) for trial, outcome in done if isinstance(outcome, Measured)]
+    measured = [
+        (one.trial, one.outcome) for one in (record.finished() for record in group) if isinstance(one.outcome, Measured)
+    ]
     rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)

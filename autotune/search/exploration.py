@@ -14,26 +14,42 @@ where it is proven to be faster than the unexplored settings, and learns the sam
 Windows are on batches from memory, as loaders are counted later, at whatever settings come out of this.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
-from autotune.core.outcome import Outcome
+from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
+from autotune.core.interval import Interval
+from autotune.core.outcome import Measured, Outcome, describe
+from autotune.core.trial import FeedFigures, Trial
+from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
 from autotune.decide.exploration import expected_improvement
-from autotune.search.exploration_known import LEAST_IMPROVEMENT, SHORT_PART, Cells, ExploreRequest, Readings, Windows
-from autotune.search.exploration_proof import Proof, prove
-from autotune.search.rounds import Rounds
+from autotune.decide.statistics import ratio_of
+from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
+from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.trials import TrialRunner
+from autotune.search.workers import Asked, feed_trial
 
 TOGETHER = 3
 """Proposed at once, and read beside one window of the unexplored settings."""
+SHORT_PART = 0.25
+"""Of a window: what a first look takes."""
 PRUNE_SIGMAS = 2.0
 """A first look so far below the best rules a cell out."""
 LEAST_TRIALS = 12
 VISIBLE_SHARE = 0.1
 """Of a window's noise: what a dozen windows of both in turn can tell apart."""
+COMPILING_S = 60.0
+"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
+LEAST_S = 0.001
+"""No window counts as less: ledgers keep no more digits."""
+
+FIRST_VERIFYING, MOST_VERIFYING = 4, 12
+UNKNOWN = Interval(value=1.0, low=None, high=None)
+"""Of what did not run, or was not asked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,21 +58,24 @@ class Exploration:
 
     request: ExploreRequest
     runner: TrialRunner
-    reading: Windows = field(init=False)
+    reading: Rounds = field(init=False)
     known: Cells = field(init=False)
+    rounds: int = 0
+    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    """Seconds of windows, start included, without and with compiled layers."""
     stopped_because: str = ""
 
     def __post_init__(self) -> None:
-        self.reading = Windows(request=self.request, reading=Rounds(runner=self.runner))
+        self.reading = Rounds(runner=self.runner)
         self.known = Cells(cells=self.request.cells)
 
     @property
     def unexplored(self) -> Configuration:
         """What the profile has."""
-        return self.request.unexplored
+        return self.known.unexplored
 
-    def run(self) -> Proof:
-        """Search, verify, and check the loss.
+    def run(self) -> None:
+        """Search until there is a reason to stop; proof comes after it.
 
         Raises:
             Undecided: If the unexplored settings could not be measured.
@@ -70,9 +89,6 @@ class Exploration:
                 break
             self._round(asked)
         self.stopped_because = why
-        return prove(self.known, self.reading)
-
-    # What to read next.
 
     def _over(self) -> str:
         """Why the search ends; empty while it goes on."""
@@ -81,7 +97,7 @@ class Exploration:
             return "nothing else fits or runs"
         if tried >= self.request.most_trials:
             return f"{tried} cells are as many as were allowed"
-        if self.reading.rounds and self._searching_s_left() <= 0:
+        if self.rounds and self._searching_s_left() <= 0:
             return "half of the time is used up, and the other half is for proof"
         if tried < min(LEAST_TRIALS, len(self.known.cells) - 1):
             return ""
@@ -93,25 +109,30 @@ class Exploration:
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """The cell that is expected to win most; those that are pending are taken to be as good as believed.
+        """Return the cell that is expected to win most; those that are pending are taken to be as good as believed.
 
         None where nothing is left that fits, or that the time allows.
         """
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
-        takes_s = self.reading.takes_s
         # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
-        worth = {cell: gain / takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
+        worth = {cell: gain / self._takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
         for cell in sorted(worth, key=lambda one: -worth[one]):
-            if cell in pending or cell == self.unexplored or takes_s(cell) > self._searching_s_left():
+            if cell in pending or cell == self.unexplored or self._takes_s(cell) > self._searching_s_left():
                 continue
             if cell in self.known.tried or self.request.fits(cell):
                 return cell
             self.known.rule_out(cell)
         return None
 
+    def _takes_s(self, cell: Configuration) -> float:
+        """About so long, by those of its kind so far."""
+        plain = statistics.median(self.taken_s[False] or [1.0])
+        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
+        return max(LEAST_S, compiled if cell.compile_layers else plain)
+
     def _searching_s_left(self) -> float:
-        return self.request.training.request.budget_s / 2 - self.reading.reading.seconds
+        return self.request.training.request.budget_s / 2 - self.reading.seconds
 
     def _hopeless(self, log_ratio: float) -> bool:
         """Whether a first look lies so far below the best that a full window could not mend it."""
@@ -119,68 +140,184 @@ class Exploration:
         noise = found.noise_sigma * (1 + SHORT_PART**-0.5)
         return bool(log_ratio < self.known.best_mean(found) - max(PRUNE_SIGMAS * noise, LEAST_IMPROVEMENT))
 
-    # A round.
-
     def _round(self, asked: Sequence[Configuration]) -> None:
         """Read short windows of what is new, and full ones of all that is not hopeless."""
         fresh = [cell for cell in asked if cell not in self.known.tried]
-        looked = self._read(fresh, short=True)
+        looked = self.read(fresh, short=True)
         going_on = [cell for cell in asked if cell not in fresh]
         for cell in fresh:
-            if cell in looked and self._hopeless(self.known.tried[cell].short[-1]):
+            if cell in looked and self._hopeless(self.known.tried[cell].short[-1][1]):
                 self.known.tried[cell].outcome = "pruned"
             elif cell in looked:
                 going_on.append(cell)
-        for cell in self._read(going_on, short=False):
+        for cell in self.read(going_on):
             self.known.tried[cell].outcome = "ran"
 
-    def _read(self, cells: Sequence[Configuration], *, short: bool) -> Mapping[Configuration, float]:
-        """Windows of these beside one of the unexplored settings; real tokens/s of those that ran."""
+    def read(
+        self, cells: Sequence[Configuration], *, short: bool = False, unexplored_last: bool = False
+    ) -> Mapping[Configuration, float]:
+        """Read one window of each beside one of the unexplored settings; return real tokens/s of those that ran.
+
+        Raises:
+            Undecided: If the unexplored settings did not run.
+        """
         if not cells:
             return {}
-        outcomes: dict[Configuration, Outcome] = self.reading.read([self.unexplored, *cells], short=short)
-        rates = self.reading.rates(outcomes)
+        every = [*cells, self.unexplored] if unexplored_last else [self.unexplored, *cells]
+        number, names = self.rounds, [cell.name for cell in every]
+        self.rounds += 1
+        what = "a first look" if short else f"round {number + 1}"
+        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in every}
+
+        def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
+            self.taken_s[cell.compile_layers].append(seconds)
+            if cell == self.unexplored and not isinstance(outcome, Measured):
+                raise unmeasured("the window of the unexplored settings", outcome, self.runner)
+
+        outcomes = self.reading.read(number, trials, check)
+        rates = {
+            cell: self.request.rate_of(cell, FeedFigures.of(outcome))
+            for cell, outcome in outcomes.items()
+            if isinstance(outcome, Measured)
+        }
         self.known.note(rates, short=short)
         for cell in cells:
             if cell not in rates:
                 self.known.failed(cell, outcomes[cell])
         return rates
 
+    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
+        """Return a window of a cell in a round, beside those of these names; changes are of what is measured."""
+        training = self.request.training
+        asked = Asked(name=cell.name, config=self.request.config_of(cell), cached=True)
+        trial = feed_trial(training, asked, number, names)
+        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
+        return replace(trial, measured=trial.measured | length | changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a search came to."""
+
+    candidate: Configuration
+    """What promised most; the unexplored settings where nothing did."""
+    ratio: Interval
+    """Of the candidate to the unexplored settings, with bounds that are 98 % sure for all finalists together."""
+    equal_loss: str | None
+    adopted: bool
+    refused: str | None = None
+    """Why it is not taken although it is faster."""
+    passed_over: Configuration | None = None
+    """Settings that are faster, and were not taken for what ``equal_loss`` says of them."""
+
+
+def prove(search: Exploration) -> Proof:
+    """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
+
+    Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
+
+    Raises:
+        Undecided: If the unexplored settings could not be measured.
+    """
+    known = search.known
+    first = prove_one_of(known.finalists({cell.precision for cell in known.cells}), search)
+    if first.refused is None:
+        return first
+    second = prove_one_of(known.finalists({known.unexplored.precision}), search)
+    return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
+
+
+def prove_one_of(finalists: Sequence[Configuration], search: Exploration) -> Proof:
+    """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
+    unexplored = search.unexplored
+    if not finalists:
+        return Proof(candidate=unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
+    candidate, ratio = _race(finalists, search)
+    faster = ratio.low is not None and ratio.low > 1.0
+    exactly = all(getattr(candidate, name) == getattr(unexplored, name) for name in KNOBS if name not in EXACT_KNOBS)
+    if not faster or exactly:
+        return Proof(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
+    equal, told = _check_loss(candidate, search)
+    return Proof(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
+
+
+def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
+    """Windows of all in turn; who is not expected to win any more drops out.
+
+    It ends once one is left and is faster than the unexplored settings, and after as many rounds as are worth it. Which
+    one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it,
+    with bounds that hold for every finalist, as chance in these has a say in which of them is left.
+    """
+    left = list(finalists)
+    pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}
+    for turn in itertools.count(1):
+        rates = search.read(left, unexplored_last=True)
+        ran = [cell for cell in left if cell in rates and cell in search.known.cells]
+        for cell in set(left) & set(rates):
+            pairs[cell].append((rates[cell], rates[search.unexplored]))
+        if not ran:
+            return left[0], UNKNOWN
+        left = search.known.may_be_fastest(ran)
+        leader = left[0] if left else ran[0]
+        ratio = ratio_of(pairs[leader], of=len(finalists))
+        proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
+        late = search.reading.seconds >= search.request.training.request.budget_s
+        if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):
+            break
+    return leader, ratio
+
+
+def _check_loss(candidate: Configuration, search: Exploration) -> tuple[bool, str]:
+    """Train both ways to round from one start on the same rows, at the unexplored micro-batch."""
+    every: list[tuple[float, ...]] = []
+    names = f"{search.unexplored.precision}", f"{candidate.precision}"
+    for precision in (search.unexplored.precision, candidate.precision):
+        label = f"equal loss, {precision}"
+        cell = search.unexplored.but(precision=precision)
+        config = search.request.config_of(cell).model_dump(mode="json") | {"warmup_steps": CHECK_WARM_UP_STEPS}
+        length: dict[str, Any] = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True, "config": config}
+        outcome = search.reading.run(search.trial(cell, 0, [label], short=True, **length), label)
+        if not isinstance(outcome, Measured):
+            return False, f"not checked: with {precision} the run {describe(outcome)}"
+        every.append(FeedFigures.of(outcome).losses)
+        if len(every) == 1 and (nothing := fell_too_little(every[0], names[0])) is not None:
+            return False, nothing.told
+    verdict = compare_losses(every[0], every[1], names)
+    return verdict.equal, verdict.told
+
 
 def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
-    unexplored = search.unexplored
-    chosen = found.candidate if found.adopted else unexplored
-    others = [(cell, one) for cell, one in search.known.tried.items() if cell != unexplored]
+    before = search.unexplored
+    others = [one for cell, one in search.known.tried.items() if cell != before]
+    explored = []
+    for cell, one in search.known.tried.items():
+        rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
+        row = ExploredRow(
+            settings=cell,
+            windows=len(one.full) + len(one.short),
+            real_tokens_per_s=statistics.median(rates) if rates else None,
+            ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
+            outcome=one.outcome,
+        )
+        explored.append(row)
     return ExploreEvidence(
         cells=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
-        windows=search.reading.reading.windows,
-        pruned=sum(one.outcome == "pruned" for _, one in others),
-        unexplored=unexplored,
-        chosen=chosen,
+        pruned=sum(one.outcome == "pruned" for one in others),
+        unexplored=before,
+        chosen=found.candidate if found.adopted else before,
         candidate=found.candidate,
+        adopted=found.adopted,
+        equal_loss=found.equal_loss,
         ratio_to_unexplored=found.ratio.value,
         ratio_low=found.ratio.low,
         ratio_high=found.ratio.high,
-        adopted=found.adopted,
         choice=_choice(search, found),
         stopped_because=search.stopped_because,
-        equal_loss=found.equal_loss,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=[_row(cell, one) for cell, one in search.known.tried.items()],
-        seconds=round(search.reading.reading.seconds, 3),
-    )
-
-
-def _row(cell: Configuration, tried: Readings) -> ExploredRow:
-    logs = tried.ratios or tried.short
-    return ExploredRow(
-        settings=cell,
-        windows=tried.windows,
-        real_tokens_per_s=statistics.median(tried.rates) if tried.rates else None,
-        ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
-        outcome=tried.outcome,
+        rows=explored,
+        **search.reading.taken,
     )
 
 

@@ -1,25 +1,16 @@
-"""What an exploration asks of windows, what windows took, and what is known of each cell."""
+"""What an exploration asks, and what is known of each cell."""
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from autotune.core.exploration import Configuration
-from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
-from autotune.core.trial import FeedFigures, Trial
+from autotune.core.outcome import Contaminated, Outcome, OutOfMemory, describe
+from autotune.core.trial import FeedFigures
 from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior, useful_share
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.workers import Asked, TrainingWindows, feed_trial
+from autotune.search.workers import TrainingWindows
 from trainer.config import Layout, Precision, TrainConfig
 
-SHORT_PART = 0.25
-"""Of a window: what a first look takes."""
-COMPILING_S = 60.0
-"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
-LEAST_S = 0.001
-"""No window counts as less: ledgers keep no more digits."""
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""
 FINALISTS = 6
@@ -48,11 +39,6 @@ class ExploreRequest:
     fits: Callable[[Configuration], bool] = lambda knobs: True
     """By prediction; asked once a cell is proposed, as tracing takes seconds."""
 
-    @property
-    def unexplored(self) -> Configuration:
-        """What the profile has."""
-        return self.cells[0]
-
     def config_of(self, cell: Configuration) -> TrainConfig:
         """The unexplored configuration with the knobs of a cell, at the same global batch."""
         rows = {"global_batch_rows": self.global_rows[cell.layout]}
@@ -67,100 +53,31 @@ class ExploreRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class Windows:
-    """Reads windows, and knows what they took."""
-
-    request: ExploreRequest
-    reading: Rounds
-    rounds: int = 0
-    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
-    """Seconds of windows, start included, without and with compiled layers."""
-
-    def read(self, cells: Sequence[Configuration], *, short: bool) -> dict[Configuration, Outcome]:
-        """One window of each, one after the other, the unexplored settings among them.
-
-        Raises:
-            Undecided: If the unexplored settings did not run.
-        """
-        number, names = self.rounds, [cell.name for cell in cells]
-        self.rounds += 1
-        what = "a first look" if short else f"round {number + 1}"
-        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in cells}
-
-        def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
-            self.taken_s[cell.compile_layers].append(seconds)
-            if cell == self.request.unexplored and not isinstance(outcome, Measured):
-                raise unmeasured("the window of the unexplored settings", outcome, self.reading.runner)
-
-        return self.reading.read(number, trials, check)
-
-    def rates(self, outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, float]:
-        """Real tokens/s of each that ran."""
-        return {
-            cell: self.request.rate_of(cell, FeedFigures.of(outcome))
-            for cell, outcome in outcomes.items()
-            if isinstance(outcome, Measured)
-        }
-
-    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
-        """A window of a cell in a round, beside those of these names; changes are of what is measured."""
-        training = self.request.training
-        asked = Asked(name=cell.name, config=self.request.config_of(cell), cached=True)
-        trial = feed_trial(training, asked, number, names)
-        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
-        return replace(trial, measured=trial.measured | length | changes)
-
-    def takes_s(self, cell: Configuration) -> float:
-        """About so long, by those of its kind so far."""
-        plain = statistics.median(self.taken_s[False] or [1.0])
-        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
-        return max(LEAST_S, compiled if cell.compile_layers else plain)
-
-
-@dataclass(slots=True, kw_only=True)
 class Readings:
     """What is known of a cell."""
 
-    ratios: list[float] = field(default_factory=list)
-    """Logarithms of the ratios to the unexplored settings, of full windows."""
-    short: list[float] = field(default_factory=list)
+    full: list[tuple[float, float]] = field(default_factory=list)
+    """Real tokens/s of full windows, and the logarithms of their ratios to the unexplored settings."""
+    short: list[tuple[float, float]] = field(default_factory=list)
     """The same of short ones."""
-    full_rates: list[float] = field(default_factory=list)
-    """Real tokens/s of full windows."""
-    short_rates: list[float] = field(default_factory=list)
     outcome: str = "ran"
     crashed: bool = False
     """In a way that may be the fault of one of its values: out of memory is not, and other users are not."""
 
     @property
-    def ran(self) -> bool:
-        """Whether any window did."""
-        return bool(self.full_rates or self.short_rates)
-
-    @property
-    def rates(self) -> list[float]:
-        """Real tokens/s of full windows; of short ones where there is no full one."""
-        return self.full_rates or self.short_rates
-
-    @property
-    def windows(self) -> int:
-        """Full and short ones."""
-        return len(self.full_rates) + len(self.short_rates)
+    def best(self) -> list[tuple[float, float]]:
+        """Full windows; short ones where there is no full one, and none where nothing ran."""
+        return self.full or self.short
 
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Cells, and what was seen of them.
-
-    Args:
-        cells: Those that are left; the unexplored one first.
-    """
+    """Cells, and what was seen of them."""
 
     cells: tuple[Configuration, ...]
+    """Those that are left; the unexplored one first."""
     unexplored: Configuration = field(init=False)
     tried: dict[Configuration, Readings] = field(default_factory=dict)
-    unfit: set[Configuration] = field(default_factory=set)
-    """Predicted or shown not to fit."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Values that only crashed, and why they are tried no more."""
     _believed: Posterior | None = None
@@ -171,12 +88,10 @@ class Cells:
         self.tried[self.unexplored] = Readings()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
-        """Windows of a round, among them one of the unexplored settings."""
+        """Note windows of a round, among them one of the unexplored settings."""
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, Readings())
-            (one.short_rates if short else one.full_rates).append(rate)
-            if cell != self.unexplored:
-                (one.short if short else one.ratios).append(math.log(rate / rates[self.unexplored]))
+            (one.short if short else one.full).append((rate, math.log(rate / rates[self.unexplored])))
         self._believed = None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
@@ -202,25 +117,20 @@ class Cells:
 
     def _only_crashes(self, name: str, value: object) -> bool:
         of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
-        return sum(one.crashed for one in of_value) >= CRASHES and not any(one.ran for one in of_value)
+        return sum(one.crashed for one in of_value) >= CRASHES and not any(one.best for one in of_value)
 
     def rule_out(self, unfit: Configuration) -> None:
-        """A cell that does not fit, and those of its kind with more rows."""
+        """Leave out a cell that does not fit, and those of its kind with more rows."""
         kind, rows = unfit.kind, unfit.micro_batch_rows
         more = {cell for cell in self.cells if cell.micro_batch_rows >= rows and cell.kind == kind}
-        self.unfit |= more - {self.unexplored}
-        self._keep(cell for cell in self.cells if cell not in self.unfit)
+        self._keep(cell for cell in self.cells if cell not in more - {self.unexplored})
 
     def _keep(self, cells: Iterable[Configuration]) -> None:
         self.cells = tuple(cells)
         self._believed = None
 
     def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
-        """What is believed of all cells that are left.
-
-        Args:
-            lies: Cells that are being read, and are taken to be as good as believed.
-        """
+        """Return what is believed of all cells that are left; ``lies`` are taken to be as good as believed."""
         if self._believed is None:
             self._believed = posterior(self.cells, self._seen())
         if not lies:
@@ -239,27 +149,20 @@ class Cells:
         # The unexplored settings are one, by definition, and as surely as many windows could tell.
         seen = [Seen(cell=place[self.unexplored], log_ratio=0.0) for _ in range(_SURE)]
         for cell, tried in self.tried.items():
-            if cell in place:
-                seen += [Seen(cell=place[cell], log_ratio=one) for one in tried.ratios]
-                seen += [Seen(cell=place[cell], log_ratio=one, short=True) for one in tried.short]
+            if cell in place and cell != self.unexplored:
+                seen += [Seen(cell=place[cell], log_ratio=one) for _, one in tried.full]
+                seen += [Seen(cell=place[cell], log_ratio=one, short=True) for _, one in tried.short]
         return seen
 
     def best_mean(self, found: Posterior) -> float:
-        """Of the cells that ran, the highest that is believed; a logarithm."""
-        return max(
-            float(found.mean[number])
-            for cell, number in self.places.items()
-            if cell == self.unexplored or (cell in self.tried and self.tried[cell].ran)
-        )
+        """Return the highest logarithm that is believed of the cells that ran."""
+        ran = {self.unexplored, *(cell for cell, one in self.tried.items() if one.best)}
+        return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
     def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
         """Cells of these precisions that ran and may well be the fastest, the most promising first."""
-        ran = [
-            cell
-            for cell, one in self.tried.items()
-            if one.ran and cell in self.cells and cell.precision in precisions and cell != self.unexplored
-        ]
-        return self.may_be_fastest(ran)[:FINALISTS]
+        ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.unexplored]
+        return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """The one believed to be the fastest, and those that are expected to win something over it.

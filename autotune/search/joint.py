@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.core.evidence import JointChoice
 from autotune.core.interval import Interval
@@ -32,26 +32,19 @@ def gap_remains(choice: WorkersChoice) -> bool:
 
 
 def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoice | None:
-    """Search, then hold the best against the best of workers alone, window by window.
+    """Search after a sweep, then compare the best with the best of workers alone, window by window.
 
-    Args:
-        sweep: Finished, and with time left.
-        choice: What it came to.
-        trials: Of the search, each a window beside one of batches from memory.
-
-    Returns:
-        What was found; None where time or space leave nothing to try.
+    Each of the ``trials`` is a window beside one of batches from memory. None if time or space leave nothing to try.
     """
     alone = sweep.training.config.data.model_copy(update={"loader_workers": choice.workers})
-    on_gpu = sweep.training.config.device == "cuda" and sweep.training.request.replayed_step_s is None
-    number, values = _search(sweep, alone, trials, on_gpu=on_gpu)
+    values = _search(sweep, alone, trials)
     tried = sum(map(len, values.values()))
     values.pop(alone, None)
     if not values:
         return None
     candidate = max(values, key=lambda data: statistics.fmean(values[data]))
     try:
-        ratio = _verify(sweep, number, candidate, alone)
+        ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
     except WorkersDied:  # what ran once and dies later is no setting to train with
         return None
     return JointChoice(
@@ -66,12 +59,13 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
     )
 
 
-def _search(
-    sweep: Sweep, alone: DataSettings, trials: int, *, on_gpu: bool
-) -> tuple[int, dict[DataSettings, list[float]]]:
-    """The number of the next round, and the ratios to the ceiling of what was tried."""
-    space = loader_space(sweep.max_workers, pinning=on_gpu)
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=on_gpu)
+def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings, list[float]]:
+    """Try so many settings; return the ratios to the ceiling of those that ran."""
+    from optuna.trial import TrialState
+
+    pinning = sweep.training.config.device == "cuda" and sweep.training.request.replayed_step_s is None
+    space = loader_space(sweep.max_workers, pinning=pinning)
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
     number, values = len(sweep.rounds), dict[DataSettings, list[float]]()
     for _ in range(trials):
         if sweep.time_is_over:
@@ -79,25 +73,18 @@ def _search(
         trial = study.ask(fixed_distributions=space)
         data = alone.model_copy(update=trial.params)
         limits = replace(sweep.training.limits, prefetch_batches=data.prefetch_batches)
-        if limits.refusal(data.loader_workers, sweep.worker_bytes) is not None:
-            _tell_refused(study, trial)
-            continue
         try:
+            if (refusal := limits.refusal(data.loader_workers, sweep.worker_bytes)) is not None:
+                raise WorkersDied(refusal)
             ceiling, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
         except WorkersDied:
-            _tell_refused(study, trial)
+            study.tell(trial, state=TrialState.FAIL)
             continue
         value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
         study.tell(trial, value)
         values.setdefault(data, []).append(value)
         number += 1
-    return number, values
-
-
-def _tell_refused(study: "optuna.Study", trial: "optuna.Trial") -> None:
-    from optuna.trial import TrialState
-
-    study.tell(trial, state=TrialState.FAIL)
+    return values
 
 
 def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings) -> Interval:
@@ -121,7 +108,7 @@ def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> Asked:
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
-    """The joint space of loader settings; without a GPU there is nothing to pin memory for."""
+    """Return the joint space of loader settings; without a GPU there is nothing to pin memory for."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {
@@ -131,47 +118,26 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
     return space | ({"pin_memory": CategoricalDistribution((True, False))} if pinning else {})
 
 
-def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool, seed: int = 0) -> "optuna.Study":
-    """A study that maximises the ratio of slot tokens/s to those of batches from memory in the same round.
+def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool) -> "optuna.Study":
+    """Return a study that maximises the ratio of slot tokens/s to those of batches from memory in the same round.
 
     A window whose settings lie outside the space, and one without its round's ceiling, is left out.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name="loader",
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed),
-    )
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     space = loader_space(max_workers, pinning=pinning)
     measured = [
-        (one.trial.measured, FeedFigures.of(one.outcome))
+        (one.trial.measured, FeedFigures.of(one.outcome).slot_tokens_per_s)
         for one in windows
         if one.trial.job == "feed" and isinstance(one.outcome, Measured)
     ]
-    ceilings = {what["round"]: figures.slot_tokens_per_s for what, figures in measured if what["cached"]}
-    for what, figures in measured:
+    ceilings = {what["round"]: rate for what, rate in measured if what["cached"]}
+    for what, rate in measured:
         params = {name: what["config"]["data"][name] for name in space}
-        if what["cached"] or what["round"] not in ceilings or not _inside(params, space):
-            continue
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=params,
-                distributions=space,
-                value=figures.slot_tokens_per_s / ceilings[what["round"]],
-            )
-        )
+        inside = params["loader_workers"] <= max_workers and params["prefetch_batches"] in PREFETCH_CHOICES
+        if inside and not what["cached"] and what["round"] in ceilings:
+            value = rate / ceilings[what["round"]]
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
     return study
-
-
-def _inside(params: "dict[str, Any]", space: "dict[str, BaseDistribution]") -> bool:
-    from optuna.distributions import CategoricalDistribution, IntDistribution
-
-    for name, distribution in space.items():
-        value = params.get(name)
-        if isinstance(distribution, CategoricalDistribution) and value not in distribution.choices:
-            return False
-        if isinstance(distribution, IntDistribution) and not distribution.low <= (value or 0) <= distribution.high:
-            return False
-    return True

@@ -1,4 +1,4 @@
-"""Looks at the node that this process runs on, for the preflight of a job."""
+"""Look at the node that this process runs on, for the preflight of a job."""
 
 import itertools
 import os
@@ -14,10 +14,14 @@ from trainer.record import code_sha256
 
 
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
-    """What this node is, and which code and data it sees."""
+    """Return what this node is, and which code and data it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
-    missing: str | None = None
-    dataset: str | None = None
+    links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
+    told = [link for link in links if not isinstance(link, Unavailable)]
+    linked: bool | None = all(told)
+    if linked and not (links and len(told) == len(links)):
+        linked = None
+    dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
     except TrainerError as error:
@@ -27,17 +31,9 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
         allotted_cpus=host.facts([]).allotted_cpus,
         gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=_all_linked([gpu.uuid for gpu in gpus], monitor),
+        nvlinked=linked,
         code_sha256=code_sha256(),
         dataset_hash=dataset,
         dataset_place=str(data_dir),
         dataset_missing=missing,
     )
-
-
-def _all_linked(uuids: list[str], monitor: GpuMonitor) -> bool | None:
-    answers = [monitor.nvlinked(one, other) for one, other in itertools.combinations(uuids, 2)]
-    known = [answer for answer in answers if not isinstance(answer, Unavailable)]
-    if not all(known):
-        return False
-    return True if known and len(known) == len(answers) else None

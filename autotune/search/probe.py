@@ -28,7 +28,8 @@ from autotune.decide.memory import Expected, ledger
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import of_windows
-from autotune.errors import AutotuneError, DoesNotFit, OutOfTime, Undecided
+from autotune.errors import DoesNotFit, OutOfTime, Undecided
+from autotune.measure.machine import Machine
 from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,
@@ -112,6 +113,32 @@ class Probe:
         """In the fullest micro-batches."""
         return self.rows.most_documents if self.rows is not None and self.config.layout == "packed" else 1.0
 
+    def trace(self, machine: Machine) -> MemoryEstimate:
+        """Trace the model's step, and predict its memory near the largest micro-batch.
+
+        Raises:
+            CannotTrace: If the model cannot be traced.
+        """
+        request = EstimateRequest(
+            config=step_config(self, 1),
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            documents_per_row=self.documents_per_row,
+            micro_batches=self.micro_batches,
+            ranks=self.local_ranks,
+        )
+        assert self.expected is not None
+        budget, most = self.memory_budget_bytes, self.request.max_rows
+        return estimate_model(
+            request, machine, Room(budget_bytes=budget, surroundings=self.expected.usual, max_rows=most)
+        )
+
+    def predicted_rows(self, traced: MemoryEstimate) -> int:
+        """Return the largest micro-batch that is predicted to fit."""
+        assert self.expected is not None
+        most = self.request.max_rows
+        return predicted_rows(traced, self.memory_budget_bytes, self.expected.usual, max_rows=most)
+
 
 @dataclass(slots=True, kw_only=True)
 class Search:
@@ -126,20 +153,23 @@ class Search:
     traced_bytes: Callable[[int], float] | None = None
     """The predicted peak by rows, before any trial."""
 
-    @property
-    def granule(self) -> int:
-        """Rows of the smallest size."""
-        return self.probe.request.granularity_rows
+    name: str = field(init=False)
+    """Of the model."""
+    granule: int = field(init=False)
+    """Rows of the smallest size."""
+
+    def __post_init__(self) -> None:
+        self.name, self.granule = self.probe.config.model.name, self.probe.request.granularity_rows
 
     def predict(self) -> None:
         """Trace the model; if that fails, trials alone show the way."""
-        probe, expected = self.probe, self.probe.expected
+        expected = self.probe.expected
         if expected is None:
             return
         if self.estimate is None:
-            self.runner.on_trial(f"{probe.config.model.name}: tracing, to predict its memory", None)
+            self.runner.on_trial(f"{self.name}: tracing, to predict its memory", None)
             try:
-                self.estimate = estimate_model(trace_request(probe), self.runner.machine, room_of(probe))
+                self.estimate = self.probe.trace(self.runner.machine)
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
@@ -151,75 +181,143 @@ class Search:
 
     def predicted_rows(self) -> int | None:
         """Return the largest micro-batch that the trace alone predicts; None without one."""
-        probe = self.probe
-        if self.estimate is None or probe.expected is None:
+        if self.estimate is None or self.probe.expected is None:
             return None
-        rows = predicted_rows(
-            self.estimate, probe.memory_budget_bytes, probe.expected.usual, max_rows=probe.request.max_rows
-        )
-        return rows // self.granule * self.granule
+        return self.probe.predicted_rows(self.estimate) // self.granule * self.granule
 
     def find(self) -> None:
-        """Try sizes until the largest is verified on both sides."""
-        most = self.probe.request.max_rows // self.granule
+        """Try sizes until the largest is verified on both sides.
+
+        Raises:
+            Undecided: If trials failed in a way that says nothing about memory.
+        """
+        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_rows // self.granule
         while True:
-            size = next_rows(self.tried, self.probe.memory_budget_bytes, most, self.prediction)
+            size = next_rows(self.tried, budget, most, self.prediction)
             if size is None:
-                found = bracket(self.tried).feasible_max
-                if not found or not self._is_close(found):
+                size = bracket(self.tried).feasible_max
+                peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits]
+                if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
                     return
-                size = found
             self._try(size)
 
-    def _known_so_far(self) -> str:
-        found = bracket(self.tried)
-        fit = f"{found.feasible_max * self.granule} rows fit" if found.feasible_max else "no size is known to fit"
-        return fit if found.infeasible_min is None else f"{fit}, {found.infeasible_min * self.granule} do not"
-
-    def _is_close(self, size: int) -> bool:
-        """Whether the largest size is so near the budget that one trial does not prove it."""
-        peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits and one.peak_bytes is not None]
-        return len(peaks) == 1 and self.probe.memory_budget_bytes - peaks[0] < CLOSE_BYTES
-
     def _try(self, size: int) -> None:
-        probe, rows = self.probe, size * self.granule
-        again = sum(one.rows == size for one in self.tried)
-        label = f"{rows} rows" + (f", try {again + 1}" if again else "")
-        trial = step_trial(probe, rows, FIT_STEPS, probe.memory_budget_bytes, attempt=again)
+        rows, before = size * self.granule, [one.fits for one in self.tried if one.rows == size]
+        label = f"{rows} rows" + (f", try {len(before) + 1}" if before else "")
+        trial = step_trial(self.probe, rows, FIT_STEPS, self.probe.memory_budget_bytes, attempt=len(before))
         try:
-            outcome = self.runner.run(trial, f"{probe.config.model.name}: {label}")
+            outcome = self.runner.run(trial, f"{self.name}: {label}")
         except OutOfTime as error:
-            raise OutOfTime(f"{self._known_so_far()}; {error.message}", next_step=error.next_step) from error
-        failed = sum(one.rows == size and one.fits is None for one in self.tried)
+            found = bracket(self.tried)
+            known = f"{found.feasible_max * self.granule} rows fit" if found.feasible_max else "no size is known to fit"
+            known += "" if found.infeasible_min is None else f", {found.infeasible_min * self.granule} do not"
+            raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
         if isinstance(outcome, Measured):
             self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
         elif isinstance(outcome, OutOfMemory):
             self.tried.append(Tried(rows=size, fits=False))
-        elif isinstance(outcome, Crashed | Contaminated) and failed < MAX_FAILURES - 1:
+        elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
             raise unmeasured(f"the trial of {label}", outcome, self.runner)
 
+    def curve(self, sizes: list[int]) -> list[CurvePoint]:
+        """Measure throughput from the largest size down, as far as time allows; at least the largest."""
+        *smaller, largest = sizes
+        points = [self._point(largest)]
+        with contextlib.suppress(OutOfTime):
+            for rows in reversed(smaller):
+                points.insert(0, self._point(rows))
+        return points
 
-def room_of(probe: Probe) -> Room | None:
-    """Return the memory that the largest micro-batch fills; None if nothing is known of the device."""
-    if probe.expected is None:
+    def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
+        """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
+        limit, rows, ranks = curve[-1].rows, self.probe.config.global_batch_rows, self.probe.local_ranks
+        sizes = range(self.granule, limit + 1, self.granule)
+        for _ in range(_MOST_CHOICES):
+            choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
+            if any(point.rows == choice.rows for point in curve):
+                return choice
+            try:
+                curve.append(self._point(choice.rows))
+            except OutOfTime:
+                break
+            curve.sort(key=lambda point: point.rows)
+        return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
+
+    def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
+        """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
+        device = self.probe.config.device
+        if not (seconds := min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)):
+            return None
+        steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
+        with contextlib.suppress(OutOfTime):
+            return self._point(chosen.rows, (CURVE_STEPS[device][0], steps), f" for {seconds:g} s")
         return None
-    return Room(
-        budget_bytes=probe.memory_budget_bytes, surroundings=probe.expected.usual, max_rows=probe.request.max_rows
-    )
 
+    def _point(self, rows: int, steps: tuple[int, int] | None = None, how_long: str = "") -> CurvePoint:
+        # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size
+        # is known to fit.
+        device = self.probe.config.device
+        budget_bytes = self.probe.memory_budget_bytes if device == "cuda" else None
+        label = f"{rows} rows, speed{how_long}"
+        for attempt in range(MAX_FAILURES):
+            # Accumulation repeats what is measured here.
+            trial = step_trial(
+                self.probe, rows, steps or CURVE_STEPS[device], budget_bytes, attempt=attempt, micro_batches=1
+            )
+            again = f", try {attempt + 1}" if attempt else ""
+            outcome = self.runner.run(trial, f"{self.name}: {label}{again}", timed=True)
+            if not isinstance(outcome, Crashed | Contaminated):
+                break
+        if isinstance(outcome, OutOfMemory):
+            raise Undecided(
+                f"{rows} rows fitted at first, and were refused when their speed was measured: {outcome.detail}",
+                next_step="Leave more memory free: --headroom 0.1",
+            )
+        if not isinstance(outcome, Measured):
+            raise unmeasured(f"the trial of {label}", outcome, self.runner)
+        figures = StepFigures.of(outcome)
+        step_s = statistics.median(figures.step_s)
+        spread = of_windows([figures.slot_tokens_per_step / seconds for seconds in figures.step_s]).interval()
+        return CurvePoint(
+            rows=rows,
+            slot_tokens_per_s=figures.slot_tokens_per_step / step_s,
+            step_s=step_s,
+            timed_steps=len(figures.step_s),
+            slot_tokens_per_s_low=spread.low,
+            slot_tokens_per_s_high=spread.high,
+        )
 
-def trace_request(probe: Probe) -> EstimateRequest:
-    """Return what to trace before a probe."""
-    return EstimateRequest(
-        config=step_config(probe, 1),
-        vocab_size=probe.manifest.vocab_size,
-        special_ids=probe.manifest.special_ids,
-        documents_per_row=probe.documents_per_row,
-        micro_batches=probe.micro_batches,
-        ranks=probe.local_ranks,
-    )
+    def does_not_fit(self) -> DoesNotFit:
+        """Return the error that not even the smallest size fits: what it needs, the largest term, what would help."""
+        probe, rows = self.probe, self.granule
+        tokens, budget = probe.config.seq_length_tokens, format_bytes(probe.memory_budget_bytes)
+        trial = step_trial(probe, rows, FIT_STEPS, None)
+        outcome = self.runner.run(trial, f"{self.name}: {rows} rows without a limit")
+        need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
+        helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
+        if terms := self.terms_bytes(rows):
+            term, size = max(terms.items(), key=lambda item: item[1])
+            need += f", of which {term} {format_bytes(size)} (predicted)"
+            if is_activations(term) and probe.config.checkpointing != "full":
+                helps.insert(0, "keep fewer activations with --checkpointing full")
+            # Otherwise the terms are a share already.
+            if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
+                largest = int(self.estimate.law.largest_parameter_bytes)
+                shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
+                helps += [] if shared is None else [f"share the state by {shared.words}"]
+        what = "not even one row" if rows == 1 else f"not even {rows} rows"
+        return DoesNotFit(
+            f"{what} of {tokens} tokens of {self.name} fits {budget}{need}",
+            next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
+        )
+
+    def terms_bytes(self, rows: int) -> dict[str, int]:
+        """Return what a micro-batch is predicted to need, by term; empty without a trace."""
+        if self.estimate is None or self.probe.expected is None:
+            return {}
+        return dict(ledger(self.estimate.law, rows, self.probe.expected.usual).terms_bytes)
 
 
 def probe_model(
@@ -227,16 +325,11 @@ def probe_model(
 ) -> tuple[TrainConfig, ProbeEvidence]:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
-    Args:
-        probe: What to probe.
-        runner: Runs trials, or knows them.
-        traced: The estimate of ``trace_request``, if it was traced before.
-
-    Returns:
-        The settings with the chosen micro-batch, and what was found.
+    ``traced`` is what ``probe.trace`` gave, if it was called before. Returns the settings with the chosen micro-batch,
+    and what was found.
 
     Raises:
-        DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
+        DoesNotFit: If not even the smallest size fits.
         Undecided: If trials failed in a way that says nothing about memory.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)
@@ -244,13 +337,11 @@ def probe_model(
     search.find()
     found, granule = bracket(search.tried), search.granule
     if not found.feasible_max:
-        raise _does_not_fit(search)
+        raise search.does_not_fit()
     feasible_max = found.feasible_max * granule
     limit = max(1, rows_with_headroom(feasible_max, probe.request.headroom_share) // granule)
-    curve = [] if runner.pretended else _curve(probe, runner, [size * granule for size in curve_rows(limit)])
-    choice = _choose(probe, runner, curve, feasible_max) if curve else choose_untimed(limit * granule)
-    estimate, expected = search.estimate, probe.expected
-    sustained = next((_sustained(probe, runner, point) for point in curve if point.rows == choice.rows), None)
+    curve = [] if runner.pretended else search.curve([size * granule for size in curve_rows(limit)])
+    choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit * granule)
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
@@ -259,49 +350,21 @@ def probe_model(
         predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
         traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
         traced_rows=search.predicted_rows(),
-        traced_terms_bytes={}
-        if estimate is None or expected is None
-        else dict(ledger(estimate.law, feasible_max, expected.usual).terms_bytes),
-        parameters=None if estimate is None else estimate.parameters,
+        traced_terms_bytes=search.terms_bytes(feasible_max),
+        parameters=None if search.estimate is None else search.estimate.parameters,
         not_traced=search.not_traced,
         local_ranks=probe.local_ranks,
         micro_batches_per_step=probe.micro_batches,
         search_trials=len(search.tried),
+        # Measured before the seconds are added up.
+        sustained=next((search.sustained(point) for point in curve if point.rows == choice.rows), None),
         seconds=round(runner.seconds, 3),
         mean_real_tokens_per_row=probe.config.seq_length_tokens if probe.rows is None else probe.rows.mean_real_tokens,
         curve=curve,
         knee_rows=list(knee_interval(curve) or ()),
-        sustained=sustained,
         choice=choice.reason,
     )
     return probe.config.model_copy(update={"micro_batch_rows": choice.rows}), evidence
-
-
-def _curve(probe: Probe, runner: TrialRunner, sizes: list[int]) -> list[CurvePoint]:
-    """Measure throughput from the largest size down, as far as time allows; at least the largest."""
-    *smaller, largest = sizes
-    points = [_point(probe, runner, largest)]
-    with contextlib.suppress(OutOfTime):
-        for rows in reversed(smaller):
-            points.insert(0, _point(probe, runner, rows))
-    return points
-
-
-def _choose(probe: Probe, runner: TrialRunner, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
-    """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
-    granule, limit = probe.request.granularity_rows, curve[-1].rows
-    rows, ranks = probe.config.global_batch_rows, probe.local_ranks
-    sizes = range(granule, limit + 1, granule)
-    for _ in range(_MOST_CHOICES):
-        choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
-        if any(point.rows == choice.rows for point in curve):
-            return choice
-        try:
-            curve.append(_point(probe, runner, choice.rows))
-        except OutOfTime:
-            break
-        curve.sort(key=lambda point: point.rows)
-    return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
 
 
 def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:
@@ -334,81 +397,3 @@ def step_trial(
         measured["attempt"] = attempt
     place = {"device_used_before_bytes": probe.device_used_before_bytes, "first_attempt": not attempt}
     return Trial(job="step", measured=measured, place=place, timeout_s=probe.request.trial_timeout_s)
-
-
-def _sustained(probe: Probe, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
-    """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
-    seconds = min(SUSTAINED_S[probe.config.device], probe.request.trial_timeout_s / 4)
-    if seconds == 0:
-        return None
-    warm_up, _ = CURVE_STEPS[probe.config.device]
-    steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
-    with contextlib.suppress(OutOfTime):
-        return _point(probe, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
-    return None
-
-
-def _point(
-    probe: Probe,
-    runner: TrialRunner,
-    rows: int,
-    steps: tuple[int, int] | None = None,
-    what: str = ", speed",
-) -> CurvePoint:
-    # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size is
-    # known to fit.
-    budget_bytes = probe.memory_budget_bytes if probe.config.device == "cuda" else None
-    label = f"{rows} rows{what}"
-    for attempt in range(MAX_FAILURES):
-        # Accumulation repeats what is measured here.
-        trial = step_trial(
-            probe, rows, steps or CURVE_STEPS[probe.config.device], budget_bytes, attempt=attempt, micro_batches=1
-        )
-        named = f"{probe.config.model.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
-        outcome = runner.run(trial, named, timed=True)
-        if not isinstance(outcome, Crashed | Contaminated):
-            break
-    if isinstance(outcome, OutOfMemory):
-        raise Undecided(
-            f"{rows} rows fitted at first, and were refused when their speed was measured: {outcome.detail}",
-            next_step="Leave more memory free: --headroom 0.1",
-        )
-    if not isinstance(outcome, Measured):
-        raise unmeasured(f"the trial of {label}", outcome, runner)
-    figures = StepFigures.of(outcome)
-    step_s = statistics.median(figures.step_s)
-    rates = [figures.slot_tokens_per_step / seconds for seconds in figures.step_s]
-    spread = of_windows(rates).interval()
-    return CurvePoint(
-        rows=rows,
-        slot_tokens_per_s=figures.slot_tokens_per_step / step_s,
-        step_s=step_s,
-        timed_steps=len(figures.step_s),
-        slot_tokens_per_s_low=spread.low,
-        slot_tokens_per_s_high=spread.high,
-    )
-
-
-def _does_not_fit(search: Search) -> AutotuneError:
-    probe, rows = search.probe, search.granule
-    name, tokens = probe.config.model.name, probe.config.seq_length_tokens
-    budget = format_bytes(probe.memory_budget_bytes)
-    trial = step_trial(probe, rows, FIT_STEPS, None)
-    outcome = search.runner.run(trial, f"{name}: {rows} rows without a limit")
-    need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
-    helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
-    if search.estimate is not None and probe.expected is not None:
-        terms = ledger(search.estimate.law, rows, probe.expected.usual).terms_bytes
-        term, size = max(terms.items(), key=lambda item: item[1])
-        need += f", of which {term} {format_bytes(size)} (predicted)"
-        if is_activations(term) and probe.config.checkpointing != "full":
-            helps.insert(0, "keep fewer activations with --checkpointing full")
-        largest = int(search.estimate.law.largest_parameter_bytes)
-        whole = probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1  # else the terms are a share already
-        shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest) if whole else None
-        helps += [] if shared is None else [f"share the state by {shared.words}"]
-    what = "not even one row" if rows == 1 else f"not even {rows} rows"
-    return DoesNotFit(
-        f"{what} of {tokens} tokens of {name} fits {budget}{need}",
-        next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
-    )

@@ -1,26 +1,26 @@
-"""Write what a search found into a profile; read profiles back."""
+"""Write what a search found into a profile; read profiles and their ledgers back."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune import __version__
 from autotune.core.advice import SettingChange
-from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
+from autotune.core.profile import Fingerprint, Profile, profile_from_tables, profile_to_toml
+from autotune.core.trial import FinishedTrial
+from autotune.core.verification import LedgerCheck
 from autotune.decide.advice.table import with_changes
-from autotune.decide.ledger import ledger_sha256, own_records
+from autotune.decide.ledger import check_ledger, ledger_sha256, own_records, records_of
 from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
-from autotune.search.probe import Probe
-from autotune.search.trials import TrialRunner
-from autotune.store import write_atomically
+from autotune.search.trials import TrialRunner, records_in
+from autotune.store import LEDGER_DIRECTORY, write_atomically
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
@@ -66,12 +66,25 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 
 
 def report_directory(profile_path: Path, reports: Path) -> Path:
-    """Where a profile's ledger and report lie."""
+    """Return the directory of a profile's ledger and report."""
     return reports / profile_path.stem
 
 
+def read_trials(
+    profile_path: Path, profile: Profile, reports: Path
+) -> tuple[tuple[FinishedTrial, ...], int, LedgerCheck]:
+    """Return every trial behind a profile, and since; how many lines of its ledger are none; and what that says of it.
+
+    Raises:
+        BadInput: If a file of the ledger is too large to be one.
+    """
+    records, damaged = records_in(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
+    finished = tuple(record.finished() for record in records_of(profile, records))
+    return finished, damaged, check_ledger(profile, records)
+
+
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
-    """Where the profiles of these models go.
+    """Return where the profiles of these models go.
 
     Raises:
         UsageError: If two models, or several and one file, have the same place.
@@ -81,117 +94,38 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
     if out is not None and len(names) == 1 and out.suffix == ".toml":
         return [out]
     if out is not None and (out.suffix == ".toml" or out.is_file()):
-        raise UsageError(
-            f"--out {out} names one file for {len(names)} models"
-            if len(names) > 1
-            else f"--out {out} is not a .toml file",
-            next_step="Name a directory, or a .toml file for a single model.",
-        )
+        what = f"names one file for {len(names)} models" if len(names) > 1 else "is not a .toml file"
+        raise UsageError(f"--out {out} {what}", next_step="Name a directory, or a .toml file for a single model.")
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
-def profile_of_probe(
-    probe: Probe,
-    train: TrainConfig,
-    found: ProbeEvidence,
-    runner: TrialRunner,
-    *,
-    path: Path,
-    here: Fingerprint,
-    slurm_job_id: str | None,
-) -> Profile:
-    """Return the profile that a probe alone supports, to lie at ``path``; ``train`` are the settings it chose."""
-    data = DataSettings(path=relative_data_path(probe.request.data, path), dataset_hash=probe.manifest.dataset_hash)
-    return Profile(
-        train=train.model_copy(update={"data": data}),
-        constraints=Constraints(
-            memory_budget_bytes=probe.memory_budget_bytes,
-            headroom_share=probe.request.headroom_share,
-            global_batch_tokens=probe.global_batch_tokens,
-        ),
-        fingerprint=here,
-        provenance=Provenance(
-            tool_version=__version__,
-            created_utc=utc_now(),
-            commands=["probe"],
-            slurm_job_id=slurm_job_id,
-            **_resting_on(runner, here, train.seq_length_tokens),
-        ),
-        evidence=Evidence(probe=found),
-    )
-
-
-def _resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
-    """What ``[provenance]`` says of the ledger, so that anybody who has it can tell whether it is still the same.
-
-    It is of all the profile's trials up to now, not only of those of one command.
-    """
-    own = own_records(runner.every_record(), made_on, row_tokens)
+def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
+    """Return what ``[provenance]`` says of the ledger: of all the profile's trials up to now, whichever command's."""
+    own = own_records(records_in(runner.ledger.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"ledger_sha256": ledger_sha256(own), "ledger_until_utc": until}
 
 
-def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
-    """Return the profile with the loader workers that a sweep chose."""
-    data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
-    if found.joint is not None and found.joint.adopted:
-        data = data.model_copy(update={name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)})
-    changed = _training_as(profile, profile.train.model_copy(update={"data": data}))
-    return with_evidence(changed, "workers", found, runner)
-
-
-def with_network(
-    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
+def _with(
+    profile: Profile,
+    train: TrainConfig,
+    command: str | None = None,
+    evidence: Mapping[str, object] | None = None,
+    without: Sequence[str] = (),
+    **provenance: object,
 ) -> Profile:
-    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
-    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
-    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
-    return with_evidence(_training_as(profile, train), "network", found, runner)
+    """The profile with these settings and this evidence of a command, and without what some commands found.
 
-
-_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
-"""Settings that leave what a micro-batch takes as it is."""
-
-
-def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
-    """The profile with advice followed; what was measured of another step is no longer said of it.
-
-    Raises:
-        BadInput: If the settings are none any more.
+    What the settings were worth is no longer said of others.
     """
-    changed = _training_as(profile, with_changes(profile.train, changes))
-    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
-    commands = [name for name in changed.provenance.commands if name != "advise"]
-    evidence = changed.evidence
-    if other:
-        commands = [name for name in commands if name not in ("explore", "workers", "network")]
-        evidence = evidence.model_copy(update={"explore": None, "workers": None, "network": None})
-        if evidence.probe is not None:
-            choice = f"{evidence.probe.choice}; measured before advice changed {', '.join(other)}"
-            evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update={"choice": choice})})
-    provenance = changed.provenance.model_copy(update={"commands": [*commands, "advise"], "created_utc": utc_now()})
-    return changed.model_copy(update={"provenance": provenance, "evidence": evidence})
-
-
-def rebased(profile: Profile, old: Path, new: Path) -> Profile:
-    """The profile as it is to be written elsewhere: its dataset is named from there."""
-    path = profile.train.data.path
-    if path is None or old.parent.resolve() == new.parent.resolve():
-        return profile
-    data = profile.train.data.model_copy(update={"path": relative_data_path(old.parent / path, new)})
-    return profile.model_copy(update={"train": profile.train.model_copy(update={"data": data})})
-
-
-def _training_as(profile: Profile, train: TrainConfig) -> Profile:
-    """The profile with other settings; what the old ones were worth is no longer said of it."""
-    changed = profile.model_copy(update={"train": train})
-    if train == profile.train:
-        return changed
-    commands = [name for name in profile.provenance.commands if name != "baseline"]
-    return changed.model_copy(
+    gone = [*without, *(["baseline"] if train != profile.train else [])]
+    commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
+    said = {"commands": commands if command is None else [*commands, command], **provenance}
+    return profile.model_copy(
         update={
-            "provenance": profile.provenance.model_copy(update={"commands": commands}),
-            "evidence": profile.evidence.model_copy(update={"baseline": None}),
+            "train": train,
+            "provenance": profile.provenance.model_copy(update=said),
+            "evidence": profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})}),
         }
     )
 
@@ -201,17 +135,66 @@ def with_evidence(
     command: Literal["explore", "workers", "network", "baseline"],
     found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
     runner: TrialRunner,
+    train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with what a command found, in place of what it found before; it trains as before."""
-    provenance = profile.provenance.model_copy(
-        update={
-            "commands": [name for name in profile.provenance.commands if name != command] + [command],
-            "created_utc": utc_now(),
-            **_resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens),
-        }
-    )
-    evidence = profile.evidence.model_copy(update={command: found})
-    return profile.model_copy(update={"provenance": provenance, "evidence": evidence})
+    """Return the profile with what a command found, in place of what it found before, and with the settings it chose.
+
+    Without these it trains as before.
+    """
+    resting = resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens)
+    return _with(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
+
+
+def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
+    """Return the profile with the loader workers that a sweep chose."""
+    loader = {"loader_workers": found.chosen}
+    if found.joint is not None and found.joint.adopted:
+        loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
+    return with_evidence(profile, "workers", found, runner, _with_data(profile.train, loader))
+
+
+def _with_data(train: TrainConfig, data: Mapping[str, object]) -> TrainConfig:
+    return train.model_copy(update={"data": train.data.model_copy(update=data)})
+
+
+def with_network(
+    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
+) -> Profile:
+    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
+    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
+    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
+    return with_evidence(profile, "network", found, runner, train)
+
+
+_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
+"""Settings that leave what a micro-batch takes as it is."""
+
+
+def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
+    """Return the profile with advice followed; what was measured of another step is no longer said of it.
+
+    Raises:
+        BadInput: If the settings are none any more.
+    """
+    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
+    without: tuple[str, ...] = ()
+    evidence, probe = dict[str, object](), profile.evidence.probe
+    if other:
+        without = ("explore", "workers", "network")
+        if probe is not None:
+            choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
+            evidence["probe"] = probe.model_copy(update={"choice": choice})
+    train = with_changes(profile.train, changes)
+    return _with(profile, train, "advise", evidence, without, created_utc=utc_now())
+
+
+def rebased(profile: Profile, old: Path, new: Path) -> Profile:
+    """Return the profile as it is to be written elsewhere: its dataset is named from there."""
+    path = profile.train.data.path
+    if path is None or old.parent.resolve() == new.parent.resolve():
+        return profile
+    train = _with_data(profile.train, {"path": relative_data_path(old.parent / path, new)})
+    return profile.model_copy(update={"train": train})
 
 
 def with_workers_of(profile: Profile, path: Path) -> Profile:
@@ -219,22 +202,13 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
     old = _lying_at(path)
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
         return profile
-    counted = old.train.data
-    loader = {name: getattr(counted, name) for name in tagged(DataSettings, Tag.LOADER)}
-    data = profile.train.data.model_copy(update=loader)
-    train = profile.train.model_copy(update={"data": data})
-    if train != old.train:
-        return profile
-    evidence = profile.evidence.model_copy(update={"workers": old.evidence.workers})
-    provenance = profile.provenance.model_copy(update={"commands": [*profile.provenance.commands, "workers"]})
-    return profile.model_copy(update={"train": train, "evidence": evidence, "provenance": provenance})
+    loader = {name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)}
+    train = _with_data(profile.train, loader)
+    return _with(profile, train, "workers", {"workers": old.evidence.workers}) if train == old.train else profile
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile; one that is there already and says something else is kept beside it.
-
-    Returns:
-        Where the old one was kept, or None when nothing was lost.
+    """Write a profile; one that is there already and says something else is kept beside it, at the returned path.
 
     Raises:
         Undecided, MachineLacks: If it keeps a rate that its GPU cannot reach, or any of a pretended GPU.
@@ -258,31 +232,26 @@ def _lying_at(path: Path) -> Profile | None:
 
 
 def relative_data_path(data_dir: Path, profile_path: Path) -> str:
-    """The dataset's place as a profile may name it: relative to the profile."""
+    """Return a dataset's path as a profile may name it: relative to the profile."""
     return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
 
 
-def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
-    """The probe evidence of a profile that belongs to this machine, model and dataset.
+def probed_here(stored: StoredProfile, refusals: Sequence[str] = ()) -> ProbeEvidence:
+    """Return the probe evidence of a profile that belongs to this machine, model and dataset.
 
     Raises:
         ProfileRefused: If it was never probed, or not here.
     """
-    train = stored.profile.train
-    command = probe_command(stored.profile, str(stored.path))
+    rows, path = stored.profile.train.micro_batch_rows, stored.path
+    command = probe_command(stored.profile, str(path))
     probe = stored.profile.evidence.probe
     if probe is None:
-        raise ProfileRefused(
-            f"{stored.path} has no probed micro-batch, at which everything else is measured",
-            next_step=f"Probe first: {command}",
-        )
+        why = f"{path} has no probed micro-batch, at which everything else is measured"
+        raise ProfileRefused(why, next_step=f"Probe first: {command}")
     if refusals:
-        raise ProfileRefused(
-            f"{stored.path} was not probed here: {'; '.join(refusals)}", next_step=f"Probe here first: {command}"
-        )
-    if train.micro_batch_rows > probe.feasible_max:
-        raise ProfileRefused(
-            f"micro_batch_rows = {train.micro_batch_rows} is more than the {probe.feasible_max} that were shown to fit",
-            next_step=f"Lower it in {stored.path}, or probe again: {command}",
-        )
+        why = f"{path} was not probed here: {'; '.join(refusals)}"
+        raise ProfileRefused(why, next_step=f"Probe here first: {command}")
+    if rows > probe.feasible_max:
+        why = f"micro_batch_rows = {rows} is more than the {probe.feasible_max} that were shown to fit"
+        raise ProfileRefused(why, next_step=f"Lower it in {path}, or probe again: {command}")
     return probe

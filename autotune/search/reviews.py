@@ -1,5 +1,6 @@
 """Read and write the verdict on a profile, which lies beside its report."""
 
+import functools
 import json
 import os
 import shlex
@@ -52,7 +53,7 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
 
 
 def review_path(profile: Path, reports: Path) -> Path:
-    """Where the verdict on a profile lies."""
+    """Return the path of the verdict on a profile."""
     return report_directory(profile, reports) / "review.json"
 
 
@@ -72,13 +73,7 @@ def review(
 ) -> ReviewedProfile:
     """Keep a verdict on what a profile says now, in place of the one before.
 
-    Args:
-        profile: The profile.
-        reports: Where reports lie.
-        verdict: What is said of it.
-        by: Who says it; taken as it is.
-        note: Why.
-        as_edited: Approve what it says now even if that is not what was measured.
+    With ``as_edited`` it is approved even if it does not say what was measured.
 
     Raises:
         ProfileRefused: If it is to be approved and was edited since it was written.
@@ -94,16 +89,10 @@ def review(
             next_step=f"See why each value is so: autotune profile explain {shlex.quote(str(profile))}. To approve "
             "what it says now: --as-edited; to have it measured: autotune tune.",
         )
-    said = {
-        "profile_sha256": present,
-        "verdict": verdict,
-        "by": by.strip(),
-        "note": note,
-        "time_utc": utc_now(),
-        "as_edited": verdict == "approved" and not before.intact,
-    }
+    edited = verdict == "approved" and not before.intact
+    said = {"verdict": verdict, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
     try:
-        mine = parse_table(Review, said, where="review")
+        mine = parse_table(Review, {"profile_sha256": present, **said}, where="review")
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
     # Escaped to ASCII, so that no terminal is steered by looking at the file.
@@ -112,12 +101,7 @@ def review(
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ReviewedProfile:
-    """Let only a profile pass whose present content is approved.
-
-    Args:
-        profile: The profile.
-        reports: Where reports lie.
-        expect_sha256: Its ``file_sha256`` when it was approved for what it is wanted for; None takes any approval.
+    """Return a profile whose present content is approved, and still has the ``file_sha256`` that is expected, if any.
 
     Raises:
         ProfileRefused: If it is not, with what to do.
@@ -150,19 +134,16 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
     """
     train = approved.profile.train
     # As text: Python takes 1, 1.0 and true for the same.
-    if _json(train.model_dump(mode="json")) == _json(asked.model_dump(mode="json")):
+    as_text = functools.partial(json.dumps, sort_keys=True)
+    if as_text(train.model_dump(mode="json")) == as_text(asked.model_dump(mode="json")):
         return
     said, would = (flat_table(one.model_dump(mode="json")) for one in (train, asked))
-    other = [key for key in would if _json(would[key]) != _json(said.get(key))]
+    other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
     raise ProfileRefused(
         f"--set makes of {approved.path} what nobody has approved: "
         + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
         next_step="Write it into the profile, and have that reviewed: autotune report review; or leave it out.",
     )
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def _short(sha256: str) -> str:

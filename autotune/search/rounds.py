@@ -1,12 +1,12 @@
-"""Windows read one after the other in rounds, so that what a machine's minutes do to one they do to all.
+"""Read windows one after the other in rounds, so that what a machine's minutes do to one they do to all.
 
 Every other round is read backwards: a drift within rounds cancels too. A round is taken from the trial log whole or not
-at all, as its windows are held against each other. A window that somebody else spoiled is read again.
+at all, as its windows are compared with each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autotune.core.outcome import Contaminated, Measured, Outcome, describe
 from autotune.core.trial import Trial
@@ -28,6 +28,11 @@ class Rounds:
     seconds: float = 0.0
     """Of all windows, those from the trial log included."""
 
+    @property
+    def taken(self) -> dict[str, Any]:
+        """Windows and seconds, as evidence keeps them."""
+        return {"windows": self.windows, "seconds": round(self.seconds, 3)}
+
     def read(
         self,
         number: int,
@@ -36,34 +41,24 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round.
 
-        What failed in a round of the trial log has another chance by itself; should it run now, the whole round is read
-        anew.
+        What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
+        again.
 
-        Args:
-            number: Of the round; even ones are read forwards.
-            trials: Windows with their labels.
-            check: Called after each with what it took; ends the round by an exception.
+        ``trials`` are windows with their labels; ``check`` is called after each with its seconds, and ends the round by
+        an exception.
         """
+
+        def in_turn(*, anew: bool) -> dict[Key, Outcome]:
+            found = {}
+            for key in turn(number, list(trials)):
+                found[key] = self.run(*trials[key], anew=anew)
+                check(key, found[key], self.runner.finished[-1].seconds)
+            return found
+
         late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
-        found = self._in_turn(number, trials, check, anew=not again)
-        if again and any(isinstance(found[key], Measured) for key in late):
-            found = self._in_turn(number, trials, check, anew=True)
-        return found
-
-    def _in_turn(
-        self,
-        number: int,
-        trials: Mapping[Key, tuple[Trial, str]],
-        check: Callable[[Key, Outcome, float], None],
-        *,
-        anew: bool,
-    ) -> dict[Key, Outcome]:
-        found = {}
-        for key in turn(number, list(trials)):
-            found[key] = self.run(*trials[key], anew=anew)
-            check(key, found[key], self.runner.finished[-1].seconds)
-        return found
+        found = in_turn(anew=not again)
+        return in_turn(anew=True) if again and any(isinstance(found[key], Measured) for key in late) else found
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
         """Return a window's outcome; what others spoiled is read again."""

@@ -16,8 +16,7 @@ from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
-from autotune.search.ledgers import read_trials
-from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.profiles import StoredProfile, read_profile, read_trials
 from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from trainer.config import Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME, read_manifest
@@ -50,7 +49,7 @@ def situation_of(
     """
     if place.is_file():
         found = read_profile(place)
-        trials = read_trials(place, found.profile, reports).finished
+        trials = read_trials(place, found.profile, reports)[0]
         return situation_of_profile(found, trials, host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
         run = read_measured_run(place)

@@ -2,7 +2,8 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
@@ -12,77 +13,67 @@ from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_poss
 from autotune.errors import OutOfTime, StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
-from autotune.store import Ledger, LedgerContent
+from autotune.store import Ledger, read_ledger
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""
 
 
-def trial_records(content: LedgerContent) -> tuple[TrialRecord, ...]:
-    """Records that are trials of this version of the project, oldest first."""
-    found = map(TrialRecord.of, content.records)
-    return tuple(record for record in found if record is not None)
+def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
+    """Return a ledger's trials of this version of the project, oldest first, and how many of its lines are none.
+
+    Those of all sites and writers are included.
+    """
+    lines, damaged = read_ledger(directory)
+    found = [TrialRecord.of(line) for line in lines]
+    return [record for record in found if record is not None], damaged + found.count(None)
 
 
 def made_on(here: Fingerprint) -> MadeOn:
-    """What trials say of where they are measured."""
+    """Return what trials say of where they are measured."""
     return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialRunner:
-    """Runs trials once per ledger: each result is on disk before the next trial starts.
-
-    Args:
-        machine: Where trials run.
-        ledger: What has been measured.
-        site: Identifies machine and software; results of another site are not taken for this one's.
-        clock: The time.
-        on_trial: Called before and after each trial, for progress.
-        on_finished: Called with each finished trial, those from the ledger included.
-        ends_s: When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that.
-        budget_ends_s: When all should be over, in seconds since 1970: no trial begins that is likely to end later.
-        made_on: The same as ``site``, as people and other profiles' reports read it.
-    """
+    """Runs trials once per ledger: each result is on disk before the next trial starts."""
 
     machine: Machine
     ledger: Ledger
     site: str
+    """Identifies machine and software; results of another site are not taken for this one's."""
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
+    """Called before and after each trial, for progress."""
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
+    """Called with each finished trial, those from the ledger included."""
     ends_s: float | None = None
+    """When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that."""
     budget_ends_s: float | None = None
+    """When all should be over, in seconds since 1970: no trial begins that is likely to end later."""
     made_on: MadeOn | None = None
+    """The same as ``site``, as people and other profiles' reports read it."""
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for record in self.every_record():
+        for record in records_in(self.ledger.directory)[0]:
             if record.site == self.site:
                 self._remember(record)
 
-    def every_record(self) -> tuple[TrialRecord, ...]:
-        """All trials of the ledger as it is on disk, those of other sites and writers included, oldest first."""
-        return trial_records(self.ledger.read())
-
     def knows(self, trial: Trial) -> bool:
-        """Whether the trial was measured before."""
+        """Return whether the trial was measured before."""
         return trial.key in self._known
 
     def has_failed(self, trial: Trial) -> bool:
-        """Whether it was run before, and came to nothing that is taken from the ledger: it gets another chance."""
+        """Return whether it was run before, and came to nothing that is taken from the ledger."""
         return trial.key in self._failed and trial.key not in self._known
 
     def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
-        """The trial's outcome, measured now or, unless it is to be measured anew, before.
+        """Return the trial's outcome, measured now or, unless it is to be measured anew, before.
 
-        Args:
-            trial: What to run.
-            label: What it is for.
-            anew: Measure it although it is known.
-            timed: Whether a rate is taken from a ``step``; the other jobs that measure one have no other answer.
+        ``timed`` says that a rate is taken from a ``step``; the other jobs that measure one have no other answer.
 
         Raises:
             OutOfTime: If it is likely to end after ``budget_ends_s``.
@@ -93,14 +84,11 @@ class TrialRunner:
         here = self.made_on if timed or trial.job in RATE_JOBS else None
         if here is not None:
             check_real(here.gpu_name, here.driver, label)
-        known = None if anew else self._known.get(trial.key)
-        if known is not None and here is not None and isinstance(known.outcome, Measured):
-            possible = is_possible(here.gpu_name, rates_of_trial(trial, known.outcome))
-            known = known if possible else None
+        done = None if anew else self._known.get(trial.key)
+        if done is not None and here is not None and isinstance(done.outcome, Measured):
+            done = done if is_possible(here.gpu_name, rates_of_trial(trial, done.outcome)) else None
         self.on_trial(label, None)
-        if known is not None:
-            outcome, seconds = known.outcome, known.seconds
-        else:
+        if done is None:
             self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
@@ -108,12 +96,13 @@ class TrialRunner:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
             # As the ledger keeps it: whoever goes by time decides the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
-            self._write(trial, outcome, seconds, label)
-        done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=known is not None)
+            done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=False)
+            self._write(done)
+        done = replace(done, trial=trial, label=label)
         self.finished.append(done)
         self.on_finished(done)
-        self.on_trial(label, outcome)
-        return outcome
+        self.on_trial(label, done.outcome)
+        return done.outcome
 
     @property
     def pretended(self) -> bool:
@@ -126,21 +115,18 @@ class TrialRunner:
         return sum(done.seconds for done in self.finished)
 
     def _check_time(self, trial: Trial, label: str) -> None:
+        now_s, place = self.clock.utc_now().timestamp(), self.ledger.directory
         if self.budget_ends_s is not None:
-            left_s = self.budget_ends_s - self.clock.utc_now().timestamp()
-            usual_s = self.usual_trial_s or 0.0
+            left_s, usual_s = self.budget_ends_s - now_s, self.usual_trial_s or 0.0
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
-                    next_step=f"Run it again with more --minutes: it resumes from {self.ledger.directory}.",
+                    next_step=f"Run it again with more --minutes: it resumes from {place}.",
                 )
-        if self.ends_s is None:
-            return
-        left_s = self.ends_s - self.clock.utc_now().timestamp()
-        if left_s < trial.timeout_s + LEAVING_S:
+        if self.ends_s is not None and self.ends_s - now_s < trial.timeout_s + LEAVING_S:
             raise StartAgain(
-                f"the job ends in {max(0.0, left_s):.0f} s, and the next trial ({label}) may take {trial.timeout_s:g} s"
-                f", and leaving {LEAVING_S:g} s; {len(self.finished)} results are in {self.ledger.directory}",
+                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, and the next trial ({label}) may take "
+                f"{trial.timeout_s:g} s, and leaving {LEAVING_S:g} s; {len(self.finished)} results are in {place}",
                 next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
                 "job's time.",
             )
@@ -151,16 +137,14 @@ class TrialRunner:
         fresh = [done.seconds for done in self.finished if not done.from_ledger]
         return statistics.median(fresh) if fresh else None
 
-    def _write(self, trial: Trial, outcome: Outcome, seconds: float, label: str) -> None:
+    def _write(self, done: FinishedTrial) -> None:
         record = TrialRecord(
             time_utc=self.clock.utc_now().isoformat(),
             site=self.site,
-            key=trial.key,
-            job=trial.job,
-            measured=trial.measured,
-            label=label,
-            outcome=asdict(outcome),
-            seconds=seconds,
+            **done.trial.identity,
+            label=done.label,
+            outcome=asdict(done.outcome),
+            seconds=done.seconds,
             made_on=self.made_on,
         )
         self.ledger.append(record.model_dump(mode="json"))

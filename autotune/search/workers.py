@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.core.evidence import JointChoice, WorkersEvidence, WorkersRow
+from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.core.units import format_seconds
@@ -86,13 +86,9 @@ _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left 
 
 
 def _workers_died(outcome: Outcome) -> bool:
-    if isinstance(outcome, HostOutOfMemory):
-        return True
-    return (
-        isinstance(outcome, Crashed)
-        and "DataLoader" in outcome.detail
-        and any(text in outcome.detail for text in _DIED)
-    )
+    if isinstance(outcome, Crashed):
+        return "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
+    return isinstance(outcome, HostOutOfMemory)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,20 +98,16 @@ class Sweep:
     training: TrainingWindows
     runner: TrialRunner
     rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
-    max_workers: int = field(init=False)
-    max_workers_because: str = field(init=False)
+    limit: tuple[int, str] = field(init=False)
+    """The most loader workers of a rank, and what limits them."""
     reading: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
-        self.max_workers, self.max_workers_because = self.training.limits.most()
+        self.limit = self.training.limits.most()
 
     def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the time is over.
-
-        Raises:
-            Undecided: If a window could not be measured.
-        """
+        """Measure until the count is decided or the time is over; ``Undecided`` if a window could not be measured."""
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
@@ -124,17 +116,17 @@ class Sweep:
         return self._rule().choose()
 
     @property
+    def max_workers(self) -> int:
+        """Of a rank."""
+        return self.limit[0]
+
+    @property
     def time_is_over(self) -> bool:
         """Whether the budget is used up; three rounds are always measured."""
         return len(self.rounds) > 2 and self.reading.seconds >= self.training.request.budget_s
 
-    @property
-    def every(self) -> list[FeedFigures]:
-        """All windows of its rounds."""
-        return [figures for one in self.rounds for figures in one.values()]
-
     def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
-        """Read windows one after the other, or take them from the trial log if all were read together before.
+        """Return figures of windows that are read one after the other, or known from the trial log all together.
 
         Raises:
             WorkersDied: If the host had not enough memory for a window's loader workers.
@@ -157,13 +149,10 @@ class Sweep:
         return [FeedFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
-        rounds = [
-            {
-                count: WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
-                for count, one in figures.items()
-            }
-            for figures in self.rounds
-        ]
+        def figures_of(one: FeedFigures) -> WindowFigures:
+            return WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
+
+        rounds = [{count: figures_of(one) for count, one in figures.items()} for figures in self.rounds]
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
@@ -179,30 +168,35 @@ class Sweep:
         try:
             figures = self.read_round(len(self.rounds), asked)
         except WorkersDied as died:
-            most = max(count or 0 for count in counts)
-            tried = [count for one in self.rounds for count in one if count is not None]
-            if most <= max(tried, default=0):
+            tried = max(self.counts, default=0)
+            if max(count or 0 for count in counts) <= tried:
                 raise Undecided(
                     f"loader workers died that had run before: {died}",
                     next_step="Give the job more memory, or allow fewer with --max-workers.",
                 ) from died
-            self.max_workers, self.max_workers_because = max(tried, default=0), str(died)
+            self.limit = tried, str(died)
             return False
         self.rounds.append(dict(zip(counts, figures, strict=True)))
         return True
 
     @property
+    def counts(self) -> list[int]:
+        """Numbers of workers that were tried."""
+        return sorted({count for one in self.rounds for count in one if count is not None})
+
+    @property
     def worker_bytes(self) -> int | None:
         """The largest loader worker so far; None before one was measured."""
-        return max((figures.worker_bytes for figures in self.every if figures.worker_bytes), default=None)
+        known = (figures.worker_bytes for one in self.rounds for figures in one.values())
+        return max(filter(None, known), default=None)
 
     def _look_at_workers(self) -> None:
         """Lower the limit, should workers turn out larger than was assumed."""
-        refusal = self.training.limits.refusal(self.max_workers, self.worker_bytes)
-        tried = max(count for one in self.rounds for count in one if count is not None)
+        limits, tried = self.training.limits, max(self.counts)
+        refusal = limits.refusal(self.max_workers, self.worker_bytes)
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
-            fitting = self.training.limits.fitting(self.max_workers, self.worker_bytes)
-            self.max_workers, self.max_workers_because = max(tried, fitting), refusal
+            fitting = limits.fitting(self.max_workers, self.worker_bytes)
+            self.limit = max(tried, fitting), refusal
 
 
 def with_loader(config: TrainConfig, **settings: int | bool) -> TrainConfig:
@@ -229,16 +223,15 @@ def feed_trial(training: TrainingWindows, asked: Asked, number: int, beside: Seq
     return Trial(job="feed", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 
-def evidence(sweep: Sweep, choice: WorkersChoice, site: Site, joint: JointChoice | None = None) -> WorkersEvidence:
-    """Return what the profile keeps of a sweep, and of a joint search after it."""
-    request, limits, disk = sweep.training.request, sweep.training.limits, site.host.disks[0]
-    counts = sorted({count for one in sweep.rounds for count in one if count is not None})
+def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence:
+    """Return what the profile keeps of a sweep."""
+    request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
     ceilings = [one[None] for one in sweep.rounds if None in one]
-    replayed = request.replayed_step_s
-    consumer = "the training step" if replayed is None else f"a replayed step of {format_seconds(replayed)}"
+    every = [figures for one in sweep.rounds for figures in one.values()]
+    replayed_s = request.replayed_step_s
+    step = "the training step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
     if request.sample_delay_s:
-        consumer += f"; every sample delayed by {format_seconds(request.sample_delay_s)}"
-    undecided = choice.undecided_between
+        step += f"; every sample delayed by {format_seconds(request.sample_delay_s)}"
     budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
     doubt = f"undecided between {undecided[0]} and {undecided[1]}{budget}; of {choice.workers}: " if undecided else ""
     return WorkersEvidence(
@@ -248,25 +241,23 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site, joint: JointChoice
         refusal=choice.refusal,
         fed=choice.fed,
         ceiling_slot_tokens_per_s=[one.slot_tokens_per_s for one in ceilings],
-        rows=[_row(count, sweep, choice) for count in counts],
-        joint=joint,
-        local_ranks=limits.local_ranks,
-        max_workers=sweep.max_workers,
-        max_workers_because=sweep.max_workers_because,
-        consumer=consumer,
+        rows=[_row(count, sweep, choice) for count in sweep.counts],
+        local_ranks=sweep.training.limits.local_ranks,
+        max_workers=sweep.limit[0],
+        max_workers_because=sweep.limit[1],
+        consumer=step,
         window_s=request.window_s,
-        windows=sweep.reading.windows,
-        seconds=round(sweep.reading.seconds, 3),
+        **sweep.reading.taken,
         data_filesystem=disk.filesystem_type,
         data_on_network=disk.is_network,
-        gpu_source=gpu_source(site, sweep.every, replayed=replayed is not None),
+        gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
         operating_state=_operating_state(ceilings),
     )
 
 
 def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
-    windows = [one[count] for one in sweep.rounds if count in one]
-    ratio = choice.ratios[count]
+    windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
+    flops = [one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None]
     return WorkersRow(
         loader_workers=count,
         slot_tokens_per_s=[one.slot_tokens_per_s for one in windows],
@@ -275,9 +266,7 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
         ratio_high=ratio.high,
         verdict=choice.verdicts[count],
         data_wait_share=statistics.median(one.data_wait_share for one in windows),
-        model_flops_per_s_per_rank=[
-            one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None
-        ],
+        model_flops_per_s_per_rank=flops,
         memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         storage_bytes_per_s=_of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
         gpu=_gpu_use(windows),
@@ -287,11 +276,8 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
 def _gpu_use(windows: Sequence[FeedFigures]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU."""
     gpus = [gpu for one in windows for gpu in one.gpus]
-    if not gpus:
-        return None
-    return GpuUse(
-        **{name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
-    )
+    means = {name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
+    return GpuUse(**means) if gpus else None
 
 
 def _operating_state(windows: Sequence[FeedFigures]) -> str | None:
@@ -308,14 +294,8 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
     return mean(known) if known else None
 
 
-def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool) -> str:
-    """The source of each kind of figure.
-
-    Args:
-        site: Where it was measured.
-        windows: What was measured.
-        replayed: Whether a GPU's step was only replayed.
-    """
+def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool = False) -> str:
+    """Return the source of each kind of figure; ``replayed`` is a GPU's step that was not trained here."""
     if replayed:
         return "n/a (its step was replayed on this CPU)"
     if site.gpu is None:

@@ -1,4 +1,4 @@
-"""What stages share: the site, the machine, the ledger, and trials shown as progress."""
+"""What stages share: the site, the dataset, the machine, the ledger, and trials shown as progress."""
 
 import contextlib
 import os
@@ -6,31 +6,32 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune import __version__
+from autotune.core.evidence import ProbeEvidence
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
-from autotune.decide.ledger import compare
+from autotune.core.trial import FinishedTrial
+from autotune.decide.ledger import compare, own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
 from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.host import SystemHost
-from autotune.measure.machine import ForkServerMachine, Machine
+from autotune.measure.machine import ForkServerMachine, Machine, StartedMachine
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
-from autotune.search.ledgers import trials_of_others
 from autotune.search.profiles import StoredProfile, probed_here, report_directory
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
-from autotune.search.trials import TrialRunner, made_on
+from autotune.search.trials import TrialRunner, made_on, records_in
 from autotune.search.workers import SweepRequest, TrainingWindows
-from autotune.store import Ledger, check_writable
-from autotune.tuning.display import PLAIN, Display
+from autotune.store import LEDGER_DIRECTORY, Ledger, check_writable
 from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import Manifest
-from trainer.progress import Update
+from trainer.dataset import Manifest, read_manifest
+from trainer.progress import Update, progress
 from trainer.schema import canonical_sha256
 from trainer.watch import slurm_left_s
 
@@ -44,30 +45,41 @@ _SETTINGS = (
 """Variables that trials inherit, and that change what they need or how fast they are."""
 
 
+class Display:
+    """Tells how a stage goes: by default one line of progress."""
+
+    def show(self, title: str, *, most_s: float | None = None) -> AbstractContextManager[Update]:
+        """Begin something that takes long; ``most_s`` is its budget, if it has one."""
+        return progress(title, most_s=most_s)
+
+    def saw(self, finished: FinishedTrial) -> None:
+        """Hear of each finished trial."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A machine that is ready to run trials at a known site."""
+    """A machine that is ready to run trials on a dataset at a known site."""
 
     site: Site
-    server: ForkServerMachine
+    manifest: Manifest
+    server: StartedMachine
     machine: Machine
     """The server; on GPUs with their other users and faults watched."""
-    monitor: NvmlMonitor
-    display: Display = PLAIN
+    display: Display = field(default_factory=Display)
 
-    def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
-        """This site with a model and a dataset."""
-        return fingerprint(self.site, settings, manifest, self.server.versions.get("cuda"))
+    def fingerprint(self, settings: ModelSettings) -> Fingerprint:
+        """This site with the dataset and a model."""
+        return fingerprint(self.site, settings, self.manifest, self.server.versions.get("cuda"))
 
-    def training(self, config: TrainConfig, request: SweepRequest, manifest: Manifest, ranks: int) -> TrainingWindows:
+    def training(self, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
         """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
-        samples = manifest.train.samples
-        tokens = sum(shard.tokens for shard in manifest.train.shards)
-        per_row = config.seq_length_tokens * samples / max(1, tokens) if config.layout == "packed" else 1.0
+        train, disk = self.manifest.train, self.site.host.disks[0].filesystem_type
+        tokens = sum(shard.tokens for shard in train.shards)
+        per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
         size = batch_bytes(
             config.micro_batch_rows,
             config.seq_length_tokens,
-            int(manifest.dtype.removeprefix("uint")) // 8,
+            int(self.manifest.dtype.removeprefix("uint")) // 8,
             config.masking_probability,
             max(1.0, per_row),
         )
@@ -78,11 +90,8 @@ class Bench:
             prefetch_batches=config.data.prefetch_batches,
             asked=request.max_workers,
         )
-        return TrainingWindows(request=request, config=config, limits=limits, storage=self.storage(request.data))
-
-    def storage(self, data_dir: Path) -> str:
-        """What the dataset lies on: the type of its file system, and which one of them."""
-        return f"{self.site.host.disks[0].filesystem_type}:{data_dir.stat().st_dev}"
+        storage = f"{disk}:{request.data.stat().st_dev}"
+        return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
 
     def used_before(self, ranks: int) -> list[int] | None:
         """What each of the first GPUs held before this program used it, where all of them say."""
@@ -90,119 +99,84 @@ class Bench:
         return known if known and len(known) == ranks else None
 
     @contextlib.contextmanager
-    def stage(
-        self, name: str, stored: StoredProfile, here: Fingerprint, request: SweepRequest, trials: int
-    ) -> Iterator[TrialRunner]:
+    def stage(self, name: str, stored: StoredProfile, request: SweepRequest, trials: int) -> Iterator[TrialRunner]:
         """Show a stage of a profile, whose trials are written to its ledger."""
-        ledger = report_directory(stored.path, request.reports) / "ledger"
-        with self.display.show(f"{name} {stored.profile.train.model.name}", most_s=request.budget_s) as update:
-            yield self.runner(ledger, here, update, trials)
+        model = stored.profile.train.model
+        with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
+            yield self.runner(report_directory(stored.path, request.reports), self.fingerprint(model), update, trials)
 
-    def runner(
-        self,
-        ledger_directory: Path,
-        here: Fingerprint,
-        update: Update,
-        expected_trials: int,
-        budget_ends_s: float | None = None,
-    ) -> TrialRunner:
-        """Trials that are written to a ledger and shown as they come.
+    def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
+        """Return a runner of trials that are shown as they come, and kept in the profile's directory among the reports.
+
+        Once there are more than were expected, no total is shown.
 
         Raises:
             BadInput: If the ledger's directory cannot be written.
         """
-        runner = trial_runner(self.machine, ledger_directory, here, update, expected_trials, display=self.display)
-        return replace(runner, budget_ends_s=budget_ends_s)
+        directory = reports / LEDGER_DIRECTORY
+        check_writable(directory)
+        records, _ = records_in(directory)
+        if others := len(records) - len(own_records(records, here, None)):
+            sys.stderr.write(
+                f"warn: {others} trials in {directory} are of another model, dataset or device: another profile of "
+                "this name was tuned there. They are neither used nor counted; for a report of its own, give this "
+                "profile another name, or another --reports\n"
+            )
+        done = 0
 
+        def on_trial(label: str, outcome: Outcome | None) -> None:
+            nonlocal done
+            done += outcome is not None
+            reached = done + (outcome is None)
+            told = label if outcome is None else f"{label}: {describe(outcome)}"
+            update(done, expected_trials if reached <= expected_trials else None, told)
 
-def trial_runner(
-    machine: Machine,
-    ledger_directory: Path,
-    here: Fingerprint,
-    update: Update,
-    expected_trials: int,
-    *,
-    display: Display = PLAIN,
-) -> TrialRunner:
-    """Trials of a machine at a site, written to a ledger and shown as they come.
-
-    Raises:
-        BadInput: If the ledger's directory cannot be written.
-    """
-    check_writable(ledger_directory)
-    ledger = Ledger(ledger_directory, f"{socket.gethostname()}-{os.getpid()}")
-    if others := trials_of_others(ledger.read(), here):
-        sys.stderr.write(
-            f"warn: {others} trials in {ledger_directory} are of another model, dataset or device: another profile of "
-            "this name was tuned there. They are neither used nor counted; for a report of its own, give this profile "
-            "another name, or another --reports\n"
+        left_s = slurm_left_s(os.environ)
+        # Results are taken up again only where everything that they depend on is the same.
+        site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
+        site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
+        return TrialRunner(
+            machine=self.machine,
+            ledger=Ledger(directory, f"{socket.gethostname()}-{os.getpid()}"),
+            site=canonical_sha256(site)[:16],
+            clock=SystemClock(),
+            on_trial=on_trial,
+            on_finished=self.display.saw,
+            ends_s=None if left_s is None else time.time() + left_s,
+            made_on=made_on(here),
         )
-    done = 0
 
-    def total(reached: int) -> int | None:
-        """What is expected; unknown once there are more."""
-        return expected_trials if reached <= expected_trials else None
+    def check_belongs(self, stored: StoredProfile, *, replayed: bool = False) -> ProbeEvidence:
+        """Return a profile's probe if measurements here are of the same; lesser differences are said.
 
-    def on_trial(label: str, outcome: Outcome | None) -> None:
-        nonlocal done
-        if outcome is None:
-            update(done, total(done + 1), label)
-        else:
-            done += 1
-            update(done, total(done), f"{label}: {describe(outcome)}")
-
-    left_s = slurm_left_s(os.environ)
-    # Results are taken up again only where everything that they depend on is the same.
-    site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
-    site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
-    return TrialRunner(
-        machine=machine,
-        ledger=ledger,
-        site=canonical_sha256(site)[:16],
-        clock=SystemClock(),
-        on_trial=on_trial,
-        on_finished=display.saw,
-        ends_s=None if left_s is None else time.time() + left_s,
-        made_on=made_on(here),
-    )
-
-
-def check_belongs(stored: StoredProfile, here: Fingerprint, *, replayed: bool = False) -> None:
-    """Make sure that measurements here are of what the profile is of; lesser differences are said.
-
-    Raises:
-        ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
-    """
-    refusals = []
-    for check in compare(stored.profile.fingerprint, here, replayed=replayed):
-        text = f"{check.field} was {check.profile}, here it is {check.here}"
-        if check.found == "refuse":
-            refusals.append(text)
-        else:
-            sys.stderr.write(f"{check.found}: {text}\n")
-    if not stored.intact:
-        sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
-    probed_here(stored, refusals=refusals)
+        Raises:
+            ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
+        """
+        refusals = []
+        profile = stored.profile
+        for check in compare(profile.fingerprint, self.fingerprint(profile.train.model), replayed=replayed):
+            text = f"{check.field} was {check.profile}, here it is {check.here}"
+            if check.found == "refuse":
+                refusals.append(text)
+            else:
+                sys.stderr.write(f"{check.found}: {text}\n")
+        if not stored.intact:
+            sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
+        return probed_here(stored, refusals)
 
 
 @contextlib.contextmanager
 def site_here(
-    choice: DeviceChoice, place: Path, libraries: Sequence[str], *, without_gpu: str | None = None
+    choice: DeviceChoice, data_dir: Path, libraries: Sequence[str], *, without_gpu: str | None = None
 ) -> Iterator[tuple[Site, NvmlMonitor]]:
-    """Settle on a device.
-
-    Args:
-        choice: The device.
-        place: The dataset, or any directory: of what the disk is described.
-        libraries: What must be installed.
-        without_gpu: What to do if a GPU is asked for and there is none; None for the usual advice.
+    """Settle on a device, whose site has these libraries and the disk of a dataset; arguments as ``open_bench``.
 
     Raises:
         MachineLacks: If the device or a library is missing.
     """
     monitor = NvmlMonitor()
     try:
-        site = open_site(choice, place, SystemHost(), monitor, without_gpu=without_gpu)
+        site = open_site(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
         for library in libraries:
             if library not in site.versions:
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
@@ -218,11 +192,13 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
     Args:
         choice: The device.
         data_dir: The dataset.
-        without_gpu: As ``site_here``.
+        without_gpu: What to do if a GPU is asked for and there is none; None for the usual advice.
 
     Raises:
+        TrainerError: If there is no dataset.
         MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
     """
+    manifest = read_manifest(data_dir)
     with contextlib.ExitStack() as stack:
         site, monitor = stack.enter_context(
             site_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
@@ -241,15 +217,11 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
                 f"there is a GPU, and torch {server.versions.get('torch')} is built without CUDA",
                 next_step="Install a CUDA build of torch, or use --device cpu.",
             )
-        yield Bench(site=site, server=server, machine=machine, monitor=monitor)
+        yield Bench(site=site, manifest=manifest, server=server, machine=machine)
 
 
 def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
-    """Make sure that nobody else uses these GPUs.
-
-    Raises:
-        MachineLacks: If somebody does.
-    """
+    """Raise ``MachineLacks`` if another process uses these GPUs."""
     if users := other_users(monitor, uuids):
         free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]
         another = f", or use another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""

@@ -1,8 +1,8 @@
 """The explore stage: settings of the step searched together, proven, probed anew, and written into the profile."""
 
 import contextlib
+import math
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -11,19 +11,18 @@ from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit
-from autotune.search.estimate import CannotTrace, estimate_model, predicted_rows
-from autotune.search.exploration import Exploration, evidence
+from autotune.search.estimate import CannotTrace
+from autotune.search.exploration import Exploration, Proof, evidence, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.exploration_proof import Proof, prove_one_of
-from autotune.search.probe import Probe, ProbeRequest, room_of, trace_request
+from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence
 from autotune.search.workers import SweepRequest
 from autotune.store import write_atomically
-from autotune.tuning.bench import Bench, check_belongs
+from autotune.tuning.bench import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe
-from trainer.batch import RowStatistics, row_statistics
-from trainer.config import Checkpointing, Layout, TrainConfig
-from trainer.dataset import Manifest, TokenDataset
+from trainer.batch import row_statistics
+from trainer.config import Checkpointing, TrainConfig
+from trainer.dataset import TokenDataset
 from trainer.families import FAMILIES
 
 COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
@@ -32,35 +31,23 @@ _USUAL_WINDOWS = 40
 
 
 def explore_settings(
-    bench: Bench,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    request: SweepRequest,
-    manifest: Manifest,
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> tuple[StoredProfile, ExploreEvidence]:
     """Search, and write what was found; settings that are proven to be faster are probed and taken.
 
-    Args:
-        bench: Where it is measured.
-        stored: The profile as probed.
-        probe_request: How it was probed: what the user fixed there is not explored.
-        request: How windows are measured, and for how long.
-        manifest: Of the dataset.
-
-    Returns:
-        The profile as it is now, and what was found.
+    What the user fixed in the ``probe_request`` is not explored. Returns the profile as it is now, and what was found.
 
     Raises:
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If the unexplored settings could not be measured.
     """
-    here = bench.fingerprint(stored.profile.train.model, manifest)
-    check_belongs(stored, here)
-    space = explore_request(bench, stored, probe_request, request, manifest)
-    with bench.stage("explore", stored, here, request, _USUAL_WINDOWS) as runner:
+    bench.check_belongs(stored)
+    space = explore_request(bench, stored, probe_request, request)
+    with bench.stage("explore", stored, request, _USUAL_WINDOWS) as runner:
         search = Exploration(request=space, runner=runner)
-        explored = search.run()
-    profile, explored = _settle(bench, stored, probe_request, search, explored, manifest=manifest)
+        search.run()
+        explored = prove(search)
+    profile, explored = _settle(bench, stored, probe_request, search, explored)
     found = evidence(search, explored)
     profile = with_evidence(profile, "explore", found, runner)
     write_atomically(stored.path, profile_to_toml(profile))
@@ -68,32 +55,20 @@ def explore_settings(
 
 
 def _settle(
-    bench: Bench,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    search: Exploration,
-    explored: Proof,
-    *,
-    manifest: Manifest,
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: Proof
 ) -> tuple[Profile, Proof]:
-    """Probe what is to be taken, so that its memory is verified as the unexplored one's was.
+    """Probe what is to be taken, so that its memory is verified too; return the profile to write, and what is taken.
 
     If only fewer rows leave the headroom free, these have to be proven to be faster as well.
-
-    Returns:
-        The profile to write, and what is taken.
     """
     if not explored.adopted:
         return stored.profile, explored
-    chosen = explored.candidate
-    train, constraints = stored.profile.train, stored.profile.constraints
-    settings = chosen.model_dump() | {
-        "parallel": train.parallel,
-        "global_batch_tokens": constraints.global_batch_tokens,
-    }
+    chosen, train = explored.candidate, stored.profile.train
+    tokens = stored.profile.constraints.global_batch_tokens
+    settings = {**chosen.model_dump(), "parallel": train.parallel, "global_batch_tokens": tokens}
     again = replace(probe_request, config=probe_request.config.model_copy(update=settings))
     try:
-        probed, _ = probed_profile(bench, prepare(bench, again, manifest), stored.path)
+        probed, _ = probed_profile(bench, prepare(bench, again), stored.path)
     except DoesNotFit as error:
         return stored.profile, replace(explored, adopted=False, refused=error.message)
     probe = probed.evidence.probe
@@ -106,7 +81,7 @@ def _settle(
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
             return stored.profile, replace(explored, adopted=False, refused=why)
         search.known.consider(fewer)
-        proven = prove_one_of([fewer], search.known, search.reading)
+        proven = prove_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
     if not explored.adopted:
@@ -120,34 +95,44 @@ def _settle(
 
 
 def explore_request(
-    bench: Bench,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    request: SweepRequest,
-    manifest: Manifest,
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> ExploreRequest:
     """Return the space around a profile's settings, and what its windows need; arguments as ``explore_settings``."""
     train, constraints = stored.profile.train, stored.profile.constraints
-    probe = settled_probe(bench, probe_request, manifest)
+    probe = settled_probe(bench, probe_request)
     levels, left_out = _levels(bench, train, probe_request.config)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         rows = {
             layout: row_statistics(train.model_copy(update={"layout": layout}), dataset) for layout in levels["layout"]
         }
-    tokens = constraints.global_batch_tokens
+    tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
     global_rows = {layout: global_batch_rows(tokens, one.mean_real_tokens) for layout, one in rows.items()}
     most_rows = probe_request.max_rows
-    cells = knob_space(Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: most_rows)
-    width = train.seq_length_tokens
+    most: dict[Configuration, float] = {}
+
+    def fits(cell: Configuration) -> bool:
+        """Whether it is predicted to leave the headroom free; one that cannot be predicted is tried."""
+        if probe.expected is None:
+            return True
+        if cell.kind not in most:
+            config = probe.config.model_copy(update=cell.model_dump())
+            alike = replace(probe, rows=rows[cell.layout], config=config)
+            try:
+                predicted = alike.predicted_rows(alike.trace(bench.machine))
+                most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
+            except CannotTrace:
+                most[cell.kind] = math.inf
+        return cell.micro_batch_rows <= most[cell.kind]
+
     return ExploreRequest(
-        training=bench.training(train, request, manifest, probe.local_ranks),
-        cells=cells,
+        training=bench.training(train, request, probe.local_ranks),
+        cells=knob_space(Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: most_rows),
         global_rows=global_rows,
         real_shares={
             layout: None if layout == "bucketed" else one.mean_real_tokens / width for layout, one in rows.items()
         },
         left_out=tuple(left_out),
-        fits=_fits(bench, probe, rows, constraints.headroom_share),
+        fits=fits,
     )
 
 
@@ -180,30 +165,3 @@ def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out
-
-
-def _fits(
-    bench: Bench, probe: Probe, rows: Mapping[Layout, RowStatistics], headroom_share: float
-) -> Callable[[Configuration], bool]:
-    """Return whether a cell is predicted to leave the headroom free; one that cannot be predicted is tried."""
-    known: dict[Configuration, int | None] = {}
-
-    def fits(cell: Configuration) -> bool:
-        if cell.kind not in known:
-            known[cell.kind] = _predicted_most(bench, probe, rows[cell.layout], cell)
-        most = known[cell.kind]
-        return most is None or cell.micro_batch_rows <= rows_with_headroom(most, headroom_share)
-
-    return fits
-
-
-def _predicted_most(bench: Bench, probe: Probe, rows: RowStatistics, cell: Configuration) -> int | None:
-    if probe.expected is None:
-        return None
-    alike = replace(probe, rows=rows, config=probe.config.model_copy(update=cell.model_dump()))
-    try:
-        found = estimate_model(trace_request(alike), bench.machine, room_of(alike))
-    except CannotTrace:
-        return None
-    usual = probe.expected.usual
-    return predicted_rows(found, probe.memory_budget_bytes, usual, max_rows=probe.request.max_rows)

@@ -11,25 +11,20 @@ from autotune.core.tuning import Stage
 from autotune.decide.tuning import left_s
 from autotune.measure.clock import Clock
 from autotune.show.tuning import best_words, stage_words, stages_text
-from autotune.tuning.display import Display
+from autotune.tuning.bench import Display
 from trainer.progress import Update, progress
 
 REFRESHES_PER_S = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class TuningView:
-    """Follows the stages of a tuning.
-
-    Args:
-        stages: All of them, in their order; whoever runs them changes them.
-        clock: The time.
-        budget_s: Of the whole tuning.
-    """
+class TuningView(Display):
+    """Follows the stages of a tuning, which whoever runs them changes."""
 
     stages: list[Stage]
     clock: Clock
     budget_s: float
+    """Of the whole tuning."""
     began_s: float = field(init=False)
     _live: bool = False
     """Whether there is a table; what is written to standard error then goes above it."""
@@ -39,11 +34,6 @@ class TuningView:
 
     def __post_init__(self) -> None:
         self.began_s = self.clock.monotonic_s()
-
-    @property
-    def display(self) -> Display:
-        """What stages are to tell."""
-        return Display(show=self._show, saw=self._saw)
 
     @property
     def gone_s(self) -> float:
@@ -61,9 +51,8 @@ class TuningView:
         from rich.live import Live
         from rich.text import Text
 
-        console = Console(stderr=True)
         with Live(
-            get_renderable=lambda: Text(self._text()), console=console, refresh_per_second=REFRESHES_PER_S
+            get_renderable=lambda: Text(self._text()), console=Console(stderr=True), refresh_per_second=REFRESHES_PER_S
         ) as live:
             yield
             live.refresh()
@@ -92,7 +81,8 @@ class TuningView:
         return stages_text(self.stages, seconds=self.gone_s, left_s=rest_s, width=width)
 
     @contextlib.contextmanager
-    def _show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
+    def show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
+        """Show what a stage does, in the table or on a line."""
         if self._live:
             yield self._update
             return
@@ -108,7 +98,8 @@ class TuningView:
         if self._stage is not None:
             self._stage.done, self._stage.expected, self._stage.note = done, total, note
 
-    def _saw(self, finished: FinishedTrial) -> None:
+    def saw(self, finished: FinishedTrial) -> None:
+        """Show the best of the stage's trials."""
         self._finished.append(finished)
         if self._stage is not None:
             self._stage.best = best_words(self._finished)

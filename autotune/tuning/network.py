@@ -1,19 +1,24 @@
-"""What is measured between ranks: the network stage with the fastest exchange, and steps on more nodes."""
+"""What is measured between ranks of several nodes: the network stage with the fastest exchange, and steps on more."""
 
 import contextlib
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.core.defaults import TRIAL_TIMEOUT_S
-from autotune.core.evidence import NetworkEvidence, Scaling, ScalingRow
+from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.scaling import ScalingModel
-from autotune.errors import BadInput
+from autotune.errors import BadInput, MachineLacks
+from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.profiles import StoredProfile, report_directory, with_evidence, with_network
+from autotune.search.profiles import StoredProfile, probed_here, report_directory, with_evidence, with_network
 from autotune.search.scaling import (
     evidence,
     links_in_place_of,
@@ -21,13 +26,13 @@ from autotune.search.scaling import (
     predict_scaling,
     with_measured,
 )
+from autotune.search.site import DeviceChoice, local_ranks
+from autotune.search.workers import SweepRequest
 from autotune.show.answers import plain
 from autotune.store import write_atomically
-from autotune.tuning.bench import check_belongs, trial_runner
-from autotune.tuning.display import PLAIN, Display
-from autotune.tuning.together import TogetherBench, nodes_here, open_together
+from autotune.tuning.bench import Bench, Display, site_here
 from trainer.batch import in_rows
-from trainer.dataset import Manifest, TokenDataset, read_manifest
+from trainer.dataset import TokenDataset, read_manifest
 from trainer.events import utc_now
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.progress import progress
@@ -35,18 +40,75 @@ from trainer.progress import progress
 SCALING_STEPS = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherBench(Bench):
+    """Ranks that have joined, at the site of the first node."""
+
+    nodes: int
+    ranks_per_node: int
+
+
+def nodes_here() -> int:
+    """Of the SLURM job that this process is in; 1 outside of one."""
+    told = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
+    return int(told) if told.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
+
+
+@contextlib.contextmanager
+def open_together(
+    choice: DeviceChoice, data_dir: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
+) -> Iterator[TogetherBench]:
+    """Start ranks on this node, or on the first nodes of this job, and let them find each other.
+
+    A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
+    nodes should see.
+
+    Raises:
+        BadInput: If the job has fewer nodes.
+        MachineLacks: If the device, torch or srun is missing, there is one rank only, or they do not find each other.
+    """
+    there = nodes_here()
+    if nodes > there:
+        raise BadInput(
+            f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
+            next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
+        )
+    with site_here(choice, data_dir, ("torch",)) as (site, _):
+        each = local_ranks(site, ranks)
+        if nodes * each < 2 and not alone:
+            raise MachineLacks(
+                "one rank alone sends nothing",
+                next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
+                "autotune scale predicts from an assumed card: --bandwidth 25Gbit.",
+            )
+        if nodes > 1 and shutil.which("srun") is None and not os.environ.get(STARTER_VARIABLE):
+            raise MachineLacks(
+                "srun is not here",
+                next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
+                "(which must pass the environment on), or measure on one node: --nodes 1.",
+            )
+        manifest, arguments = read_manifest(data_dir), (each, site.versions["torch"])
+        start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
+        scratch_parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
+        with TogetherMachine(start, site.device, scratch) as ranks_together:
+            sys.stderr.write(
+                f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
+            )
+            ranks_together.start()
+            yield TogetherBench(
+                site=site, manifest=manifest, server=ranks_together, machine=ranks_together, nodes=nodes,
+                ranks_per_node=each,
+            )  # fmt: skip
+
+
 def tune_network(
     stored: StoredProfile,
-    manifest: Manifest,
-    display: Display = PLAIN,
-    *,
-    data: Path,
-    reports: Path,
-    minutes: float,
+    request: SweepRequest,
     nodes: int,
-    ranks: int,
+    display: Display | None = None,
+    *,
     links_only: bool = False,
-    trial_timeout_s: float = TRIAL_TIMEOUT_S,
 ) -> tuple[NetworkEvidence, float]:
     """Measure with ranks that run together, and write what was found into the profile.
 
@@ -59,15 +121,13 @@ def tune_network(
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
     """
-    train, place = stored.profile.train, report_directory(stored.path, reports)
-    with open_together(train.device, data, place, nodes, ranks) as bench:
-        fingerprint = bench.fingerprint(train.model, manifest)
-        check_belongs(stored, fingerprint)
-        request = _request(bench, stored, data, 60 * minutes, trial_timeout_s)
-        with display.show(f"network {train.model.name}", most_s=60 * minutes) as update:
-            trials = 1 if links_only else 20
-            runner = trial_runner(bench.machine, place / "ledger", fingerprint, update, trials, display=display)
-            tuning = NetworkTuning(request=request, runner=runner)
+    train, place = stored.profile.train, report_directory(stored.path, request.reports)
+    ranks = request.ranks or probed_here(stored).local_ranks
+    with open_together(train.device, request.data, place, nodes, ranks) as opened:
+        bench = opened if display is None else replace(opened, display=display)
+        asked = _network_request(bench, stored, bench.check_belongs(stored), request)
+        with bench.stage("network", stored, request, 1 if links_only else 20) as runner:
+            tuning = NetworkTuning(request=asked, runner=runner)
             if links_only:
                 tuning.measure_links()
             else:
@@ -81,18 +141,17 @@ def tune_network(
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = with_evidence(stored.profile, "network", found, runner)
     write_atomically(stored.path, profile_to_toml(changed))
-    return found, bench.machine.waited_s
+    return found, bench.server.waited_s
 
 
-def _request(
-    bench: TogetherBench, stored: StoredProfile, data_dir: Path, budget_s: float, trial_timeout_s: float
+def _network_request(
+    bench: TogetherBench, stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest
 ) -> NetworkRequest:
-    probe, train, before = stored.profile.evidence.probe, stored.profile.train, stored.profile.evidence.network
-    assert probe is not None
+    train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None and before.default_rows is not None:
         # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
         train = train.model_copy(update={"micro_batch_rows": before.default_rows})
-    with contextlib.closing(TokenDataset.open(data_dir)) as dataset:
+    with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
     every = bench.nodes * bench.ranks_per_node
     if train.global_batch_rows < every:
@@ -103,13 +162,13 @@ def _request(
     most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train,
-        data_dir=str(data_dir.resolve()),
+        data_dir=str(request.data.resolve()),
         nodes=bench.nodes,
         ranks_per_node=bench.ranks_per_node,
         most_rows=max(train.micro_batch_rows, most),
         real_tokens_per_row=probe.mean_real_tokens_per_row,
-        budget_s=budget_s,
-        trial_timeout_s=trial_timeout_s,
+        budget_s=request.budget_s,
+        trial_timeout_s=request.trial_timeout_s,
     )
 
 
@@ -131,21 +190,19 @@ def scale_profile(
     kept = {"predicted_utc": utc_now(), **plain(predicted)}
     write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
     there, measured = nodes_here(), {}
-    if there < 2:
-        return predicted
     for row in predicted.rows:
-        if row.nodes <= there:
+        if 1 < there >= row.nodes:
             step = measured[row.nodes] = _on_nodes(
-                stored, known, row, data_dir=stored.data_dir(data), place=place, trial_timeout_s=trial_timeout_s
+                stored, known, row, stored.data_dir(data), place, trial_timeout_s=trial_timeout_s
             )
             sys.stderr.write(
                 f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
             )
-    return with_measured(predicted, measured)
+    return with_measured(predicted, measured) if measured else predicted
 
 
 def _on_nodes(
-    stored: StoredProfile, known: ScalingModel, row: ScalingRow, *, data_dir: Path, place: Path, trial_timeout_s: float
+    stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, *, trial_timeout_s: float
 ) -> ScalingRow:
     """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
     train, load = stored.profile.train, known.load
@@ -155,15 +212,14 @@ def _on_nodes(
             config=train.model_copy(update={"global_batch_rows": load.global_batch_rows}),
             data_dir=str(data_dir.resolve()),
             nodes=row.nodes,
-            ranks_per_node=bench.ranks_per_node,
+            ranks_per_node=ranks,
             most_rows=load.most_rows,
             real_tokens_per_row=load.real_tokens_per_row,
             budget_s=trial_timeout_s,
             trial_timeout_s=trial_timeout_s,
         )
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
-            here = bench.fingerprint(train.model, read_manifest(data_dir))
-            runner = trial_runner(bench.machine, place / "ledger", here, update, expected_trials=1)
+            runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
             return measured_row(NetworkTuning(request=request, runner=runner), known, row, SCALING_STEPS)
 
 

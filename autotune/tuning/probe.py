@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune import __version__
 from autotune.core.cards import RESERVE_BYTES
-from autotune.core.profile import Profile
+from autotune.core.evidence import Evidence
+from autotune.core.profile import Constraints, Profile, Provenance
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import (
@@ -21,9 +23,10 @@ from autotune.decide.memory import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.profiles import (
-    profile_of_probe,
     profile_paths,
+    relative_data_path,
     report_directory,
+    resting_on,
     with_workers_of,
     write_profile,
 )
@@ -32,8 +35,9 @@ from autotune.show.probe import ProbedModel
 from autotune.store import check_writable
 from autotune.tuning.bench import Bench
 from trainer.batch import row_statistics
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import Manifest, TokenDataset
+from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.events import utc_now
 from trainer.schema import parse_table
 
 
@@ -47,16 +51,10 @@ def asked_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa:
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
 
-def probe_models(
-    bench: Bench, requests: Sequence[ProbeRequest], out: Path | None, manifest: Manifest
-) -> list[ProbedModel]:
+def probe_models(bench: Bench, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
     """Probe each model, and write its profile before the next one is probed.
 
-    Args:
-        bench: Where it is measured.
-        requests: One for each model.
-        out: Profile file; with several models a directory.
-        manifest: Of the dataset.
+    ``out`` is a profile file, or a directory.
 
     Raises:
         BadInput, UsageError: If what is asked for cannot be had here.
@@ -64,19 +62,17 @@ def probe_models(
         Undecided: If trials failed in a way that says nothing about memory.
     """
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
-    return [
-        probe_one(bench, prepare(bench, request, manifest), path) for request, path in zip(requests, paths, strict=True)
-    ]
+    return [probe_one(bench, prepare(bench, request), path) for request, path in zip(requests, paths, strict=True)]
 
 
-def prepare(bench: Bench, request: ProbeRequest, manifest: Manifest) -> Probe:
+def prepare(bench: Bench, request: ProbeRequest) -> Probe:
     """Settle what is not asked for, look at the dataset, and settle the global batch, before hours are spent.
 
     Raises:
         BadInput: If the global batch has fewer rows than there are ranks.
     """
-    probe = settled_probe(bench, request, manifest)
-    rows = row_statistics(probe.config, TokenDataset(request.data, manifest))
+    probe = settled_probe(bench, request)
+    rows = row_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_rows = global_batch_rows(tokens, rows.mean_real_tokens)
     deal(global_rows, 1, probe.local_ranks)
@@ -89,7 +85,7 @@ def prepare(bench: Bench, request: ProbeRequest, manifest: Manifest) -> Probe:
     return replace(probe, config=config, global_batch_tokens=tokens, rows=rows)
 
 
-def settled_probe(bench: Bench, request: ProbeRequest, manifest: Manifest) -> Probe:
+def settled_probe(bench: Bench, request: ProbeRequest) -> Probe:
     """Return a probe with what this site settles; nothing is known of the dataset's rows."""
     site, config = bench.site, request.config
     together = local_ranks(site, request.ranks)
@@ -103,7 +99,7 @@ def settled_probe(bench: Bench, request: ProbeRequest, manifest: Manifest) -> Pr
     return Probe(
         request=request,
         config=config.model_copy(update=settled),
-        manifest=manifest,
+        manifest=bench.manifest,
         memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_card, ranks=together),
         device_used_before_bytes=bench.used_before(together),
         local_ranks=together,
@@ -128,13 +124,29 @@ def probe_one(
 def probed_profile(
     bench: Bench, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
-    """Probe one model; return the profile that this alone supports, which is not written, and its trials."""
-    model = probe.config.model
-    here = bench.fingerprint(model, probe.manifest)
+    """Probe one model; return the profile that this alone supports, to lie at ``path``, unwritten, and its trials."""
+    model, request = probe.config.model, probe.request
+    here = bench.fingerprint(model)
     with bench.display.show(f"probe {model.name}") as update:
-        ledger = report_directory(path, probe.request.reports) / "ledger"
-        runner = bench.runner(ledger, here, update, 12, budget_ends_s)
+        runner = bench.runner(report_directory(path, request.reports), here, update, 12)
+        runner.budget_ends_s = budget_ends_s
         train, found = probe_model(probe, runner, traced)
-    job = bench.site.slurm.job_id
-    profile = profile_of_probe(probe, train, found, runner, path=path, here=here, slurm_job_id=job)
+    data = DataSettings(path=relative_data_path(request.data, path), dataset_hash=bench.manifest.dataset_hash)
+    profile = Profile(
+        train=train.model_copy(update={"data": data}),
+        constraints=Constraints(
+            memory_budget_bytes=probe.memory_budget_bytes,
+            headroom_share=request.headroom_share,
+            global_batch_tokens=probe.global_batch_tokens,
+        ),
+        fingerprint=here,
+        provenance=Provenance(
+            tool_version=__version__,
+            created_utc=utc_now(),
+            commands=["probe"],
+            slurm_job_id=bench.site.slurm.job_id,
+            **resting_on(runner, here, train.seq_length_tokens),
+        ),
+        evidence=Evidence(probe=found),
+    )
     return profile, tuple(runner.finished)

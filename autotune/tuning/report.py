@@ -1,12 +1,20 @@
 """The report stage: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from autotune.decide.advice.table import advise
 from autotune.errors import UsageError
-from autotune.measure.host import SystemHost
-from autotune.search.reported import reported_profile, reported_run
+from autotune.measure.host import Host, SystemHost
+from autotune.search.profiles import StoredProfile, read_trials
+from autotune.search.reviews import read_reviewed
+from autotune.search.situation import other_than, read_measured_run, situation_of_profile, situation_of_run
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.store import json_rows, write_atomically
+from trainer.dataset import read_manifest
+from trainer.errors import BadConfig
+from trainer.schema import refuse_infinite
 
 MOST_PROFILES, MOST_RUNS = 12, 24
 
@@ -14,20 +22,13 @@ MOST_PROFILES, MOST_RUNS = 12, 24
 def build_report(
     profiles: Sequence[Path], reports: Path, out: Path, *, runs: Sequence[Path] = (), data: Path | None = None
 ) -> dict[str, Path]:
-    """Write a report of profiles, their trials and training runs.
+    """Write a report of profiles, their trials and training runs: the file ``out``, and its two other forms beside it.
 
-    Args:
-        profiles: One or several.
-        reports: Where their ledgers lie.
-        out: The HTML file, or one of the two that lie beside it.
-        runs: Directories of trainings from these profiles.
-        data: The dataset; None takes what each profile names.
-
-    Returns:
-        Where the three forms lie, by ``html``, ``markdown`` and ``json``.
+    Trial logs and reviews are read from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
 
     Raises:
         UsageError: If there are more profiles or runs than one report takes, or two of the same name.
+        TrainerError, AutotuneError: If one of them cannot be reported.
     """
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
         raise UsageError(
@@ -49,10 +50,11 @@ def build_report(
     from autotune.show.text import report_markdown
 
     host = SystemHost()
-    reported = tuple(reported_profile(path, reports, host, data=data) for path in profiles)
-    trained = tuple(reported_run(directory, reported, host) for directory in runs)
+    reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)
+    trained = tuple(_reported_run(directory, reported, host) for directory in runs)
     document = report_document(reported, trained)
-    html = _html_place(out)
+    known = out.suffix.lower() in {".html", ".md", ".json"}
+    html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
     places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
     write_atomically(places["json"], json_rows(report_facts(reported, trained, document)))
     write_atomically(places["markdown"], report_markdown(document))
@@ -60,7 +62,56 @@ def build_report(
     return places
 
 
-def _html_place(out: Path) -> Path:
-    """The name of the HTML file, whichever of the three files was named."""
-    known = out.suffix.lower() in {".html", ".md", ".json"}
-    return out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
+def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:
+    """Return a profile with what lies around it; without its dataset, why that is not there."""
+    stored = read_reviewed(path, reports)
+    finished, damaged, check = read_trials(path, stored.profile, reports)
+    manifest, directory, lacking = None, None, ""
+    try:
+        directory = stored.data_dir(data)
+        manifest = read_manifest(directory)
+    except BadConfig as error:
+        lacking = error.message
+    if manifest is not None and manifest.dataset_hash != stored.profile.fingerprint.dataset_hash:
+        manifest, lacking = None, f"{directory} is another dataset"
+    now = situation_of_profile(stored, finished, host, data=None if manifest is None else directory)
+    return ReportedProfile(
+        path=path,
+        profile=stored.profile,
+        intact=stored.intact,
+        content_sha256=stored.file_sha256,
+        trials=finished,
+        damaged_lines=damaged,
+        dataset=manifest,
+        dataset_lacking=lacking,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(now),
+        standing=stored.standing,
+        ledger=check,
+    )
+
+
+def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Host) -> ReportedRun:
+    """Return a run, and which of these profiles it was started from."""
+    run = read_measured_run(directory)
+    for table in (run.startup, run.end):
+        refuse_infinite(None if table is None else table.model_dump(), str(directory))
+    header = run.header
+    by_hash = [one for one in profiles if one.content_sha256 == header.profile_sha256]
+    same = header.dataset_hash, header.name
+    alike = [one for one in profiles if (one.profile.fingerprint.dataset_hash, one.name) == same]
+    found = next(iter(by_hash + alike), None)
+    stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
+    otherwise = () if stored is None else tuple(other_than(run, stored))
+    if otherwise:
+        stored = None  # figures of another step say nothing of this one
+    # What is said of the profile already is left out.
+    now = replace(situation_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
+    return ReportedRun(
+        run=run,
+        profile_path=None if found is None else found.path,
+        matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
+        otherwise=otherwise,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(now),
+    )

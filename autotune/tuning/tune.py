@@ -20,8 +20,8 @@ from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
-from autotune.search.estimate import CannotTrace, MemoryEstimate, estimate_model, predicted_rows
-from autotune.search.probe import Probe, ProbeRequest, room_of, trace_request
+from autotune.search.estimate import CannotTrace, MemoryEstimate
+from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
 from autotune.search.workers import SweepRequest
@@ -29,12 +29,11 @@ from autotune.show.baseline import gains
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import explore_settings
 from autotune.tuning.live import TuningView
-from autotune.tuning.network import tune_network
+from autotune.tuning.network import nodes_here, tune_network
 from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.sweeps import compare_recipes, count_workers
-from autotune.tuning.together import nodes_here
-from trainer.dataset import Manifest, read_manifest
+from trainer.schema import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
@@ -42,6 +41,10 @@ OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 """Seconds that a trial takes beside what it measures, until some have run."""
+
+
+BASELINE_MINUTES = 2.0
+"""At most, once the network between nodes is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,26 +95,19 @@ class Tuning:
         self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
-        """All stages.
-
-        Raises:
-            AutotuneError: Where a stage failed in a way that concerns all models.
-        """
-        request, data = self.request, self.request.probes[0].data
-        manifest = read_manifest(data)
-        names = request.models
+        """Run all stages; raise the error of one that failed in a way that concerns all models."""
+        request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # refused before anything is started
         with self.view.open():
-            with open_bench(request.device, data) as opened:
-                bench = replace(opened, display=self.view.display)
+            with open_bench(request.device, request.probes[0].data) as opened:
+                bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
-                for probe in request.probes:
-                    self._prepared[probe.config.model.name] = prepare(bench, probe, manifest)
+                self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
                 for stage in self.stages:
-                    self._leave_out(stage)  # now, so that those that remain share all of the time
+                    self._skip(stage, self._why_not(stage))  # now, so that the others share all of the time
                 self._tell_least()
                 for stage in self.stages[:-1]:
-                    self._do(stage, lambda stage: self._measure(bench, stage, manifest))
+                    self._do(stage, lambda stage: self._measure(bench, stage))
             self.waited_s += opened.server.waited_s
             self._do(self.stages[-1], self._report)
         return TuningResult(
@@ -144,18 +140,13 @@ class Tuning:
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Give a stage its turn, or say why it has none."""
-        self._leave_out(stage)
+        left_s = self.view.budget_s - self.view.gone_s
+        least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
+        if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
+            why = f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
+            why += f"--minutes {self.request.minutes:g} are left"
+        self._skip(stage, why)
         if stage.over:
-            return
-        name = stage.name
-        left_s, least = self.view.budget_s - self.view.gone_s, least_s(name, self._trial_s, self.request.window_s)
-        if name in BUDGET_WEIGHTS and left_s < least:
-            stage.status = "skipped"
-            stage.told = (
-                f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
-                f"--minutes {self.request.minutes:g} are left"
-            )
-            self.view.end(stage)
             return
         share = share_s(self.stages, stage, left_s)
         stage.budget_s = None if share is None else max(share, least)
@@ -163,21 +154,20 @@ class Tuning:
         try:
             stage.told = work(stage)
             stage.status = "done"
-        except OF_ONE_MODEL as error:
-            stage.status, stage.told = "failed", error.message.splitlines()[0]
-            self.failed.append(error)
-        except KeyboardInterrupt:
-            stage.status, stage.told = "failed", "interrupted; its finished trials are kept"
-            raise
         except BaseException as error:
-            stage.status, stage.told = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise
+            interrupted = isinstance(error, KeyboardInterrupt)
+            said = getattr(error, "message", str(error)) or type(error).__name__
+            told = "interrupted; its finished trials are kept" if interrupted else said
+            stage.status, stage.told = "failed", told.splitlines()[0]
+            if not isinstance(error, OF_ONE_MODEL):
+                raise
+            self.failed.append(error)
         finally:
             self.view.end(stage)
 
-    def _leave_out(self, stage: Stage) -> None:
-        """Say why a stage has no turn, where there is a reason."""
-        if not stage.over and (why := self._why_not(stage)):
+    def _skip(self, stage: Stage, why: str) -> None:
+        """Leave a stage out, where there is a reason."""
+        if why and not stage.over:
             stage.status, stage.told = "skipped", why
             self.view.end(stage)
 
@@ -191,7 +181,7 @@ class Tuning:
             one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
         ):
             return "there is no probed micro-batch"
-        if stage.name == "network" and self._ranks(stage.model) * self._nodes < 2:
+        if stage.name == "network" and self._prepared[stage.model].local_ranks * self._nodes < 2:
             return "one rank alone exchanges nothing"
         return ""
 
@@ -200,41 +190,27 @@ class Tuning:
         """Of this job, that the training may have as well."""
         return min(self.request.nodes, nodes_here())
 
-    def _ranks(self, model: str) -> int:
-        return self._prepared[model].local_ranks
-
-    def _sweep(self, stage: Stage) -> SweepRequest:
-        """Return how windows of a stage are measured."""
-        assert stage.budget_s is not None
-        probe = self.request.probes[0]
-        return SweepRequest(
-            data=probe.data,
-            reports=probe.reports,
-            minutes=stage.budget_s / 60,
-            window_s=self.request.window_s,
-            trial_timeout_s=probe.trial_timeout_s,
-        )
-
-    def _measure(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+    def _measure(self, bench: Bench, stage: Stage) -> str:
         """Run a stage; return what it came to."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
         if stage.name == "probe":
             return self._probe(bench, stage)
-        stored = read_profile(self._paths[stage.model])
-        probe, sweep = probed_here(stored, refusals=[]), self._sweep(stage)
+        assert stage.budget_s is not None
+        stored, asked = read_profile(self._paths[stage.model]), self._prepared[stage.model].request
+        probed_here(stored)
+        request = SweepRequest(
+            data=asked.data, reports=asked.reports, minutes=stage.budget_s / 60, window_s=self.request.window_s,
+            trial_timeout_s=asked.trial_timeout_s,
+        )  # fmt: skip
         if stage.name == "explore":
-            asked = self._prepared[stage.model].request
-            return explore_settings(bench, stored, asked, sweep, manifest)[1].choice
+            return explore_settings(bench, stored, asked, request)[1].choice
         if stage.name == "workers":
-            found = count_workers(bench, stored, probe, sweep, manifest)
+            found = count_workers(bench, stored, request)
             return f"{found.chosen} loader workers: {found.choice}"
         if stage.name == "baseline":
-            return "; ".join(gains(compare_recipes(bench, stored, probe, sweep, manifest)))
-        network, waited_s = tune_network(
-            stored, manifest, bench.display, data=sweep.data, reports=sweep.reports, minutes=sweep.minutes,
-            nodes=self._nodes, ranks=probe.local_ranks, trial_timeout_s=sweep.trial_timeout_s,
-        )  # fmt: skip
+            return "; ".join(gains(compare_recipes(bench, stored, request)))
+        network, waited_s = tune_network(stored, request, self._nodes, bench.display)
         self.waited_s += waited_s
         return network.choice
 
@@ -245,13 +221,11 @@ class Tuning:
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
-                found = self._traced[stage.model] = estimate_model(trace_request(probe), bench.machine, room_of(probe))
+                found = self._traced[stage.model] = probe.trace(bench.machine)
             except CannotTrace as error:
                 return error.message
-        budget, most = probe.memory_budget_bytes, probe.request.max_rows
-        rows = predicted_rows(found, budget, probe.expected.usual, max_rows=most)
-        tokens = probe.config.seq_length_tokens
-        return f"{format_count(rows)} rows of {tokens} tokens predicted to fit {format_bytes(budget)}"
+        rows, tokens = format_count(probe.predicted_rows(found)), probe.config.seq_length_tokens
+        return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
         ends_s = self.clock.utc_now().timestamp() + self.view.budget_s - self.view.gone_s
@@ -282,12 +256,7 @@ class Tuning:
 
 
 def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
-    """What to do with tuned profiles, the first step first.
-
-    Args:
-        profiles: Tuned ones.
-        nodes: That the training is to have.
-    """
+    """Return what to do with tuned profiles, the first step first, for a training on so many nodes."""
     if not profiles:
         return ()
     first = shlex.quote(str(profiles[0]))
@@ -302,3 +271,32 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
     steps.append(f"autotune plan --profile {first} --nodes {nodes}")
     return (*steps, f"autotune launch slurm --profile {first} --nodes {nodes} --submit")
+
+
+def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
+    """Measure the network for each profile, what it is worth if that was known, and write the report again.
+
+    ``found_by`` names the profiles and the report of a tuning; the time of the request is for each profile's network.
+    """
+    clock, waited_s = SystemClock(), 0.0
+    began_s = clock.monotonic_s()
+    found = read_json(found_by)
+    paths = [Path(one) for one in found["profiles"]]
+    for path in paths:
+        waited_s += tune_network(read_profile(path), request, nodes_here())[1]
+        if not found["with_baseline"]:
+            continue
+        stored = read_profile(path)  # another exchange, and what the old settings were worth is no longer said
+        with open_bench(stored.profile.train.device, request.data) as bench:
+            compare_recipes(bench, stored, replace(request, minutes=min(BASELINE_MINUTES, request.minutes)))
+        waited_s += bench.server.waited_s
+    if found["report"] is not None:
+        build_report(paths, request.reports, Path(found["report"]), data=request.data)
+    return TuningResult(
+        profiles=tuple(found["profiles"]),
+        report=found["report"],
+        stages=(),
+        seconds=round(clock.monotonic_s() - began_s, 3),
+        seconds_in_children=round(waited_s, 3),
+        next_steps=next_steps(paths, nodes=nodes_here()),
+    )

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.search.trials import trial_records
-from autotune.store import read_ledger
+from autotune.search.trials import records_in
 from tests.nullgpu.machine import CUBLAS_ALLOC_FAILED, NVML_DRIVER_NOT_LOADED, NVML_NOT_SUPPORTED, Faults
 
 pytestmark = pytest.mark.cuda
@@ -33,7 +32,7 @@ class Probed:
         self._ledger = machine.folder / "reports/profile/ledger"
 
     def outcomes(self) -> dict[str, str]:
-        return {record.label: record.outcome["kind"] for record in trial_records(read_ledger(self._ledger))}
+        return {record.label: record.outcome["kind"] for record in records_in(self._ledger)[0]}
 
     def evidence(self) -> dict[str, Any]:
         assert self.ended.code == 0, self.ended

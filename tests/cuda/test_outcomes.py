@@ -2,8 +2,7 @@
 
 import pytest
 
-from autotune.search.trials import trial_records
-from autotune.store import read_ledger
+from autotune.search.trials import records_in
 from tests.conftest import write_dataset
 from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
@@ -105,7 +104,7 @@ def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path
     )  # fmt: skip
     assert ended.code == 8, ended
     assert "rows, speed contaminated:\nGPU 0 was slowed down: hw_thermal" in ended.err, ended
-    records = trial_records(read_ledger(tmp_path / "reports/profile/ledger"))
+    records, _ = records_in(tmp_path / "reports/profile/ledger")
     kinds = {record.label: record.outcome["kind"] for record in records}
     assert kinds.pop("bert-mini: 8 rows") == "measured"
     assert set(kinds.values()) == {"contaminated"}

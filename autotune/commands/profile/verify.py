@@ -26,7 +26,7 @@ def verify(
     from autotune.measure.machine import ForkServerMachine
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews, verification
-    from autotune.search.ledgers import read_trials
+    from autotune.search.profiles import read_trials
     from autotune.show.answers import answer_json
     from autotune.show.profile import verification_text
 
@@ -36,7 +36,7 @@ def verify(
             return server.versions.get("cuda")
 
     stored = reviews.read_reviewed(profile, reports)
-    ledger = read_trials(profile, stored.profile, reports).check
+    _, _, ledger = read_trials(profile, stored.profile, reports)
     monitor = NvmlMonitor()
     try:
         found = verification.verify(stored, data, SystemHost(), monitor, read_cuda, ledger=ledger)

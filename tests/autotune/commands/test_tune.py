@@ -7,7 +7,6 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.core.tuning import Stage, TuningResult
 from autotune.errors import BadInput, DoesNotFit
-from autotune.tuning import between_nodes
 from autotune.tuning import tune as tuning_room
 from tests.autotune.profiles import example_profile
 
@@ -225,7 +224,7 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
         asked.append((str(found_by), request.minutes, request.trial_timeout_s))
         return told.result
 
-    monkeypatch.setattr(between_nodes, "measure_between_nodes", measure)
+    monkeypatch.setattr(tuning_room, "measure_between_nodes", measure)
     command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
     capsys.readouterr()
     assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0

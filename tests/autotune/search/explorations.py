@@ -15,6 +15,7 @@ from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger
 from tests.autotune.search.feeds import windows_of
+from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 
@@ -76,18 +77,10 @@ def machine_of(
             return failure
         value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
         losses = [loss(knobs.precision, step) for step in range(trial.measured["min_steps"])]
-        return Measured(figures=_figures(value) | ({"losses": losses} if trial.measured.get("losses") else {}))
+        losses = losses if trial.measured.get("losses") else []
+        return Measured(figures=FEED | {"real_tokens_per_s": value, "slot_tokens_per_s": value, "losses": losses})
 
     return FakeMachine(simulate)
-
-
-def _figures(real_tokens_per_s: float) -> dict[str, object]:
-    return {
-        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
-        "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
-        "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
-        "storage_bytes_per_s": None,
-    }  # fmt: skip
 
 
 def exploration_over(

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.outcome import Measured, Outcome
+from autotune.core.outcome import Crashed, Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.store import Ledger
+from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
@@ -19,6 +20,7 @@ HOST = replace(
 )  # fmt: skip
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CEILING = 1000.0
+DEAD = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
 Rate = Callable[[DataSettings], float]
 
 
@@ -27,42 +29,43 @@ def knee_at(needed: int) -> Rate:
     return lambda data: min(1.0, max(data.loader_workers, 0.4) / max(needed, 0.4))
 
 
+def loader_of(trial: Trial) -> dict:
+    """Loader settings of a window."""
+    return trial.measured["config"]["data"]
+
+
 def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
     """What a window reads, by the share of the ceiling that its loader settings reach; repeatable noise of 0.2 %."""
-    data = DataSettings.model_validate(trial.measured["config"]["data"])
+    data = DataSettings.model_validate(loader_of(trial))
     share = 1.0 if trial.measured["cached"] else rate(data)
     number = trial.measured["round"]
     noise = 1 + 0.0005 * ((7 * number + 3 * data.loader_workers + 5 * trial.measured["cached"]) % 5 - 2)
     start_s = 1000.0 + 10 * number
-    figures = {
-        "optimizer_steps": 9, "discarded_batches": 2, "micro_batches_per_step": 1,
-        "steps": 7, "slot_tokens_per_s": CEILING * share * noise,
-        "real_tokens_per_s": CEILING * share / 2, "data_wait_share": 1 - share, "window_start_s": start_s,
-        "window_end_s": start_s + 1, "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30,
-        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6,
+    figures = FEED | {
+        "slot_tokens_per_s": CEILING * share * noise, "real_tokens_per_s": CEILING * share / 2,
+        "data_wait_share": 1 - share, "window_start_s": start_s, "window_end_s": start_s + 1,
+        "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30, "worker_bytes": 2**27,
+        "storage_bytes_per_s": 1e6,
     }  # fmt: skip
     return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
 
 
 class FeedMachine(FakeMachine):
-    """A machine whose windows take a second each and read what a rate says."""
+    """A machine whose windows take a second each and read what a rate says, unless another outcome is given."""
 
-    def __init__(self, rate: Rate, **changes) -> None:
+    def __init__(self, rate: Rate, instead: Callable[[Trial], Outcome | None] = lambda trial: None, **changes) -> None:
         self.clock = FakeClock()
 
         def simulate(trial: Trial) -> Outcome:
             self.clock.sleep(1.0)
-            return Measured(figures=figures_of(trial, rate, **changes))
+            return instead(trial) or Measured(figures=figures_of(trial, rate, **changes))
 
         super().__init__(simulate)
 
     @property
     def counts(self) -> list[int | None]:
         """What was tried, in order; None for batches from memory."""
-        return [
-            None if trial.measured["cached"] else trial.measured["config"]["data"]["loader_workers"]
-            for trial in self.trials
-        ]
+        return [None if one.measured["cached"] else loader_of(one)["loader_workers"] for one in self.trials]
 
 
 LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)

@@ -3,11 +3,10 @@ import math
 
 import pytest
 
-from autotune.core.outcome import Contaminated, Crashed, OutOfMemory
+from autotune.core.outcome import Crashed, OutOfMemory
 from autotune.errors import Undecided
-from autotune.search.exploration import evidence
+from autotune.search.exploration import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from autotune.search.exploration_known import FINALISTS
-from autotune.search.exploration_proof import FIRST_VERIFYING, MOST_VERIFYING
 from tests.autotune.search.explorations import (
     CELLS,
     FEW,
@@ -15,20 +14,26 @@ from tests.autotune.search.explorations import (
     UNCOMPILED,
     UNEXPLORED,
     additive,
+    alike,
     exploration_over,
     knobs_of,
     machine_of,
+    never,
     worth,
 )
 from tests.fakes import FakeClock
 
 
-def explored(place, rate, *, noise=0.01, seed=0, failing=None, loss=None, **changes):
+def finished(search):
+    search.run()
+    return prove(search)
+
+
+def explored(place, rate, *, noise=0.01, seed=0, failing=never, loss=alike, **changes):
     """A search that has come to its end, and what it found."""
     clock = FakeClock()
-    more = {name: one for name, one in (("failing", failing), ("loss", loss)) if one is not None}
-    search = exploration_over(machine_of(rate, clock, noise, seed, **more), place, clock, **changes)
-    return search, search.run()
+    search = exploration_over(machine_of(rate, clock, noise, seed, failing=failing, loss=loss), place, clock, **changes)
+    return search, finished(search)
 
 
 def disturbed(place, rate, outcome_of, **changes):
@@ -38,6 +43,11 @@ def disturbed(place, rate, outcome_of, **changes):
     plain, search = machine._simulate, exploration_over(machine, place, clock, cells=FEW)
     machine._simulate = lambda trial: outcome_of(search, trial) or plain(trial)
     return search
+
+
+def checks_of(search):
+    """Settings of the runs whose losses were compared."""
+    return [trial.measured["config"] for trial in search.runner.machine.trials if trial.measured.get("losses")]
 
 
 def taken(search, found):
@@ -103,27 +113,22 @@ CLOSE = additive({"bf16": 1.3, "padded": 1.02, "full": 0.98})
 """Layouts and recomputing matter less than the noise."""
 
 
-def proven(place, rate, **changes):
-    """A search, what it found, and the cells of each round of its proof."""
-    rounds = {}
-
-    def note(search, trial):
-        if search.stopped_because and not trial.measured.get("losses"):
-            rounds.setdefault(trial.measured["round"], []).append(knobs_of(trial))
-
-    search = disturbed(place, rate, note, **changes)
-    return search, search.run(), list(rounds.values())
-
-
 def test_finalists_are_held_against_each_other_and_drop_out_for_good(tmp_path):
     several = 0
     for seed in range(4):
-        search, found, rounds = proven(tmp_path / str(seed), CLOSE, noise=0.1, seed=seed)
+        proofs = {}
+
+        def note(search, trial, proofs=proofs):
+            if search.stopped_because and not trial.measured.get("losses"):
+                proofs.setdefault(trial.measured["round"], []).append(knobs_of(trial))
+
+        search = disturbed(tmp_path / str(seed), CLOSE, note, noise=0.1, seed=seed)
+        found, rounds = finished(search), list(proofs.values())
         assert all(len(set(cells)) == len(cells) <= 1 + FINALISTS and UNEXPLORED in cells for cells in rounds)
         assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
         assert all(found.candidate in cells for cells in rounds)
         assert FIRST_VERIFYING <= len(rounds) <= MOST_VERIFYING
-        assert len(search.known.tried[found.candidate].ratios) >= len(rounds)
+        assert len(search.known.tried[found.candidate].full) >= len(rounds)
         several += len(rounds[0]) > len(rounds[-1])
     assert several >= 2
 
@@ -138,24 +143,11 @@ def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
         return None
 
     search = disturbed(tmp_path, CLOSE, crash, noise=0.06)
-    found = search.run()
+    found = finished(search)
     assert len(crashed) == 1
     assert found.adopted
     assert found.candidate not in crashed
     assert search.known.tried[crashed.pop()].outcome == "crashed"
-
-
-def test_a_candidate_that_is_not_proven_to_be_faster_is_not_taken(tmp_path):
-    flat = dict.fromkeys(FEW, 1000.0)
-    for seed in range(3):
-        search, found = explored(
-            tmp_path / str(seed), lambda knobs: flat[knobs], noise=0.1, seed=seed, cells=FEW, most_trials=9
-        )
-        if found.candidate != search.unexplored and not found.adopted:
-            assert found.ratio.low is None or found.ratio.low <= 1
-            assert "is not proven to be faster, so" in evidence(search, found).choice
-            return
-    raise AssertionError("no search came to a candidate that was not proven")
 
 
 def test_every_window_stands_beside_one_of_the_unexplored_settings_at_the_same_global_batch(tmp_path):
@@ -168,15 +160,6 @@ def test_every_window_stands_beside_one_of_the_unexplored_settings_at_the_same_g
         assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["beside"]
 
 
-def test_every_other_round_is_read_backwards(tmp_path):
-    search, _ = explored(tmp_path, NOTHING_WINS, cells=FEW)
-    rounds = {}
-    for trial in search.runner.machine.trials:
-        rounds.setdefault(trial.measured["round"], []).append(knobs_of(trial))
-    first = [cells[0] == UNEXPLORED for _, cells in sorted(rounds.items())]
-    assert first[:4] == [True, False, True, False]
-
-
 # Pruning, memory, crashes.
 
 
@@ -184,17 +167,18 @@ def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["compiled"])
     pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
     assert len(pruned) > 3
-    assert {(len(one.short), len(one.ratios)) for one in pruned.values()} == {(1, 0)}
+    assert {(len(one.short), len(one.full)) for one in pruned.values()} == {(1, 0)}
     of_pruned = [trial for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
     assert {trial.measured["min_steps"] for trial in of_pruned} == {1}
     assert {trial.measured["window_s"] for trial in of_pruned} == {0.5}
     assert evidence(search, found).pruned == len(pruned)
 
 
-def test_what_may_be_the_best_is_not_pruned(tmp_path):
+def test_what_may_be_the_best_is_not_pruned_and_the_same_precision_needs_no_check_of_the_loss(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
-    assert search.known.tried[found.candidate].outcome == "ran"
-    assert len(search.known.tried[found.candidate].ratios) >= 4
+    best = search.known.tried[found.candidate]
+    assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
+    assert len(best.full) >= 4
 
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
@@ -254,22 +238,6 @@ def test_two_values_that_crash_only_together_keep_each_other_alive(tmp_path):
     assert (taken(search, found).precision, taken(search, found).layout) == ("bf16", "packed")
 
 
-def test_a_window_that_others_spoilt_is_read_again(tmp_path):
-    spoilt = []
-
-    def spoil(search, trial):
-        if len(search.runner.machine.trials) % 7:
-            return None
-        spoilt.append(trial.key)
-        return Contaminated(detail="another process")
-
-    search = disturbed(tmp_path, LANDSCAPES["padded in bf16"], spoil)
-    assert search.run().adopted
-    again = [trial.key for trial in search.runner.machine.trials]
-    assert spoilt
-    assert all(again.count(key) > 1 for key in spoilt)
-
-
 @pytest.mark.parametrize("outcome", [Crashed(detail="broken"), OutOfMemory(detail="refused")])
 def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcome):
     with pytest.raises(Undecided, match="the window of the unexplored settings") as told:
@@ -284,59 +252,48 @@ def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path)
         return Crashed(detail="broken") if proving else None
 
     search = disturbed(tmp_path, LANDSCAPES["padded in bf16"], crash)
-    found = search.run()
-    assert not found.adopted
-    assert (found.ratio.value, found.ratio.low) == (1.0, None)
+    found = finished(search)
+    assert (found.adopted, found.ratio.value, found.ratio.low) == (False, 1.0, None)
     assert "promised most, and crashed when that was to be proven" in evidence(search, found).choice
 
 
 # When it stops.
 
 
-def test_it_stops_after_as_many_cells_as_are_allowed(tmp_path):
-    search, _ = explored(tmp_path, additive({}), cells=FEW, most_trials=6)
+def test_it_stops_after_as_many_cells_as_are_allowed_or_where_nothing_can_be_seen_any_more(tmp_path):
+    search, _ = explored(tmp_path / "allowed", additive({}), cells=FEW, most_trials=6)
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("cells are as many as were allowed")
-
-
-def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
-    search, found = explored(tmp_path, additive({}), noise=0.03, cells=UNCOMPILED, minutes=3)
-    assert search.stopped_because == "half of the time is used up, and the other half is for proof"
-    assert 90 <= search.reading.reading.seconds <= 180 + 4 * 7
-    assert found.adopted
-
-
-def test_it_stops_where_nothing_is_left_that_the_time_allows(tmp_path):
-    cells = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
-    search, found = explored(tmp_path, LANDSCAPES["compiled"], cells=cells, minutes=1)
-    assert search.stopped_because == "what is left takes longer than the time that is left"
-    assert search.runner.machine.trials == []
-    assert not found.adopted
-
-
-def test_it_stops_where_nothing_can_be_seen_any_more(tmp_path):
     search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
     assert search.stopped_because.startswith("nothing is expected to win more than 0.")
     assert len(search.known.tried) < len(FEW)
 
 
-@pytest.mark.parametrize("changes", [{"cells": (UNEXPLORED,)}, {"cells": FEW, "fits": lambda knobs: False}])
-def test_where_nothing_else_fits_no_window_is_read(tmp_path, changes):
+def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
+    search, found = explored(tmp_path, additive({}), noise=0.03, cells=UNCOMPILED, minutes=3)
+    assert search.stopped_because == "half of the time is used up, and the other half is for proof"
+    assert 90 <= search.reading.seconds <= 180 + 4 * 7
+    assert found.adopted
+
+
+COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "cells"),
+    [
+        ({"cells": (UNEXPLORED,)}, "nothing else fits or runs", 1),
+        ({"cells": FEW, "fits": lambda knobs: False}, "nothing else fits or runs", 1),
+        ({"cells": COMPILED, "minutes": 1}, "what is left takes longer than the time that is left", len(COMPILED)),
+    ],
+)
+def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):
     search, found = explored(tmp_path, additive({}), **changes)
-    assert search.stopped_because == "nothing else fits or runs"
-    assert (found.candidate, found.adopted) == (UNEXPLORED, False)
-    assert search.runner.machine.trials == []
-    assert evidence(search, found).cells == 1
+    assert (search.stopped_because, search.runner.machine.trials) == (why, [])
+    assert (found.candidate, found.adopted, evidence(search, found).cells) == (UNEXPLORED, False, cells)
 
 
 # Resuming.
-
-
-def test_from_its_ledger_it_repeats_no_window_and_comes_to_the_same_answer(tmp_path):
-    first = evidence(*explored(tmp_path, LANDSCAPES["compiled"]))
-    search, found = explored(tmp_path, LANDSCAPES["compiled"])
-    assert search.runner.machine.trials == []
-    assert evidence(search, found) == first
 
 
 @pytest.mark.parametrize("windows", [1, 9, 30])
@@ -350,7 +307,7 @@ def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(
 
     ended = disturbed(tmp_path / "ended", rate, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        ended.run()
+        finished(ended)
     before = ended.runner.machine.trials
     done = {trial.key for trial in before[:windows]}
     search, found = explored(tmp_path / "ended", rate, cells=FEW)
@@ -359,24 +316,15 @@ def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(
     assert evidence(search, found) == undisturbed
 
 
-def test_a_crash_has_another_chance_alone_and_costs_its_round_nothing(tmp_path):
-    def failing(knobs):
-        return Crashed(detail="not here") if knobs.layout == "padded" else None
-
-    first = evidence(*explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW, failing=failing))
-    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW, failing=failing)
-    again = search.runner.machine.trials
-    assert again
-    assert {knobs_of(trial).layout for trial in again} == {"padded"}
-    assert evidence(search, found).choice == first.choice
-
-
-def test_what_crashed_and_runs_now_is_read_beside_the_others_of_its_round(tmp_path):
+def test_what_crashed_has_another_chance_alone_and_once_it_runs_is_read_beside_the_others_of_its_round(tmp_path):
     def failing(knobs):
         return Crashed(detail="not today") if knobs.layout == "padded" else None
 
     rate = LANDSCAPES["padded in bf16"]
-    explored(tmp_path, rate, cells=FEW, failing=failing)
+    first = evidence(*explored(tmp_path, rate, cells=FEW, failing=failing))
+    search, found = explored(tmp_path, rate, cells=FEW, failing=failing)
+    assert {knobs_of(trial).layout for trial in search.runner.machine.trials} == {"padded"}
+    assert evidence(search, found).choice == first.choice
     search, found = explored(tmp_path, rate, cells=FEW)
     first = [one for one in search.runner.finished if one.trial.measured["round"] == 0]
     names = set(first[0].trial.measured["beside"])
@@ -404,62 +352,44 @@ def bf16_alone_wins(knobs):
 
 def test_another_precision_is_taken_where_it_learns_the_same(tmp_path):
     search, found = explored(tmp_path, BF16_WINS, cells=FEW)
-    assert found.adopted
-    assert found.candidate.precision == "bf16"
-    assert found.equal_loss is not None
+    assert (found.adopted, found.candidate.precision) == (True, "bf16")
     assert "0.00% apart, within 1%" in found.equal_loss
-    checks = [trial for trial in search.runner.machine.trials if trial.measured.get("losses")]
-    assert [trial.measured["config"]["precision"] for trial in checks] == ["fp32", "bf16"]
-    configs = [trial.measured["config"] | {"precision": None} for trial in checks]
-    assert configs[0] == configs[1]
-    assert knobs_of(checks[0]).micro_batch_rows == UNEXPLORED.micro_batch_rows
+    fp32, bf16 = checks_of(search)
+    assert (fp32["precision"], bf16["precision"]) == ("fp32", "bf16")
+    assert fp32 | {"precision": "bf16"} == bf16
+    assert fp32["micro_batch_rows"] == UNEXPLORED.micro_batch_rows
 
 
-def test_another_precision_that_learns_less_is_not_taken_however_fast(tmp_path):
-    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=bf16_learns_less)
-    assert not found.adopted
+@pytest.mark.parametrize(
+    ("loss", "said", "checks"),
+    [(bf16_learns_less, "not within 1%", 2), (lambda *_: 3.0, "not checked: in 48 steps", 1)],
+)
+def test_another_precision_that_learns_less_or_nothing_is_not_taken_however_fast(tmp_path, loss, said, checks):
+    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=loss)
     assert found.ratio.low > 1
-    assert "not within 1%" in found.equal_loss
+    assert said in found.equal_loss
+    assert len(checks_of(search)) == checks
     kept = evidence(search, found)
-    assert kept.chosen == kept.unexplored
-    assert ": faster, and not taken: after 48 steps the loss was" in kept.choice
-
-
-def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
-    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=bf16_learns_less)
-    assert found.adopted
-    assert found.candidate.precision == "fp32"
-    assert worth(BF16_WINS, found.candidate) >= 0.97 * max(
-        worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32"
-    )
-    told = evidence(search, found).choice
-    assert f"proven to be faster than {UNEXPLORED.name}; " in told
-    assert f"bf16 is not taken: {found.equal_loss}" in told
-    assert "not within 1%" in told
-
-
-def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
-    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=lambda precision, step: 3.0)
-    assert not found.adopted
-    assert found.equal_loss.startswith("not checked: in 48 steps")
-    checks = [trial for trial in search.runner.machine.trials if trial.measured.get("losses")]
-    assert len(checks) == 1
+    assert (kept.adopted, kept.chosen) == (False, kept.unexplored)
+    assert f": faster, and not taken: {found.equal_loss}" in kept.choice
 
 
 def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
     def crash(search, trial):
         return Crashed(detail="broken") if trial.measured.get("losses") else None
 
-    found = disturbed(tmp_path, bf16_alone_wins, crash).run()
-    assert not found.adopted
-    assert found.equal_loss == "not checked: with fp32 the run crashed"
+    found = finished(disturbed(tmp_path, bf16_alone_wins, crash))
+    assert (found.adopted, found.equal_loss) == (False, "not checked: with fp32 the run crashed")
 
 
-def test_the_same_precision_needs_no_check_of_the_loss(tmp_path):
-    search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
-    assert found.adopted
-    assert found.equal_loss is None
-    assert not any(trial.measured.get("losses") for trial in search.runner.machine.trials)
+def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=bf16_learns_less)
+    assert (found.adopted, found.candidate.precision) == (True, "fp32")
+    best = max(worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32")
+    assert worth(BF16_WINS, found.candidate) >= 0.97 * best
+    told = evidence(search, found).choice
+    assert f"proven to be faster than {UNEXPLORED.name}; " in told
+    assert f"bf16 is not taken: {found.equal_loss}" in told
 
 
 # What the profile keeps.
@@ -474,8 +404,7 @@ def test_the_evidence_counts_what_was_done(tmp_path):
     assert sum(row.windows for row in kept.rows) == kept.windows - 2  # those of the loss are of no row
     assert kept.seconds == pytest.approx(search.runner.seconds, abs=0.001)
     assert (kept.ratio_low, kept.ratio_high) == (found.ratio.low, found.ratio.high)
-    assert kept.adopted
     assert kept.chosen == kept.candidate != kept.unexplored
     own = next(row for row in kept.rows if row.settings == kept.unexplored)
     assert own.ratio_to_unexplored is None
-    assert own.windows == len([one for one in search.runner.finished if knobs_of(one.trial) == UNEXPLORED]) - 1
+    assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1

@@ -7,7 +7,7 @@ from autotune.core.outcome import Crashed
 from autotune.core.trial import Trial
 from autotune.search.joint import gap_remains, loader_space, search_joint, study_of
 from autotune.search.workers import Asked, evidence, with_loader
-from tests.autotune.search.feeds import CONFIG, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from tests.autotune.search.feeds import CONFIG, DEAD, HOST, LIMITS, FeedMachine, knee_at, loader_of, sweep_on
 from tests.autotune.search.test_workers import ON_CPU
 
 FEW_WORKERS = replace(LIMITS, asked=3)
@@ -27,90 +27,55 @@ def finished(rate, directory, **changes):
     return sweep, sweep.run()
 
 
+def settings_of(sweep):
+    return [loader_of(one.trial) for one in sweep.runner.finished]
+
+
 def test_a_gap_remains_only_where_no_count_reaches_the_ceiling(tmp_path):
     assert gap_remains(finished(nothing_helps, tmp_path / "gap")[1])
     assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
 
 
-def test_what_is_proven_to_be_faster_is_adopted(tmp_path):
+def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_same(tmp_path):
     sweep, choice = finished(prefetching_helps, tmp_path)
     found = search_joint(sweep, choice, trials=15)
-    assert found is not None
-    assert found.adopted
-    assert (found.loader_workers, found.prefetch_batches) == (3, 8)
+    assert (found.adopted, found.loader_workers, found.prefetch_batches) == (True, 3, 8)
     assert found.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
-    assert found.ratio_low is not None
     assert 1 < found.ratio_low <= found.ratio_to_workers_alone
-
-
-def test_what_is_not_faster_is_not_adopted(tmp_path):
-    sweep, choice = finished(nothing_helps, tmp_path)
-    found = search_joint(sweep, choice, trials=6)
-    assert found is not None
-    assert not found.adopted
-
-
-def test_each_trial_stands_beside_its_ceiling_and_rounds_go_on(tmp_path):
-    sweep, choice = finished(nothing_helps, tmp_path)
-    before = len(sweep.runner.finished)
-    search_joint(sweep, choice, trials=3)
-    searched = sweep.runner.finished[before : before + 6]
-    pairs = zip(searched[::2], searched[1::2], strict=True)
-    assert all({one.trial.measured["cached"] for one in pair} == {True, False} for pair in pairs)
-    rounds = [one.trial.measured["round"] for one in searched]
-    assert rounds == [len(sweep.rounds) + number // 2 for number in range(6)]
-
-
-def test_the_same_ledger_gives_the_same_search_without_a_window(tmp_path):
-    sweep, choice = finished(prefetching_helps, tmp_path)
-    first = search_joint(sweep, choice, trials=8)
+    assert {data["pin_memory"] for data in settings_of(sweep)} == {True}  # as it was: there is no GPU
     again, same = finished(prefetching_helps, tmp_path)
-    assert search_joint(again, same, trials=8) == first
+    assert search_joint(again, same, trials=15) == found
     assert again.runner.machine.trials == []
 
 
-def test_without_a_gpu_pinning_is_left_as_it_was(tmp_path):
-    sweep, choice = finished(prefetching_helps, tmp_path)
-    search_joint(sweep, choice, trials=5)
-    assert {one.trial.measured["config"]["data"]["pin_memory"] for one in sweep.runner.finished} == {True}
+def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceiling(tmp_path):
+    sweep, choice = finished(nothing_helps, tmp_path)
+    before, kept = len(sweep.runner.finished), evidence(sweep, choice, ON_CPU)
+    assert search_joint(sweep, choice, trials=0) is None
+    assert not search_joint(sweep, choice, trials=6).adopted
+    searched = [one.trial.measured for one in sweep.runner.finished[before : before + 12]]
+    pairs = zip(searched[::2], searched[1::2], strict=True)
+    assert all({one["cached"] for one in pair} == {True, False} for pair in pairs)
+    assert [one["round"] for one in searched] == [len(sweep.rounds) + number // 2 for number in range(12)]
+    after = evidence(sweep, choice, ON_CPU)
+    assert (after.chosen, after.rows, after.choice) == (kept.chosen, kept.rows, kept.choice)
 
 
 def test_settings_that_memory_does_not_hold_are_not_tried(tmp_path):
     tight = replace(FEW_WORKERS, host=replace(HOST, shm_free_bytes=16 * 2**20))
     sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=tight)
     search_joint(sweep, sweep.run(), trials=15)
-    tried = [one.trial.measured["config"]["data"] for one in sweep.runner.finished]
-    for data in tried:
+    for data in settings_of(sweep):
         limits = replace(tight, prefetch_batches=data["prefetch_batches"])
         assert limits.refusal(data["loader_workers"]) is None
-    assert len({data["prefetch_batches"] for data in tried}) > 1
-
-
-def test_without_trials_nothing_is_found(tmp_path):
-    sweep, choice = finished(nothing_helps, tmp_path)
-    assert search_joint(sweep, choice, trials=0) is None
-
-
-def test_evidence_of_workers_alone_is_the_same_before_and_after(tmp_path):
-    sweep, choice = finished(nothing_helps, tmp_path)
-    before = evidence(sweep, choice, ON_CPU)
-    search_joint(sweep, choice, trials=2)
-    after = evidence(sweep, choice, ON_CPU)
-    assert (after.chosen, after.rows, after.choice) == (before.chosen, before.rows, before.choice)
+    assert len({data["prefetch_batches"] for data in settings_of(sweep)}) > 1
 
 
 def test_settings_whose_workers_die_are_left_out(tmp_path):
-    sweep, choice = finished(prefetching_helps, tmp_path)
-    plain = sweep.runner.machine._simulate
-
-    def simulate(trial):
-        if trial.measured["config"]["data"]["prefetch_batches"] == 8:
-            return Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
-        return plain(trial)
-
-    sweep.runner.machine._simulate = simulate
+    machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_batches"] == 8 else None)
+    sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
+    choice = sweep.run()
     found = search_joint(sweep, choice, trials=10)
-    assert found is not None
     assert found.prefetch_batches != 8
     assert not found.adopted
 
@@ -125,21 +90,12 @@ def sweep(tmp_path):
     return made
 
 
-def test_the_study_holds_every_window_that_is_not_from_memory(sweep):
+def test_the_study_holds_the_ratio_of_every_window_to_the_ceiling_of_its_round(sweep):
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
-    expected = [
-        one.trial.measured["config"]["data"]["loader_workers"]
-        for one in sweep.runner.finished
-        if not one.trial.measured["cached"]
-    ]
+    expected = [count for count in sweep.runner.machine.counts if count is not None]
     assert [trial.params["loader_workers"] for trial in study.trials] == expected
-    assert {trial.params["prefetch_batches"] for trial in study.trials} == {2}
-    assert {"pin_memory"} & {name for trial in study.trials for name in trial.params} == set()
+    assert {(trial.params["prefetch_batches"], len(trial.params)) for trial in study.trials} == {(2, 2)}
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-
-
-def test_a_trials_value_is_its_ratio_to_the_ceiling_of_its_round(sweep):
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
     for trial in study.trials:
         expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
         assert trial.value == pytest.approx(expected, rel=0.005)
@@ -154,19 +110,13 @@ def test_with_a_gpu_pinning_is_part_of_it(sweep):
 
 def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
     before = len(study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials)
-    one = with_loader(CONFIG, loader_workers=1)
-    sweep.read_round(100, [Asked(name="without its ceiling", config=one)])
-    sweep.read_round(
-        101,
-        [
-            Asked(name="ceiling", config=CONFIG, cached=True),
-            Asked(
-                name="a prefetch that is not searched", config=with_loader(CONFIG, loader_workers=1, prefetch_batches=3)
-            ),
-            Asked(name="more than are allowed", config=with_loader(CONFIG, loader_workers=50)),
-            Asked(name="inside", config=with_loader(CONFIG, loader_workers=1, prefetch_batches=4)),
-        ],
-    )
+    others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
+    windows = [
+        Asked(name=name, config=with_loader(CONFIG, loader_workers=count, prefetch_batches=ahead))
+        for name, (count, ahead) in others.items()
+    ]
+    sweep.read_round(100, [Asked(name="without its ceiling", config=with_loader(CONFIG, loader_workers=1))])
+    sweep.read_round(101, [Asked(name="ceiling", config=CONFIG, cached=True), *windows])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
     sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)

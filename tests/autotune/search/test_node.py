@@ -1,18 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
-from autotune.core.hardware import GpuFacts
 from autotune.search.node import look_at_node
+from tests.autotune.search.test_site import H200
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 from trainer.record import code_sha256
 
 
 def gpu(number: int, linked: list[str] | None) -> FakeGpu:
-    facts = GpuFacts(
-        uuid=f"GPU-{number}", index=number, name="Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=None,
-        compute_mode="default", driver="550.1", compute_capability=(9, 0),
-    )  # fmt: skip
-    return FakeGpu(facts=facts, nvlinked=linked)
+    return FakeGpu(facts=replace(H200, uuid=f"GPU-{number}", index=number), nvlinked=linked)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +20,7 @@ def every_gpu_is_visible(monkeypatch):
 
 def test_a_node_is_described_with_its_code_and_data(patterned_dataset):
     found = look_at_node("n1", patterned_dataset, FakeHost(), FakeGpuMonitor([gpu(0, None)]))
-    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("Card",))
+    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",))
     assert found.code_sha256 == code_sha256()
     assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
     assert found.nvlinked is None  # one GPU has nobody to be linked with

@@ -12,6 +12,7 @@ from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger
 from tests.autotune.profiles import FINGERPRINT
+from tests.autotune.trials import STEP, record
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ParallelSettings, TrainConfig
@@ -21,10 +22,7 @@ from trainer.presets import model_settings
 FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
 
 
-HALF = {
-    "time_utc": "2026", "site": "here", "key": "k", "job": "step", "measured": {}, "label": "l", "seconds": 1.0,
-    "outcome": {"kind": "measured", "figures": {"loss": 1.0}},
-}  # fmt: skip
+HALF = record("step").model_dump(mode="json") | {"outcome": {"kind": "measured", "figures": {"loss": 1.0}}}
 
 
 def trace_figures(trial, row_bytes=ROW_BYTES):
@@ -42,23 +40,30 @@ def trace_figures(trial, row_bytes=ROW_BYTES):
     return {"traces": traces, "parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
 
 
+def rows_of(trial):
+    return trial.measured["config"]["micro_batch_rows"]
+
+
+def is_timed(trial):
+    return trial.job == "step" and trial.measured["timed_steps"] > 2
+
+
 def simulate(trial):
     """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little slower when few."""
     if trial.job == "trace":
         return Measured(figures=trace_figures(trial))
-    rows = trial.measured["config"]["micro_batch_rows"]
+    rows, timed = rows_of(trial), trial.measured["timed_steps"]
     budget = trial.measured["memory_budget_bytes"]
     peak = FIXED_BYTES + ROW_BYTES * rows
     if budget is not None and peak > budget:
         return OutOfMemory(detail="refused")
-    steps = trial.measured["warmup_steps"] + trial.measured["timed_steps"]
-    seconds = (rows + 2) / 100
-    return Measured(
-        figures={
-            "optimizer_steps": steps, "step_s": [seconds] * trial.measured["timed_steps"],
-            "slot_tokens_per_step": rows * 64, "peak_bytes": peak, "outside_allocator_bytes": None, "loss": 1.0,
-        }
-    )  # fmt: skip
+    step_s = [(rows + 2) / 100] * timed
+    return Measured(figures=STEP | {"step_s": step_s, "slot_tokens_per_step": rows * 64, "peak_bytes": peak})
+
+
+def except_where(concerned, outcome):
+    """A machine that does otherwise with some trials."""
+    return FakeMachine(lambda trial: outcome if concerned(trial) else simulate(trial))
 
 
 @pytest.fixture
@@ -87,25 +92,27 @@ def probe(tmp_path):
     return run
 
 
-def test_the_largest_micro_batch_is_found_verified_and_bounded_if_not_by_the_limit(probe):
-    found = probe(FakeMachine(simulate), max_rows=10)
-    assert (found.feasible_max, found.infeasible_min) == (10, None)
+def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(probe):
     machine = FakeMachine(simulate)
-    found = probe(machine, site="there")
+    found = probe(machine)
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
-    verified = [t for t in machine.trials if t.measured["config"]["micro_batch_rows"] == 35]
-    assert verified[0].measured["memory_budget_bytes"] == 1_000_000_000
-    assert verified[0].measured["warmup_steps"] + verified[0].measured["timed_steps"] == 2
+    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
+    assert found.sustained is None  # on a CPU a few steps are enough
+    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
+    verified = next(trial.measured for trial in machine.trials if rows_of(trial) == 35)
+    assert verified["memory_budget_bytes"] == 1_000_000_000
+    assert verified["warmup_steps"] + verified["timed_steps"] == 2
     assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
+    limited = probe(FakeMachine(simulate), max_rows=10)
+    assert (limited.feasible_max, limited.infeasible_min) == (10, None)
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     machine = FakeMachine(simulate)
     found = probe(machine, memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
-    tried = [t.measured["config"]["micro_batch_rows"] for t in machine.trials if t.job == "step"]
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
     assert found.search_trials <= 3
-    assert max(tried) == 36
+    assert max(rows_of(trial) for trial in machine.trials if trial.job == "step") == 36
     assert found.traced_rows in (33, 34, 35)
     assert found.traced_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.05)
     assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
@@ -120,10 +127,10 @@ def test_a_trace_that_is_wrong_costs_trials_and_no_exactness(probe):
 
 
 def test_a_model_that_cannot_be_traced_is_probed_all_the_same_and_that_is_said(probe):
-    def untraceable(trial):
-        return Crashed(detail="RuntimeError: Tensor.item() on meta") if trial.job == "trace" else simulate(trial)
-
-    found = probe(FakeMachine(untraceable), expected=expected_on_cpu())
+    untraceable = except_where(
+        lambda trial: trial.job == "trace", Crashed(detail="RuntimeError: Tensor.item() on meta")
+    )
+    found = probe(untraceable, expected=expected_on_cpu())
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
     assert "Tensor.item()" in found.not_traced
     assert found.traced_peak_bytes is None
@@ -133,13 +140,8 @@ def test_sizes_are_multiples_of_the_granularity(probe):
     machine = FakeMachine(simulate)
     found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
     assert (found.feasible_max, found.infeasible_min) == (32, 40)
-    rows = [trial.measured["config"]["micro_batch_rows"] for trial in machine.trials if trial.job == "step"]
-    assert all(count % 8 == 0 for count in rows)
+    assert all(rows_of(trial) % 8 == 0 for trial in machine.trials if trial.job == "step")
     assert [point.rows for point in found.curve] == [8, 16, 24]
-
-
-def is_timed(trial):
-    return trial.job == "step" and trial.measured["timed_steps"] > 2
 
 
 def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
@@ -169,31 +171,28 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     assert not any(map(is_timed, machine.trials))
 
 
-def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
-    machine = FakeMachine(lambda trial: Crashed(detail="a bus error") if is_timed(trial) else simulate(trial))
-    with pytest.raises(Undecided, match="33 rows, speed crashed:\\na bus error"):
+@pytest.mark.parametrize(
+    ("outcome", "said", "next_step", "tries"),
+    [
+        (Crashed(detail="a bus error"), "33 rows, speed crashed:\\na bus error", "resumes from", 3),
+        (OutOfMemory(detail="no room"), "33 rows fitted at first", "--headroom", 1),
+    ],
+)
+def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
+    machine = except_where(is_timed, outcome)
+    with pytest.raises(Undecided, match=said) as caught:
         probe(machine)
-    assert sum(map(is_timed, machine.trials)) == 3
-
-
-def test_a_size_that_fitted_and_is_refused_when_it_is_timed_needs_more_headroom(probe):
-    def tighter(trial):
-        return OutOfMemory(detail="no room") if is_timed(trial) else simulate(trial)
-
-    with pytest.raises(Undecided, match="fitted at first") as caught:
-        probe(FakeMachine(tighter))
-    assert "--headroom" in caught.value.next_step
+    assert next_step in caught.value.next_step
+    assert sum(map(is_timed, machine.trials)) == tries
 
 
 def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
     tries = []
 
     def unsteady(trial):
-        rows = trial.measured["config"]["micro_batch_rows"]
-        tries.append(rows)
-        if rows == 35 and tries.count(35) == 2:
-            return OutOfMemory(detail="this time not")
-        return simulate(trial)
+        tries.append(rows_of(trial))
+        again = tries[-1] == 35 and tries.count(35) == 2
+        return OutOfMemory(detail="this time not") if again else simulate(trial)
 
     found = probe(FakeMachine(unsteady), memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)
     assert (found.feasible_max, found.infeasible_min) == (34, 35)
@@ -209,19 +208,10 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
 
 
-def test_the_curve_ends_at_the_headroom_and_a_cpu_is_timed_for_a_few_steps_alone(probe):
-    machine = FakeMachine(simulate)
-    found = probe(machine)
-    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
-    assert found.sustained is None
-    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
-
-
 def test_a_finished_probe_is_repeated_from_its_ledger_without_a_trial_but_not_at_another_site(probe):
     first = probe(FakeMachine(simulate))
-    again, other = FakeMachine(simulate), FakeMachine(simulate)
-    assert probe(again) == first
-    assert again.trials == []
+    assert probe(FakeMachine(lambda trial: pytest.fail("ran"))) == first
+    other = FakeMachine(simulate)
     probe(other, site="another machine")
     assert other.trials
 
@@ -272,15 +262,15 @@ def test_only_the_first_attempt_at_a_size_says_that_another_follows(probe):
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
 
 
-def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):
-    def crash_at_four(trial):
-        return Crashed(detail="boom") if trial.measured["config"]["micro_batch_rows"] == 4 else simulate(trial)
-
-    machine = FakeMachine(crash_at_four)
-    with pytest.raises(Undecided, match="boom"):
+@pytest.mark.parametrize(
+    ("outcome", "said", "tries"), [(Crashed(detail="boom"), "boom", 3), (TimedOut(detail="killed"), "timed out", 1)]
+)
+def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(probe, outcome, said, tries):
+    machine = except_where(lambda trial: rows_of(trial) == 4, outcome)
+    with pytest.raises(Undecided, match=said):
         probe(machine)
-    assert [t.measured["config"]["micro_batch_rows"] for t in machine.trials].count(4) == 3
-    # A crash is tried again when the command is: it may have been mended.
+    assert [rows_of(trial) for trial in machine.trials].count(4) == tries
+    # It is tried again when the command is: it may have been mended.
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
 
@@ -288,31 +278,14 @@ def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(probe, outcome, timed):
     left = itertools.count()
-
-    def fail_once(trial):
-        rows = trial.measured["config"]["micro_batch_rows"]
-        return outcome if rows == 4 and is_timed(trial) == timed and next(left) == 0 else simulate(trial)
-
-    assert probe(FakeMachine(fail_once)).feasible_max == 35
+    machine = except_where(lambda one: rows_of(one) == 4 and is_timed(one) == timed and next(left) == 0, outcome)
+    assert probe(machine).feasible_max == 35
     assert next(left) == 2
 
 
-def test_a_trial_that_hangs_is_not_tried_again(probe):
-    def hang(trial):
-        late = trial.measured["config"]["micro_batch_rows"] == 4
-        return TimedOut(detail="killed after 10 s") if late else simulate(trial)
-
-    machine = FakeMachine(hang)
-    with pytest.raises(Undecided, match="timed out"):
-        probe(machine)
-    assert [t.measured["config"]["micro_batch_rows"] for t in machine.trials].count(4) == 1
-
-
-@pytest.mark.parametrize(
-    "record", [{}, {"site": "here", "key": "k", "outcome": 3}, {"site": "here", "outcome": {}}, HALF]
-)
-def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, record):
-    Ledger(tmp_path / "ledger", "stranger").append(record)
+@pytest.mark.parametrize("one", [{}, {"site": "here", "key": "k", "outcome": 3}, {"site": "here", "outcome": {}}, HALF])
+def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, one):
+    Ledger(tmp_path / "ledger", "stranger").append(one)
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
 

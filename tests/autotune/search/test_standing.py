@@ -1,38 +1,25 @@
-import json
 from pathlib import Path
 
 import pytest
 
-from autotune.core.outcome import Measured
-from autotune.core.trial import Trial
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
-from autotune.search.trials import TrialRunner
 from autotune.show.tuning import standings_text
 from autotune.store import Ledger
-from tests.fakes import FakeClock, FakeMachine
-
-HEADER = {
-    "schema_version": 4, "name": "tiny", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "slurm-12",
-    "started_utc": "2026-01-01T00:00:00Z", "config": {"max_steps": 50}, "sources": {},
-    "profile_sha256": "p", "dataset_hash": "d", "world_size": 2, "accumulation_steps": 1,
-    "global_batch_rows": 4, "parameters": 10, "layout": "packed",
-    "attention": "sdpa", "attention_reason": "so", "recipe_changes": [], "device": "cpu", "peak_flops_per_s": None,
-    "versions": {},
-}  # fmt: skip
+from tests.autotune.trials import record
+from tests.trainer.checkpoints import end_of, header_of
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     place = tmp_path / "runs" / "one"
     place.mkdir(parents=True)
-    (place / "run.json").write_text(json.dumps(HEADER))
+    header = header_of(job="slurm-12").model_copy(update={"config": {"max_steps": 50}})
+    (place / "run.json").write_text(header.model_dump_json())
     return place
 
 
 def put_exit(run: Path, code: int) -> None:
-    end = {"exit_code": code, "reason": "so it is", "requeue": code == 75, "steps": 7, "checkpoint": None,
-           "seconds": 1.0, "finished_utc": "2026-01-01T00:00:00Z"}  # fmt: skip
-    (run / "exit.json").write_text(json.dumps(end))
+    (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
 
 
 @pytest.mark.parametrize(
@@ -66,15 +53,11 @@ def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp
 
 def test_a_tuning_is_told_by_its_ledger(tmp_path):
     place = tmp_path / "reports" / "p"
-    runner = TrialRunner(
-        machine=FakeMachine(lambda trial: Measured(figures={"x": 1.0})),
-        ledger=Ledger(place / "ledger", "w"), site="s", clock=FakeClock(),
-    )  # fmt: skip
-    runner.run(Trial(job="fault", measured={"n": 1}, timeout_s=1.0), "first")
+    Ledger(place / "ledger", "w").append(record().model_dump(mode="json"))
     with next((place / "ledger").glob("*.jsonl")).open("a") as file:
         file.write("torn")
     found = standing_of_tuning(place)
-    assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "first", 1)
+    assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "x", 1)
 
 
 def test_without_names_everything_here_is_found(tmp_path, run):
@@ -88,7 +71,5 @@ def test_without_names_everything_here_is_found(tmp_path, run):
 def test_the_text_says_why_a_run_ended_and_whether_slurm_was_asked(run):
     put_exit(run, 76)
     text = standings_text([standing_of_run(run, None)], [], asked=False)
-    assert "gave up" in text
-    assert "so it is" in text
-    assert "SLURM cannot be asked" in text
+    assert all(words in text for words in ("gave up", "so it is", "SLURM cannot be asked"))
     assert standings_text([], [], asked=True) == "no runs and no tunings here"

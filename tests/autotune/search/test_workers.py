@@ -1,17 +1,30 @@
+import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.core.hardware import DiskFacts, GpuFacts, SlurmFacts
+from autotune.core.hardware import DiskFacts, SlurmFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.core.trial import FeedFigures, GpuUseFigures
 from autotune.errors import DoesNotFit, Undecided
 from autotune.search.rounds import ATTEMPTS
 from autotune.search.site import Site
-from autotune.search.workers import Sweep, evidence, gpu_source, with_loader
-from tests.autotune.core.test_trial import FEED
-from tests.autotune.search.feeds import CEILING, CONFIG, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from autotune.search.workers import Sweep, evidence, gpu_source
+from tests.autotune.search.feeds import (
+    CEILING,
+    DEAD,
+    HOST,
+    LIMITS,
+    FeedMachine,
+    figures_of,
+    knee_at,
+    loader_of,
+    sweep_on,
+)
+from tests.autotune.search.test_site import H200
+from tests.autotune.trials import FEED
 from tests.fakes import FakeHost, FakeMachine
 
 GPU = {
@@ -20,17 +33,10 @@ GPU = {
 }  # fmt: skip
 
 LUSTRE = DiskFacts(path="data", filesystem_type="lustre", free_bytes=None, is_network=True)
+NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
 ON_CPU = Site(
-    device="cpu",
-    gpus=(),
-    host=FakeHost().facts([Path()]),
-    slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
-    versions={},
-    gpu_absent="no driver",
-)
-H200 = GpuFacts(
-    uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**37, mig_enabled=False, power_cap_w=700.0,
-    compute_mode="default", driver="580.1", compute_capability=(9, 0),
+    device="cpu", gpus=(), host=FakeHost().facts([Path()]), slurm=NO_JOB,
+    versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="no driver",
 )  # fmt: skip
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
@@ -50,40 +56,28 @@ def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(CEILING, rel=0.01)
 
 
-def test_rounds_run_forwards_and_backwards_in_turn(tmp_path):
-    machine = FeedMachine(knee_at(1))
-    sweep_on(machine, tmp_path).run()
-    assert machine.counts[:4] == [None, 0, 1, None]
-    rounds = [trial.measured["round"] for trial in machine.trials]
-    assert rounds == sorted(rounds)
-
-
-def test_windows_of_a_round_see_the_same_rows_and_those_of_others_do_not(tmp_path):
+def test_rounds_run_forwards_and_backwards_in_turn_and_no_window_is_another_ones(tmp_path):
     machine = FeedMachine(knee_at(1))
     sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1)
     sweep.run()
+    assert machine.counts[:4] == [None, 0, 1, None]
+    rounds = [trial.measured["round"] for trial in machine.trials]
+    assert rounds == sorted(rounds)
     assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.reading.windows
-    assert {trial.measured["sample_delay_s"] for trial in machine.trials} == {0.5}
-    assert {trial.measured["replayed_step_s"] for trial in machine.trials} == {0.1}
+    slowed = {(trial.measured["sample_delay_s"], trial.measured["replayed_step_s"]) for trial in machine.trials}
+    assert slowed == {(0.5, 0.1)}
     assert {trial.place["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
 
 
-def test_a_sweep_is_repeated_from_its_ledger_without_a_window(tmp_path):
-    first = evidence_of(sweep_on(FeedMachine(knee_at(3)), tmp_path))
-    again = FeedMachine(knee_at(3))
-    assert evidence_of(sweep_on(again, tmp_path)) == first
-    assert again.trials == []
-
-
 def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
-    class Interrupted(FeedMachine):
-        def run(self, trial):
-            if len(self.trials) == 5:
-                raise KeyboardInterrupt
-            return super().run(trial)
+    number = itertools.count()
+
+    def interrupt(trial):
+        if next(number) == 5:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep_on(Interrupted(knee_at(2)), tmp_path).run()
+        sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path).run()
     whole, rest = FeedMachine(knee_at(2)), FeedMachine(knee_at(2))
     expected = evidence_of(sweep_on(whole, tmp_path / "other"))
     assert evidence_of(sweep_on(rest, tmp_path)) == expected
@@ -93,62 +87,46 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
 
 def noisy(knee: int) -> FeedMachine:
     """Windows that differ by so much that a short budget decides nothing."""
-    machine = FeedMachine(knee_at(knee))
-    plain = machine._simulate
+    number = itertools.count(1)
 
-    def simulate(trial):
-        figures = plain(trial).figures
-        wild = 1 + 0.1 * ((7 * len(machine.trials)) % 11 - 5) / 5
-        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * wild})
+    def wild(trial):
+        factor = 1 + 0.1 * ((7 * next(number)) % 11 - 5) / 5
+        figures = figures_of(trial, knee_at(knee))
+        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * factor})
 
-    machine._simulate = simulate
-    return machine
+    return FeedMachine(knee_at(knee), wild)
 
 
 def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
-    machine = noisy(3)
-    sweep = sweep_on(machine, tmp_path, budget_s=12.0)
+    sweep = sweep_on(noisy(3), tmp_path, budget_s=12.0)
     found = evidence_of(sweep)
     assert sweep.time_is_over
-    assert 12 <= len(machine.trials) <= 12 + 3
+    assert 12 <= len(sweep.runner.machine.trials) <= 12 + 3
     low, high = found.undecided_between
     assert low <= 3 <= high
     assert found.choice.startswith(f"undecided between {low} and {high} after 12 s; of {found.chosen}: ")
-
-
-def test_windows_from_the_ledger_count_towards_the_budget_and_three_rounds_are_measured_however_small_it_is(tmp_path):
-    sweep = sweep_on(noisy(1), tmp_path / "small", budget_s=0.5)
-    sweep.run()
-    assert len(sweep.rounds) == 3
-    sweep_on(noisy(3), tmp_path, budget_s=12.0).run()
-    again = noisy(3)
-    sweep = sweep_on(again, tmp_path, budget_s=12.0)
-    sweep.run()
-    assert again.trials == []
-    assert sweep.reading.seconds >= 12
+    again = sweep_on(noisy(3), tmp_path, budget_s=12.0)  # windows from the trial log count towards it
+    assert evidence_of(again) == found
+    assert again.runner.machine.trials == []
+    small = sweep_on(noisy(1), tmp_path / "small", budget_s=0.5)
+    small.run()
+    assert len(small.rounds) == 3
 
 
 def contaminated(times: int) -> FeedMachine:
     """Every window of one worker is spoiled so many times before it is read."""
-    machine = FeedMachine(knee_at(1))
-    plain, spoiled = machine._simulate, dict[str, int]()
+    spoiled = Counter[str]()
 
-    def simulate(trial):
-        if not trial.measured["cached"] and spoiled.setdefault(trial.key, 0) < times:
-            spoiled[trial.key] += 1
-            return Contaminated(detail="somebody else was on it")
-        return plain(trial)
+    def spoil(trial):
+        spoiled[trial.key] += not trial.measured["cached"]
+        return Contaminated(detail="somebody else was on it") if 0 < spoiled[trial.key] <= times else None
 
-    machine._simulate = simulate
-    return machine
+    return FeedMachine(knee_at(1), spoil)
 
 
-def test_a_spoiled_window_is_read_again(tmp_path):
-    found = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path))
+def test_a_spoiled_window_is_read_again_and_one_that_is_spoiled_every_time_leaves_the_sweep_undecided(tmp_path):
+    found = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path / "once"))
     assert (found.chosen, found.undecided_between) == (1, [])
-
-
-def test_a_window_that_is_spoiled_every_time_leaves_the_sweep_undecided(tmp_path):
     machine = contaminated(ATTEMPTS)
     with pytest.raises(Undecided, match="somebody else was on it") as refused:
         sweep_on(machine, tmp_path).run()
@@ -167,12 +145,9 @@ def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
     gpus = [GPU, GPU | {"utilisation_share": 0.7, "gpm_tensor_share": None}]
     found = evidence_of(sweep_on(FeedMachine(knee_at(1), gpus=gpus), tmp_path), ON_GPU)
     for row in found.rows:
-        assert row.gpu is not None
-        assert row.gpu.utilisation_share == pytest.approx(0.8)
-        assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
-        assert row.gpu.gpm_dram_share is None
+        used = [row.gpu.utilisation_share, row.gpu.gpm_tensor_share, row.gpu.gpm_dram_share]
+        assert used == [pytest.approx(0.8), pytest.approx(0.4), None]
     assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50% of samples"
-    assert found.gpu_source.startswith("NVIDIA H200; NVML utilisation")
 
 
 def test_what_a_sweep_rests_on_is_kept(tmp_path):
@@ -211,10 +186,7 @@ def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first)
 
 
 def test_a_count_whose_workers_die_is_the_limit(tmp_path):
-    dead = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
-    machine = FeedMachine(knee_at(20))
-    plain = machine._simulate
-    machine._simulate = lambda trial: dead if trial.measured["config"]["data"]["loader_workers"] > 4 else plain(trial)
+    machine = FeedMachine(knee_at(20), lambda trial: DEAD if loader_of(trial)["loader_workers"] > 4 else None)
     found = evidence_of(sweep_on(machine, tmp_path))
     assert found.max_workers == found.chosen == 4
     assert "8 loader workers" in found.max_workers_because
@@ -227,33 +199,22 @@ def test_windows_of_another_file_system_are_not_taken_for_these(tmp_path):
     assert len(second.trials) == len(first.trials)
 
 
-def test_loader_settings_that_are_not_named_stay():
-    changed = with_loader(CONFIG, loader_workers=3)
-    assert changed.data.loader_workers == 3
-    assert changed.data.prefetch_batches == CONFIG.data.prefetch_batches
-    assert with_loader(CONFIG, loader_workers=0, prefetch_batches=8, pin_memory=False).data.prefetch_batches == 8
-    assert with_loader(changed, loader_workers=0) == CONFIG
-
-
-def window(**use) -> FeedFigures:
-    return replace(FeedFigures.of(Measured(figures=FEED)), gpus=(GpuUseFigures(**use),))
-
-
-def test_without_a_gpu_the_reason_is_told():
-    assert gpu_source(ON_CPU, [], replayed=False) == "n/a (CPU run: no driver)"
-    assert gpu_source(ON_GPU, [], replayed=True) == "n/a (its step was replayed on this CPU)"
-
-
-def test_both_sources_are_named_with_what_they_do_not_mean():
-    found = gpu_source(ON_GPU, [window(samples=3, utilisation_share=0.9, gpm_windows=1)], replayed=False)
-    assert found.startswith("NVIDIA H200; NVML utilisation")
-    assert "it is not MFU" in found
-    assert "GPM counters" in found
-    assert "n/a" not in found
-
-
-def test_a_source_that_is_missing_says_why():
-    found = gpu_source(ON_GPU, [window(samples=3, gpm_lacking="no Hopper")], replayed=False)
-    assert "GPM: n/a (no Hopper)" in found
-    assert "NVML utilisation: n/a (lost)" in gpu_source(ON_GPU, [window(lacking="lost", gpm_windows=1)], replayed=False)
-    assert "NVML utilisation: n/a (nothing was sampled)" in gpu_source(ON_GPU, [], replayed=False)
+@pytest.mark.parametrize(
+    ("site", "use", "replayed", "said", "unsaid"),
+    [
+        (ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML"),
+        (ON_GPU, None, True, ["n/a (its step was replayed on this CPU)"], "NVML"),
+        (ON_GPU, None, False, ["NVML utilisation: n/a (nothing was sampled)", "GPM: n/a (nothing was counted)"], "MFU"),
+        (ON_GPU, {"lacking": "lost", "gpm_windows": 1}, False, ["NVML utilisation: n/a (lost)"], "MFU"),
+        (ON_GPU, {"samples": 3, "gpm_lacking": "no Hopper"}, False, ["GPM: n/a (no Hopper)"], "GPM counters"),
+        (
+            ON_GPU, {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1}, False,
+            ["NVIDIA H200; NVML utilisation", "it is not MFU", "GPM counters"], "n/a",
+        ),
+    ],
+)  # fmt: skip
+def test_sources_are_named_with_what_they_do_not_mean_or_why_they_are_missing(site, use, replayed, said, unsaid):
+    gpus = () if use is None else (GpuUseFigures(**use),)
+    found = gpu_source(site, [replace(FeedFigures.of(Measured(figures=FEED)), gpus=gpus)], replayed=replayed)
+    assert all(words in found for words in said)
+    assert unsaid not in found

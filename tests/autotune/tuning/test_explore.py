@@ -4,26 +4,22 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.exploration import Configuration
-from autotune.core.outcome import Measured, OutOfMemory
+from autotune.core.outcome import Crashed, Measured, OutOfMemory
 from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
-from autotune.search.estimate import CannotTrace
 from autotune.search.profiles import read_profile
 from autotune.search.workers import SweepRequest
 from autotune.tuning import bench as bench_room
 from autotune.tuning import explore
 from autotune.tuning.explore import explore_request, explore_settings
-from autotune.tuning.probe import probe_models
+from autotune.tuning.probe import asked_config, probe_models
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
-from tests.autotune.tuning.benches import bench_on, machine_for, probe_request
+from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import read_manifest
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
-
-
 PROBED_ROWS = 33
 """The micro-batch that the probe chooses for the global batch."""
 
@@ -42,25 +38,23 @@ class Workbench:
         self.clock = FakeClock()
         self.machine = machine_for(rate, self.clock, **options)
         self.bench = bench_on(self.machine, data)
-        self.manifest = read_manifest(data)
         self.place, self.data = place, data
         self.path = place / "p" / "tiny-cpu.toml"
 
     def probed(self):
-        probe_models(self.bench, [probe_request(self.place, self.data)], self.place / "p", self.manifest)
+        probe_models(self.bench, [probe_request(self.place, self.data)], self.place / "p")
         self.machine.trials.clear()
         return read_profile(self.path)
 
     def requests(self, **changes):
-        return probe_request(self.place, self.data, **changes), SweepRequest(
-            data=self.data, reports=self.place / "r", minutes=10.0
-        )
+        windows = SweepRequest(data=self.data, reports=self.place / "r", minutes=10.0)
+        return probe_request(self.place, self.data, **changes), windows
 
     def request(self, stored, **changes):
-        return explore_request(self.bench, stored, *self.requests(**changes), self.manifest)
+        return explore_request(self.bench, stored, *self.requests(**changes))
 
     def explored(self, stored):
-        return explore_settings(self.bench, stored, *self.requests(), self.manifest)
+        return explore_settings(self.bench, stored, *self.requests())
 
 
 @pytest.fixture
@@ -76,20 +70,25 @@ def make(monkeypatch, tmp_path, patterned_dataset):
     return workbench
 
 
-def test_settings_that_are_proven_to_be_faster_are_probed_and_written(make):
+def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_kept_profile_and_the_same_again(make):
     work = make()
-    stored, found = work.explored(work.probed())
+    before = work.probed()
+    stored, found = work.explored(before)
     assert read_profile(work.path) == stored
     train, evidence = stored.profile.train, stored.profile.evidence
     assert found.adopted
     assert (train.precision, train.layout, train.checkpointing) == ("bf16", "packed", "none")
     assert Configuration.of(train) == found.chosen
-    assert evidence.explore == found
-    assert evidence.probe.feasible_max == 35
+    assert (evidence.explore, evidence.probe.feasible_max) == (found, 35)
     assert train.micro_batch_rows <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
     steps = [trial.measured["config"] for trial in work.machine.trials if trial.job == "step"]
     assert {config["precision"] for config in steps} == {"bf16"}  # the chosen settings' memory is proven as well
+    assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
+    work.machine.trials.clear()
+    again, same = work.explored(before)
+    assert work.machine.trials == []
+    assert (same, again.profile.train) == (found, train)
 
 
 def test_the_global_batch_stays_what_it_was(make):
@@ -102,18 +101,6 @@ def test_the_global_batch_stays_what_it_was(make):
     rows = stored.profile.train.global_batch_rows
     assert rows == global_batch_rows(tokens, stored.profile.evidence.probe.mean_real_tokens_per_row)
     assert rows > before.profile.train.global_batch_rows  # as padded rows hold less
-
-
-def test_where_nothing_is_faster_the_profile_trains_as_before_and_says_so(make):
-    work = make(nothing_wins)
-    before = work.probed()
-    stored, found = work.explored(before)
-    assert not found.adopted
-    assert found.unexplored.micro_batch_rows == PROBED_ROWS
-    assert found.chosen == found.unexplored
-    assert stored.profile.train == before.profile.train
-    assert stored.profile.evidence.probe == before.profile.evidence.probe
-    assert read_profile(work.path).profile.evidence.explore == found
 
 
 def refusing_above(work, rows, precision="bf16"):
@@ -140,16 +127,26 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
     assert found.ratio_low > 1
 
 
-def test_fewer_rows_that_are_not_faster_are_not_taken(make):
-    work = make()
+@pytest.mark.parametrize(
+    ("rate", "above", "rows", "said"),
+    [
+        (nothing_wins, 64, None, ""),
+        (BF16_WINS, 1, 1, "is not proven to be faster"),
+        (BF16_WINS, 0, None, ": faster, and not taken: not even one row"),
+    ],
+)
+def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said(make, rate, above, rows, said):
+    work = make(rate)
     before = work.probed()
-    refusing_above(work, 1)
+    refusing_above(work, above)
     stored, found = work.explored(before)
     assert not found.adopted
+    assert found.chosen == found.unexplored == Configuration.of(before.profile.train)
     assert stored.profile.train == before.profile.train
-    assert read_profile(work.path).profile.train == before.profile.train
-    assert found.candidate.micro_batch_rows == 1
-    assert "is not proven to be faster" in found.choice
+    assert stored.profile.evidence.probe == before.profile.evidence.probe
+    assert read_profile(work.path).profile == stored.profile
+    assert rows in (None, found.candidate.micro_batch_rows)
+    assert said in found.choice
 
 
 def more_rows_win(knobs):
@@ -157,8 +154,7 @@ def more_rows_win(knobs):
     return nothing_wins(knobs.but(micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
 
 
-def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make, monkeypatch):
-    monkeypatch.setattr(explore, "_predicted_most", lambda *_: None)
+def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make):
     work = make(more_rows_win)
     refusing_above(work, PROBED_ROWS, precision="fp32")  # with headroom 32, so that two micro-batches of 17 are chosen
     before = work.probed()
@@ -167,33 +163,6 @@ def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_
     assert stored.profile.train == before.profile.train
     assert (found.unexplored.micro_batch_rows, found.candidate.micro_batch_rows) == (17, PROBED_ROWS)
     assert "rows leave the headroom free, and with these it is the unexplored settings" in found.choice
-
-
-def test_settings_that_do_not_fit_at_all_are_not_taken_and_that_is_said(make):
-    work = make()
-    before = work.probed()
-    refusing_above(work, 0)
-    stored, found = work.explored(before)
-    assert not found.adopted
-    assert stored.profile.train == before.profile.train
-    assert ": faster, and not taken: not even one row" in found.choice
-
-
-def test_exploring_writes_over_no_profile_that_somebody_kept(make):
-    work = make()
-    work.explored(work.probed())
-    assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
-
-
-def test_the_same_exploration_again_runs_nothing_and_comes_to_the_same(make):
-    work = make()
-    before = work.probed()
-    first, found = work.explored(before)
-    work.machine.trials.clear()
-    again, same = work.explored(before)
-    assert work.machine.trials == []
-    assert same == found
-    assert again.profile.train == first.profile.train
 
 
 def test_a_profile_of_another_model_is_refused(make):
@@ -208,43 +177,34 @@ def test_a_profile_of_another_model_is_refused(make):
 # The space.
 
 
-def test_what_the_user_asked_for_is_not_explored(make):
-    work = make()
-    request = work.request(work.probed(), settings={"precision": "fp32", "layout": "packed"})
-    assert {(cell.precision, cell.layout) for cell in request.cells} == {("fp32", "packed")}
-    assert "precision: fp32 was asked for" in request.left_out
-    assert "layout: packed was asked for" in request.left_out
+STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})
+TINY = TrainConfig(model=SETTINGS, layout="packed")
 
 
-def test_without_a_compiler_nothing_is_compiled_and_with_one_both_are_tried(make, monkeypatch):
-    work = make()
-    stored = work.probed()
-    request = work.request(stored)
-    assert not any(cell.compile_layers for cell in request.cells)
-    assert any(one.startswith("compile_layers: there is no") for one in request.left_out)
-    monkeypatch.setattr(explore.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert {cell.compile_layers for cell in work.request(stored).cells} == {False, True}
-
-
-def test_on_a_cpu_there_is_one_attention_and_on_a_gpu_two(make):
-    work = make()
-    stored = work.probed()
-    on_cpu = work.request(stored)
-    assert {cell.attention for cell in on_cpu.cells} == {"auto"}
-    assert "attention: a CPU has no varlen kernel" in on_cpu.left_out
-    site = replace(work.bench.site, device="cuda")
-    levels, left_out = explore._levels(replace(work.bench, site=site), stored.profile.train, work.requests()[0].config)
-    assert levels["attention"] == ("auto", "sdpa")
-    assert not any(one.startswith("attention") for one in left_out)
-
-
-def test_a_model_whose_attention_is_not_known_is_never_packed(make):
-    work = make()
-    strange = ModelSettings(name="strange", config={"model_type": "something-new"})
-    train = TrainConfig(model=strange, layout="padded")
-    levels, left_out = explore._levels(work.bench, train, work.requests()[0].config)
-    assert levels["layout"] == ("padded", "bucketed")
-    assert "layout: packed rows need a model whose attention this project knows" in left_out
+@pytest.mark.parametrize(
+    ("train", "asked", "device", "compiler", "name", "values", "said"),
+    [
+        (TINY, {"precision": "fp32"}, "cpu", None, "precision", ("fp32",), "fp32 was asked for"),
+        (TINY, {"layout": "packed"}, "cpu", None, "layout", ("packed",), "packed was asked for"),
+        (
+            TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
+            "packed rows need a model whose attention this project knows",
+        ),
+        (TINY, {}, "cpu", None, "compile_layers", (False,), "there is no compiler here (g++, c++, clang++)"),
+        (TINY, {}, "cpu", "g++", "compile_layers", (False, True), None),
+        (TINY, {}, "cpu", None, "attention", ("auto",), "a CPU has no varlen kernel"),
+        (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
+    ],
+)  # fmt: skip
+def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
+    make, monkeypatch, train, asked, device, compiler, name, values, said
+):
+    bench = make().bench
+    monkeypatch.setattr(explore.shutil, "which", lambda name: compiler)
+    bench = replace(bench, site=replace(bench.site, device=device))
+    levels, left_out = explore._levels(bench, train, asked_config(train.model, **asked))
+    assert levels[name] == values
+    assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
 
 
 def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
@@ -275,9 +235,8 @@ def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
     request = work.request(stored, traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
-    assert request.fits(plain)
-    assert request.fits(plain.but(micro_batch_rows=30))
-    assert not request.fits(plain.but(micro_batch_rows=40))  # 300 MB and 20 MB for each row, in 1 GB
+    assert [request.fits(plain.but(micro_batch_rows=rows)) for rows in (1, 30, 40, 20)] == [True, True, False, True]
+    assert {config["checkpointing"] for config in traces} == {"none"}  # 300 MB and 20 MB for each row, in 1 GB
     once = len(traces)
     assert request.fits(plain.but(micro_batch_rows=20))
     assert len(traces) == once
@@ -287,12 +246,11 @@ def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
     assert kinds == {("none", False), ("none", True), ("full", False)}
 
 
-def test_what_cannot_be_predicted_is_tried(make, monkeypatch):
-    def cannot(request, machine, room):
-        raise CannotTrace("no meta kernel", next_step="none")
-
-    monkeypatch.setattr(explore, "estimate_model", cannot)
+def test_what_cannot_be_predicted_is_tried(make):
     work = make()
     stored = work.probed()
-    assert work.request(stored, traced=True).fits(Configuration.of(stored.profile.train).but(micro_batch_rows=64))
-    assert work.request(stored, traced=False).fits(Configuration.of(stored.profile.train))
+    plain = work.machine._simulate
+    work.machine._simulate = lambda trial: Crashed(detail="no meta kernel") if trial.job == "trace" else plain(trial)
+    cell = Configuration.of(stored.profile.train)
+    assert work.request(stored, traced=True).fits(cell.but(micro_batch_rows=64))
+    assert work.request(stored, traced=False).fits(cell)

@@ -59,29 +59,23 @@ def test_without_a_terminal_every_stage_that_is_over_is_a_line(view, capsys):
     assert capsys.readouterr().err == "tune 1/2: probe m: 66 rows fit\n"
 
 
-def test_what_a_stage_tells_is_shown_and_kept(view, capsys):
-    workers = view.stages[1]
-    view.begin(workers)
-    with view.display.show("workers m") as update:
-        update(3, 24, "1 loader workers, round 2")
-    view.display.saw(fed(4000.0))
-    assert (workers.done, workers.expected, workers.note) == (3, 24, "1 loader workers, round 2")
-    assert workers.best == "4,000 tokens/s (1 loader workers, round 1)"
-    assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
-
-
-def test_the_best_is_of_the_stage_that_runs_alone_and_after_the_last_one_trials_are_nobodys(view):
+def test_what_a_stage_tells_is_shown_and_kept_and_the_best_is_of_its_own_turn(view, capsys):
     probe, workers = view.stages
     view.begin(probe)
-    view.display.saw(fed(9000.0))
+    view.saw(fed(9000.0))
     view.end(probe)
     view.begin(workers)
-    view.display.saw(fed(4000.0))
+    with view.show("workers m") as update:
+        update(3, 24, "1 loader workers, round 2")
+    view.saw(fed(4000.0))
     view.end(workers)
-    view.display.saw(fed(9500.0))
-    with view.display.show("late") as update:
+    assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
+    view.saw(fed(9500.0))  # after the last one trials are nobody's
+    with view.show("late") as update:
         update(1, 2, "x")
-    assert [one.best.partition(" ")[0] for one in view.stages] == ["9,000", "4,000"]
+    assert (workers.done, workers.expected, workers.note) == (3, 24, "1 loader workers, round 2")
+    assert workers.best == "4,000 tokens/s (1 loader workers, round 1)"
+    assert probe.best.startswith("9,000 ")
 
 
 def test_on_a_terminal_the_table_is_live_and_stays(view, terminal, capsys):
@@ -89,7 +83,7 @@ def test_on_a_terminal_the_table_is_live_and_stays(view, terminal, capsys):
     probe = view.stages[0]
     with view.open():
         view.begin(probe)
-        with view.display.show("probe m") as update:
+        with view.show("probe m") as update:
             update(3, 12, "8 rows")
         view.clock.sleep(30.0)
         probe.status, probe.told = "done", "66 rows fit"

@@ -1,16 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
-from autotune.core.hardware import GpuFacts
-from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, DoesNotFit
 from autotune.search.profiles import read_profile
 from autotune.tuning import bench as bench_room
 from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profile
 from tests.autotune.search.explorations import additive
+from tests.autotune.search.test_site import H200
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings
-from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
 
 
@@ -22,43 +22,42 @@ def bench(monkeypatch, patterned_dataset):
 
 
 @pytest.fixture
-def manifest(patterned_dataset):
-    return read_manifest(patterned_dataset)
-
-
-@pytest.fixture
-def probed(tmp_path, bench, patterned_dataset, manifest):
+def probed(tmp_path, bench, patterned_dataset):
     """A function that probes models, and writes their profiles."""
 
     def run(*models, **changes):
         requests = [probe_request(tmp_path, patterned_dataset, model, **changes) for model in models or (SETTINGS,)]
-        return probe_models(bench, requests, tmp_path / "p", manifest)
+        return probe_models(bench, requests, tmp_path / "p")
 
     return run
 
 
 @pytest.fixture
-def prepared(tmp_path, bench, patterned_dataset, manifest):
+def prepared(tmp_path, bench, patterned_dataset):
     """A function that prepares a probe."""
 
     def make(model=SETTINGS, bench=bench, **changes):
-        return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes), manifest)
+        return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes))
 
     return make
 
 
-def test_a_probe_writes_the_profile_that_it_alone_supports(tmp_path, probed):
+def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_runs_nothing(tmp_path, bench, probed):
     (one,) = probed()
     stored = read_profile(tmp_path / "p" / "tiny-cpu.toml")
-    assert stored.intact
-    assert stored.profile == one.profile
+    assert (stored.intact, stored.profile) == (True, one.profile)
     probe = stored.profile.evidence.probe
     assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
     assert stored.profile.constraints.global_batch_tokens == 2048
     assert stored.profile.train.global_batch_tokens is None
     assert stored.profile.provenance.commands == ["probe"]
     assert stored.profile.evidence.workers is None
-    assert one.previous is None
+    before = len(bench.machine.trials)
+    (again,) = probed()
+    assert len(bench.machine.trials) == before
+    assert all(one.from_ledger for one in again.trials)
+    assert (one.previous, again.previous) == (None, None)
+    assert again.profile.train == one.profile.train
 
 
 def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, bench, probed):
@@ -74,31 +73,10 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
 
 
-def test_the_same_probe_again_runs_nothing_and_keeps_no_second_profile(bench, probed):
-    (first,) = probed()
-    before = len(bench.machine.trials)
-    (again,) = probed()
-    assert len(bench.machine.trials) == before
-    assert all(one.from_ledger for one in again.trials)
-    assert again.previous is None
-    assert again.profile.train == first.profile.train
-
-
-def test_another_profile_that_lies_there_is_kept_beside_it(probed):
-    (first,) = probed()
-    edited = first.profile.model_copy(update={"train": first.profile.train.model_copy(update={"seed": 7})})
-    first.path.write_text(profile_to_toml(edited))
-    (again,) = probed()
-    assert again.previous is not None
-    assert read_profile(again.previous).profile == edited
-
-
 def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
     path = tmp_path / "p" / "tiny-cpu.toml"
     profile, trials = probed_profile(bench, prepared(), path)
-    assert profile.evidence.probe.feasible_max == 35
-    assert trials
-    assert not path.exists()
+    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
     assert probe_one(bench, prepared(), path).profile.train == profile.train
 
 
@@ -114,10 +92,7 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
 
 
 def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(patterned_dataset, prepared, capsys):
-    gpu = GpuFacts(
-        uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**35, mig_enabled=False, power_cap_w=None,
-        compute_mode="default", driver="580", compute_capability=(9, 0),
-    )  # fmt: skip
+    gpu = replace(H200, total_bytes=2**35)
     bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
     prepared(bench=bench, memory_bytes=None)
     assert "memory budget 31.5 GiB per rank (512 MiB of the GPU are left free" in capsys.readouterr().err

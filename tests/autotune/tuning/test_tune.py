@@ -1,4 +1,5 @@
 import contextlib
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,12 +10,19 @@ from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
-from autotune.search.profiles import StoredProfile
+from autotune.search.workers import SweepRequest
 from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import asked_config
-from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneRequest, Tuning, next_steps
+from autotune.tuning.tune import (
+    ASSUMED_TRIAL_S,
+    BASELINE_MINUTES,
+    TuneRequest,
+    Tuning,
+    measure_between_nodes,
+    next_steps,
+)
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
@@ -22,6 +30,15 @@ from trainer.config import ModelSettings
 
 TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
 SERVER_S, RANKS_S = 120.0, 15.0
+
+
+def left_at(path, model):
+    """A profile of a model that a tuning left."""
+    profile = example_profile()
+    profile = profile.model_copy(update={"train": profile.train.model_copy(update={"model": model})})
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(profile_to_toml(profile))
+    return profile
 
 
 class Stages:
@@ -39,44 +56,43 @@ class Stages:
         if error := self.errors.get((stage, model)):
             raise error
 
-    def prepare(self, bench, request, manifest):
-        self.calls.append(("prepare", request.config.model.name))
+    def prepare(self, bench, request):
+        name = request.config.model.name
+        self.calls.append(("prepare", name))
+
+        def trace(machine):
+            self.does("estimate", name)
+            return f"trace of {name}"
+
         return SimpleNamespace(
             local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
-            config=request.config,
+            config=request.config, trace=trace, predicted_rows=lambda traced: 20,
         )  # fmt: skip
 
-    def estimate_model(self, probe, machine, room):
-        self.does("estimate", probe.config.model.name)
-        return f"trace of {probe.config.model.name}"
-
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
-        name = ready.config.model.name
         self.traced.append(traced)
-        self.does("probe", name)
-        profile = example_profile()
-        train = profile.train.model_copy(update={"model": ready.config.model})
-        profile = profile.model_copy(update={"train": train})
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(profile_to_toml(profile))
-        return ProbedModel(path=path, profile=profile, trials=(), previous=None)
+        self.does("probe", ready.config.model.name)
+        return ProbedModel(path=path, profile=left_at(path, ready.config.model), trials=(), previous=None)
 
-    def explore_settings(self, bench, stored, probe, asked, manifest):
+    def explore_settings(self, bench, stored, probe, asked):
         self.does("explore", stored.profile.train.model.name, asked)
-        assert isinstance(stored, StoredProfile)
         return stored, SimpleNamespace(choice="nothing is faster")
 
-    def count_workers(self, bench, stored, probe, asked, manifest):
+    def count_workers(self, bench, stored, asked):
         self.does("workers", stored.profile.train.model.name, asked)
         return stored.profile.evidence.workers
 
-    def tune_network(self, stored, manifest, display, **asked):
-        self.network = SimpleNamespace(**asked)
-        self.does("network", stored.profile.train.model.name, self.network)
+    def tune_network(self, stored, asked, nodes, display=None):
+        self.nodes, name = nodes, stored.profile.train.model.name
+        self.does("network", name, asked)
+        train = stored.profile.train.model_copy(update={"micro_batch_rows": 1})  # with the exchange that was chosen
+        stored.path.write_text(profile_to_toml(stored.profile.model_copy(update={"train": train})))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
-    def compare_recipes(self, bench, stored, probe, asked, manifest):
-        self.does("baseline", stored.profile.train.model.name, asked)
+    def compare_recipes(self, bench, stored, asked):
+        name = stored.profile.train.model.name
+        assert stored.profile.train.micro_batch_rows == (1 if ("network", name) in self.calls else 2)
+        self.does("baseline", name, asked)
         return worth(example_profile()).evidence.baseline
 
     def build_report(self, profiles, reports, out, *, data):
@@ -87,8 +103,8 @@ class Stages:
     def open_bench(self, device, data):
         self.benches += 1
         yield Bench(
-            site=SimpleNamespace(name="cpu"), server=SimpleNamespace(waited_s=SERVER_S), machine=SimpleNamespace(),
-            monitor=SimpleNamespace(),
+            site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),
+            machine=SimpleNamespace(),
         )  # fmt: skip
 
     @property
@@ -104,13 +120,9 @@ def clock():
 @pytest.fixture
 def stages(monkeypatch, clock):
     found = Stages(clock)
-    for name in ("prepare", "estimate_model", "probe_one", "explore_settings", "count_workers", "tune_network",
+    for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
                  "compare_recipes", "build_report", "open_bench"):  # fmt: skip
         monkeypatch.setattr(tune, name, getattr(found, name))
-    monkeypatch.setattr(tune, "read_manifest", lambda path: SimpleNamespace())
-    for name in ("trace_request", "room_of"):
-        monkeypatch.setattr(tune, name, lambda request: request)
-    monkeypatch.setattr(tune, "predicted_rows", lambda *_, **__: 20)
     monkeypatch.setattr(tune, "nodes_here", lambda: 1)
     return found
 
@@ -134,7 +146,7 @@ def told(result, name, model="a"):
     return next(one for one in result.stages if (one.name, one.model) == (name, model))
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each(stages, asked, clock):
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages, asked, clock):
     stages.local_ranks = 2
     _, result = run(replace(asked, skip=frozenset()), clock)
     rest = ["explore", "workers", "network", "baseline"]
@@ -146,17 +158,14 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each(stages, asked,
     assert [one.status for one in result.stages] == ["done"] * 13
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
-    assert result.report is not None
     assert result.report.endswith("r/a-cpu/report.html")
-
-
-def test_every_stage_says_what_it_came_to(stages, asked, clock):
-    _, result = run(asked, clock)
     assert told(result, "estimate").told == "not predicted, as asked"
     assert told(result, "probe").told == "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows"
     assert told(result, "workers").told == "1 loader workers: so"
     assert told(result, "baseline").told.startswith("tuned, against paper: 2.00")
     assert told(result, "probe").seconds == TOOK_S["probe"]
+    assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
+    assert result.seconds == pytest.approx(2 * sum(TOOK_S[stage] for stage in ("probe", *rest)))
 
 
 def test_stages_that_are_left_out_say_why(stages, asked, clock):
@@ -178,7 +187,7 @@ def test_the_network_is_measured_where_there_are_several_ranks(
     run(replace(asked, nodes=asked_nodes), clock)
     assert (("network", "a") in stages.order) == (measured is not None)
     if measured is not None:
-        assert stages.network.nodes == measured
+        assert stages.nodes == measured
 
 
 def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages, asked, clock):
@@ -279,13 +288,6 @@ def test_a_stage_may_take_what_it_takes_at_least_even_if_its_share_is_less(stage
     assert stages.minutes["workers", "a"] * 60 == pytest.approx(least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0))
 
 
-def test_time_in_children_is_that_of_the_server_and_of_ranks(stages, asked, clock):
-    stages.local_ranks = 2
-    _, result = run(asked, clock)
-    assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
-    assert result.seconds == pytest.approx(2 * sum(TOOK_S[one] for one in ("probe", "workers", "network", "baseline")))
-
-
 # Going on.
 
 
@@ -309,3 +311,37 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
     assert "the network between nodes was not measured" in many[2]
     assert next_steps([], nodes=1) == ()
+
+
+# Between nodes.
+
+
+@pytest.mark.parametrize(
+    ("minutes", "told", "calls"),
+    [
+        (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
+        (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
+        (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
+    ],
+)
+def test_between_nodes_the_network_is_measured_then_what_was_known_before(
+    stages, asked, clock, monkeypatch, tmp_path, minutes, told, calls
+):
+    monkeypatch.setattr(tune, "nodes_here", lambda: 2)
+    monkeypatch.setattr(tune, "SystemClock", lambda: clock)
+    paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in asked.probes]
+    for path, probe in zip(paths, asked.probes, strict=True):
+        left_at(path, probe.config.model)
+    found = {"profiles": list(map(str, paths)), "report": "r/report.html", "with_baseline": True} | told
+    (tmp_path / "tune-7.json").write_text(json.dumps(found))
+    request = SweepRequest(data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes)
+    result = measure_between_nodes(tmp_path / "tune-7.json", request)
+    assert [" ".join(call) for call in stages.calls] == calls
+    assert (stages.nodes, stages.minutes["network", "a"]) == (2, minutes)
+    assert stages.minutes.get(("baseline", "a")) in (None, min(BASELINE_MINUTES, minutes))
+    assert (result.profiles, result.report) == (tuple(map(str, paths)), found["report"])
+    took_s = {"network": (20.0, RANKS_S), "baseline": (10.0, SERVER_S), "report": (0.0, 0.0)}
+    both = [took_s[call[0]] for call in stages.calls]
+    assert (result.seconds, result.seconds_in_children) == tuple(map(sum, zip(*both, strict=True)))
+    assert "autotune launch slurm" in result.next_steps[-1]
+    assert "--nodes 2" in result.next_steps[-1]

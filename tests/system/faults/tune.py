@@ -121,7 +121,8 @@ class TunePlace:
         )
 
     def trials(self) -> list[dict[str, Any]]:
-        return list(read_ledger(self.report / "ledger").records)
+        """The ledger."""
+        return read_ledger(self.report / "ledger")[0]
 
 
 def _check_whole(path: Path) -> None:
