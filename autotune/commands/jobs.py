@@ -1,4 +1,4 @@
-"""What commands share that can submit themselves as a SLURM job: their options, and one function.
+"""What commands share that can submit themselves as a SLURM job, and that keep off login nodes.
 
 ``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job. A
 second job may follow it.
@@ -6,6 +6,8 @@ second job may follow it.
 
 import functools
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.commands.completion import sites
+from autotune.commands.options import REPORTS, AsJson, Here, Reports
 
 if TYPE_CHECKING:
     from autotune.cluster.batch import Shape
@@ -50,9 +53,9 @@ class JobRequest:
     """Short: of the job, its script and its log."""
     purpose: str
     """One line about what it finds out."""
-    ledger: str | None
+    ledger: str | None = None
     """Where its results are collected; what is known of that before the job runs."""
-    expected_minutes: float | None
+    expected_minutes: float | None = None
     """How long it should take; None where nobody can tell."""
     trial_timeout_s: float | None = None
     """Longest single trial: a job that could not hold one is not submitted. None: there are no trials."""
@@ -65,7 +68,7 @@ class JobRequest:
     """Of each node; None takes the site's."""
     with_srun: bool = True
     """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
-    reports: Path = Path("reports")
+    reports: Path = REPORTS
     command: Sequence[str] | None = None
     """What the job runs, after the program's name; None takes the command that was typed."""
     then: "Callable[[str], JobRequest] | None" = None
@@ -125,24 +128,45 @@ def submitted(
     return True
 
 
-def goes_elsewhere(
-    context: typer.Context,
-    request: JobRequest,
-    slurm: str | None,
-    *,
-    wait: bool,
-    dry_run: bool,
-    as_json: bool,
-    here: bool,
-) -> bool:
-    """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``--here`` says so."""
-    from autotune.commands.login_node import refuse_login_node
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Where a measuring command runs, and what it says."""
 
-    if submitted(context, request, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
-        return True
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
-    return False
+    slurm: Slurm = None
+    wait: Wait = False
+    dry_run: DryRun = False
+    here: Here = False
+    reports: Reports = REPORTS
+    as_json: AsJson = False
+
+    def goes_elsewhere(self, context: typer.Context, request: JobRequest) -> bool:
+        """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``here`` says so."""
+        if submitted(context, request, self.slurm, wait=self.wait, dry_run=self.dry_run, as_json=self.as_json):
+            return True
+        if not self.here:
+            refuse_login_node(["autotune", *arguments_of(context)])
+        return False
+
+
+def refuse_login_node(command: Sequence[str]) -> None:
+    """Keep measurements off a node that many people share, and that is not the one that will train.
+
+    Args:
+        command: What was called, to be said again as a job.
+
+    Raises:
+        MachineLacks: If jobs can be submitted from here and this is none.
+    """
+    from autotune.cluster.slurm import read_slurm
+    from autotune.errors import MachineLacks
+
+    if not read_slurm(os.environ, shutil.which).is_login_node:
+        return
+    raise MachineLacks(
+        "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
+        "node",
+        next_step=f"Submit it: {shlex.join([*command, '--slurm'])}. To measure here all the same: --here.",
+    )
 
 
 def job_of_profile(

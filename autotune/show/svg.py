@@ -66,10 +66,10 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
-        text = io.StringIO()
+        svg = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        _figure_of(drawing).savefig(text, format="svg", metadata=nothing)
-    root = ElementTree.fromstring(text.getvalue())
+        _figure_of(drawing).savefig(svg, format="svg", metadata=nothing)
+    root = ElementTree.fromstring(svg.getvalue())
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):
         words = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
