@@ -15,8 +15,7 @@ from autotune.show.probe import curve_section, global_batch_words, memory_sectio
 from autotune.show.profile import machine, reproduce, sign_off
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.report.recommendations import recipe, recommendations
-from autotune.show.report.runs import runs
-from autotune.show.report.steps import cause_words, runs_only, steps
+from autotune.show.report.runs import CAUSES, runs, runs_only, steps
 from autotune.show.report.trials import cost, trials
 from autotune.show.tuning import exploration_section, profiles_table
 from autotune.show.workers import chosen_loader, workers_section
@@ -143,7 +142,7 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     if part is not None:
         share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
-    return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ", *first)
+    return (Strong(text=CAUSES[found.limit]), f"{share} ({found.source}){decided}. ", *first)
 
 
 def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
