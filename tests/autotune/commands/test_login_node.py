@@ -1,6 +1,6 @@
 import pytest
-
 from autotune.commands.login_node import refuse_login_node
+
 from autotune.errors import MachineLacks
 
 

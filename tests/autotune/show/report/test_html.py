@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.show.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.show.report.build import report_document
-from autotune.show.report.html import report_html
+from autotune.show.text import report_html
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, reported
 

@@ -6,8 +6,7 @@ import pytest
 from autotune.show.intervals import hours
 from autotune.show.report.build import report_document
 from autotune.show.report.facts import report_facts
-from autotune.show.report.html import report_html
-from autotune.show.text import report_markdown
+from autotune.show.text import report_html, report_markdown
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.events import happened
