@@ -199,7 +199,7 @@ class Search:
         elif isinstance(outcome, Crashed | Contaminated) and failed < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
-            raise unmeasured(f"the trial of {label}", outcome, self.runner)
+            raise unmeasured(f"the trial {label!r}", outcome, self.runner)
 
 
 def room_of(probe: Probe) -> Room | None:
@@ -375,7 +375,7 @@ def _point(
             next_step="Leave more memory free: --headroom 0.1",
         )
     if not isinstance(outcome, Measured):
-        raise unmeasured(f"the trial of {label}", outcome, runner)
+        raise unmeasured(f"the trial {label!r}", outcome, runner)
     figures = StepFigures.of(outcome)
     step_s = statistics.median(figures.step_s)
     rates = [figures.slot_tokens_per_step / seconds for seconds in figures.step_s]

@@ -10,8 +10,8 @@ from autotune.decide.rates import Rate, run_rate, tuned_rate
 from autotune.show.answers import plain
 from autotune.show.document import Document, Missing, blocks_of
 from autotune.show.profile import commands
+from autotune.show.report.build import profile_changes
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.recommendations import profile_changes
 from autotune.show.report.runs import MOST_EVENTS, drifts_of, loss_points, needs_attention, profile_of
 
 SCHEMA_VERSION = 2
