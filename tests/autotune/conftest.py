@@ -1,12 +1,52 @@
-"""A trial server that is started once for all commands that tests run in their own process."""
+"""Commands called in the tests' own process, with a trial server that is started once for all of them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
 from autotune.measure.machine import ForkServerMachine
 from autotune.search import prediction
 from autotune.tuning import bench
+from tests.autotune.profiles import example_profile
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The working directory, with the example's profile as ``p.toml``, and no cluster."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "p.toml").write_text(profile_to_toml(example_profile()))
+    return tmp_path
+
+
+@pytest.fixture
+def sbatch(here, monkeypatch) -> Path:
+    """A scripted sbatch on PATH, which makes this a login node: the file in which it notes what it is given, by line.
+
+    The number of a job is that of its line.
+    """
+    (here / "bin").mkdir()
+    (here / "bin" / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {here}/given\nwc -l < {here}/given\n')
+    (here / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
+    return here / "given"
+
+
+@pytest.fixture
+def says(capsys):
+    """Call a command; what it says, on standard error if it is to fail."""
+
+    def call(*words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run([str(word) for word in words]) == code, capsys.readouterr().err
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return call
 
 
 class Borrowed:

@@ -119,7 +119,7 @@ def answered(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("line", QUICK)
-def test_an_answer_is_as_its_type_says(here, answered, line):
+def test_an_answer_is_as_its_type_says(here, answered, line, says):
     assert answered(line)
 
 
@@ -130,11 +130,11 @@ def test_of_a_dataset_that_was_just_made_too(here, answered):
 
 @pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("line", TRACED)
-def test_what_is_traced_is_as_its_type_says(here, answered, line):
+def test_what_is_traced_is_as_its_type_says(here, answered, line, says):
     assert answered(line)
 
 
-def test_a_job_that_a_command_submits_is_as_its_type_says(here, answered, monkeypatch, tmp_path):
+def test_a_job_that_a_command_submits_is_as_its_type_says(here, answered, monkeypatch, tmp_path, says):
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text("#!/bin/sh\necho 41\n")

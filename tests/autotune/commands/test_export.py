@@ -158,14 +158,12 @@ def test_settings_are_printed_and_all_else_is_said_on_standard_error(here, capsy
         assert words in err
 
 
-def test_remarks_lie_beside_the_settings(here, capsys):
-    assert run(["export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json"]) == 0
-    assert "hf/settings.remarks.json" in capsys.readouterr().out
+def test_remarks_lie_beside_the_settings(here, says):
+    assert "hf/settings.remarks.json" in says("export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json")
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
     assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text())
     assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "head"}
 
 
-def test_an_unknown_target_names_those_that_are_known(here, capsys):
-    assert run(["export", "p.toml", "--to", "lightning"]) == 2
-    assert "hf-trainer" in capsys.readouterr().err
+def test_an_unknown_target_names_those_that_are_known(here, says):
+    assert "hf-trainer" in says("export", "p.toml", "--to", "lightning", code=2)
