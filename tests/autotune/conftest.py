@@ -7,10 +7,14 @@ import pytest
 
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
+from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
+from autotune.measure.nvml import NvmlMonitor
 from autotune.search import prediction
+from autotune.search.site import fingerprint, open_site
 from autotune.tuning import bench
 from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
 
 
 @pytest.fixture
@@ -21,6 +25,20 @@ def here(tmp_path, monkeypatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "p.toml").write_text(profile_to_toml(example_profile()))
     return tmp_path
+
+
+@pytest.fixture
+def made_here(here, patterned_dataset) -> Path:
+    """The same with a dataset, ``data``, from which ``p.toml`` was made on this machine's CPU."""
+    (here / "data").symlink_to(patterned_dataset)
+    found, monitor, manifest = example_profile(), NvmlMonitor(), read_manifest(patterned_dataset)
+    site = open_site("cpu", here / "data", SystemHost(), monitor)
+    monitor.close()
+    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
+    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
+    changes = {"train": train, "fingerprint": fingerprint(site, train.model, manifest, None)}
+    (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
+    return here
 
 
 @pytest.fixture

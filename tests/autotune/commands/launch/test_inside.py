@@ -2,23 +2,16 @@ import re
 
 import pytest
 
-from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import example_profile
-from trainer.dataset import read_manifest
 from trainer.record import code_sha256
 from trainer.resolve import profile_sha256, read_profile_tables
 
 
 @pytest.fixture
-def preflight(tmp_path, monkeypatch, patterned_dataset):
+def preflight(made_here, monkeypatch):
     """The command on a node that fits."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    found = example_profile()
-    there = found.fingerprint.model_copy(update={"dataset_hash": read_manifest(patterned_dataset).dataset_hash})
-    (tmp_path / "p.toml").write_text(profile_to_toml(found.model_copy(update={"fingerprint": there})))
-    return ["launch", "preflight", "--profile", str(tmp_path / "p.toml"), "--data", str(patterned_dataset),
-            "--ranks", "1", "--cpus", "1", "--code", code_sha256()]  # fmt: skip
+    return ["launch", "preflight", "--profile", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
+            "--code", code_sha256()]  # fmt: skip
 
 
 def test_a_node_that_fits_says_so_on_one_line(preflight, says):
@@ -51,23 +44,14 @@ def test_the_scripts_own_commands_are_not_in_the_way_of_people(says):
     assert "ended" not in out
 
 
-def test_a_profile_that_was_edited_while_its_job_waited_is_refused_on_the_node(preflight, says, tmp_path):
-    profile, reports = tmp_path / "p.toml", str(tmp_path / "reports")
-    preflight += ["--require-approved", "--reports", reports]
+def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(preflight, says, made_here):
+    profile = made_here / "p.toml"
+    approve = ["report", "review", "p.toml", "--approve", "--by", "reviewer", "--as-edited"]
+    preflight += ["--require-approved", "--profile-sha256", profile_sha256(read_profile_tables(profile))]
     assert "nobody has reviewed" in says(*preflight, code=6)
-    assert run(["report", "review", str(profile), "--approve", "--by", "reviewer", "--reports", reports]) == 0
-    assert run(preflight) == 0
+    says(*approve)
+    says(*preflight)
     profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
     assert "not approved any more" in says(*preflight, code=6)
-
-
-def test_a_profile_that_was_reviewed_anew_while_its_job_waited_is_another_one(preflight, says, tmp_path):
-    profile, reports = tmp_path / "p.toml", str(tmp_path / "reports")
-    approve = ["report", "review", str(profile), "--approve", "--by", "reviewer", "--reports", reports, "--as-edited"]
-    said = profile_sha256(read_profile_tables(profile))
-    preflight += ["--require-approved", "--reports", reports, "--profile-sha256", said]
-    assert run(approve) == 0
-    assert run(preflight) == 0
-    profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
-    assert run(approve) == 0
+    says(*approve)
     assert "this job was written for what it said before" in says(*preflight, code=6)

@@ -6,25 +6,14 @@ import subprocess
 import pytest
 
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 from trainer.resolve import resolve
 
 
 @pytest.fixture
-def here(here, monkeypatch, patterned_dataset):
-    """With a profile of the dataset, and no SLURM."""
+def here(made_here, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    found, dataset = example_profile(), read_manifest(patterned_dataset).dataset_hash
-    data = found.train.data.model_copy(update={"dataset_hash": dataset, "path": None})
-    changes = {
-        "train": found.train.model_copy(update={"data": data}),
-        "fingerprint": found.fingerprint.model_copy(update={"dataset_hash": dataset}),
-    }
-    (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
-    (here / "data").symlink_to(patterned_dataset)
-    return here
+    return made_here
 
 
 LAUNCH = ["launch", "slurm", "--profile", "p.toml", "--data", "data", "--out", "runs/one"]

@@ -6,34 +6,20 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.core.trial import MadeOn
 from autotune.decide.ledger import ledger_sha256
-from autotune.measure.host import SystemHost
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.profiles import read_profile
-from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import made_on
 from autotune.store import Ledger
-from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import records_of_example
-from trainer.dataset import read_manifest
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, patterned_dataset):
-    """A directory with a profile that was made on this machine's CPU, from this dataset."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
-    (tmp_path / "data").symlink_to(patterned_dataset)
-    found = example_profile()
-    monitor = NvmlMonitor()
-    site = open_site("cpu", tmp_path / "data", SystemHost(), monitor)
-    monitor.close()
-    manifest = read_manifest(patterned_dataset)
-    made_here = fingerprint(site, found.train.model, manifest, None)
-    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
-    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
-    _write(tmp_path / "p.toml", found.model_copy(update={"train": train, "fingerprint": made_here}))
-    return tmp_path
+def here(made_here):
+    return made_here
+
+
+APPROVE = ["report", "review", "p.toml", "--approve", "--by", "reviewer"]
 
 
 def _write(path, profile):
@@ -50,7 +36,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     out = says("profile", "show", "p.toml")
     assert "micro-batch rows" in out
     assert "review: not reviewed" in out
-    assert run(["report", "review", "p.toml", "--approve", "--by", "reviewer"]) == 0
+    says(*APPROVE)
     assert "review: approved by reviewer" in says("profile", "show", "p.toml")
     told = json.loads(says("profile", "show", "p.toml", "--json"))
     assert (told["intact"], told["review"]) == (True, "approved")
