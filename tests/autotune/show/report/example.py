@@ -348,14 +348,9 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
     )
     startup = StartUp(**dict.fromkeys(StartUp.model_fields, 4.0))
     return Run(
-        directory=directory,
-        header=header,
-        steps=rows,
-        evaluations=(evaluated,),
-        events=events,
-        startup=startup,
+        directory=directory, header=header, steps=rows, evaluations=(evaluated,), events=events, startup=startup,
         end=end,
-    )
+    )  # fmt: skip
 
 
 def _step(number: int) -> StepRow:
@@ -374,32 +369,25 @@ def _step(number: int) -> StepRow:
     )  # fmt: skip
 
 
-def _review(note: str) -> Review:
-    return Review(
-        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
-        note=f"go{note}"[:2000],
-    )  # fmt: skip
-
-
 def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     """What a report of all of it is built from, with a second profile that was only probed."""
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
     profile = example_profile(manifest.dataset_hash, note)
+    review = Review(
+        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
+        note=f"go{note}"[:2000],
+    )  # fmt: skip
     one = ReportedProfile(
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
-        standing=Standing(state="approved", present_sha256="0" * 64, review=_review(note)),
+        standing=Standing(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(
-        path=Path("profiles/bert-120m-again.toml"),
-        profile=bare,
-        intact=False,
-        content_sha256="cd" * 32,
-        trials=(),
+        path=Path("profiles/bert-120m-again.toml"), profile=bare, intact=False, content_sha256="cd" * 32, trials=(),
         damaged_lines=0,
-    )
+    )  # fmt: skip
     directory = Path(f"runs/20261122T034808Z{note.replace('/', ' ')[:40]}")
     run = example_run(directory, one.content_sha256, manifest.dataset_hash, note)
     reported = ReportedRun(
