@@ -27,7 +27,7 @@ from autotune.show.document import (
     blocks_of,
     sentence,
 )
-from autotune.show.intervals import count, listed, plural, told_bounds, with_bounds, with_interval
+from autotune.show.intervals import bounds, confidence_words, count, listed, plural, with_bounds, with_interval
 from autotune.show.network import network_section
 from autotune.show.probe import curve_section, global_batch_words, memory_section
 from autotune.show.profile import machine, reproduce, sign_off
@@ -210,7 +210,8 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
     rows = []
     for figure in advice.evidence:
         form, unit = in_unit(figure.unit)
-        between = told_bounds(figure.low, figure.high, form, figure.confidence)
+        between = bounds(figure.low, figure.high, form)
+        between = between and f"{between} ({confidence_words(figure.confidence)})"
         n = None if figure.n is None else str(figure.n)
         rows.append([figure.name, f"{form(figure.value)}{unit}", between, n, figure.known, figure.source])
     evidence = Table(
