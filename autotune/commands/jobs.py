@@ -157,11 +157,8 @@ class JobOptions:
 def refuse_login_node(command: Sequence[str]) -> None:
     """Keep measurements off a node that many people share, and that is not the one that will train.
 
-    Args:
-        command: What was called, to be said again as a job.
-
     Raises:
-        MachineLacks: If jobs can be submitted from here and this is none.
+        MachineLacks: If jobs can be submitted from here and this is none; it says ``command`` as a job.
     """
     from autotune.cluster.slurm import read_slurm
     from autotune.errors import MachineLacks

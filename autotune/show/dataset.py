@@ -95,9 +95,7 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     """Draw how many samples have how many tokens, one bar per doubling; nothing for no samples.
 
-    Args:
-        edges: Lower edge of each bin, ascending; the last bin is open-ended.
-        counts: Samples in each bin.
+    ``edges`` are the lower ones of the bins, ascending; the last bin is open-ended.
     """
     samples = sum(counts)
     if samples == 0:

@@ -54,13 +54,9 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
-    """The drawing as an ``<svg>`` element.
+    """Return the drawing as an ``<svg>`` element, with what those read who cannot see it.
 
-    Args:
-        drawing: What it shows.
-        key: Begins every id in it, so that several can stand on one page.
-        title: Its name for those who cannot see it.
-        description: What it shows, in words.
+    ``key`` begins every id in it, so that several can stand on one page.
     """
     import matplotlib
 

@@ -21,14 +21,7 @@ _NAMES, _TIMES = 10, 8
 
 
 def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
-    """All stages, one to a line, and how long the whole has taken and is going to take.
-
-    Args:
-        stages: In their order.
-        seconds: Since the tuning began.
-        left_s: About so long until it ends.
-        width: Of the terminal; longer lines are cut.
-    """
+    """All stages, one to a line of at most ``width``; since when the whole runs, and about how long it still takes."""
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
@@ -91,12 +84,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
-    """What a tuning came to, and what to do next.
-
-    Args:
-        result: What the tuning says.
-        profiles: As they are now, in the same order as there.
-    """
+    """What a tuning came to, its profiles as they are now, and what to do next."""
     table = profiles_table(profiles, [one.train.model.name for one in profiles])
     explored = tuple(
         Section(
@@ -197,13 +185,7 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
 
 
 def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
-    """Two tables, and why runs ended.
-
-    Args:
-        runs: Training runs.
-        tunings: Tunings.
-        asked: Whether SLURM was asked for their jobs.
-    """
+    """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
     ran = Table(
         caption="",
         headers=("run", "state", "job", "step", "real tokens/s", "last checkpoint", "last step ago"),
