@@ -24,18 +24,8 @@ _PROBE_MINUTES = 3.0
 """Of one model, in the mean: not part of the budget, which it takes from all the same."""
 MINUTES, EXPLORING_MINUTES = 15.0, 15.0
 """For each model, by default; and more with ``--explore``."""
-
-
-class Skippable(StrEnum):
-    """A stage that can be left out."""
-
-    ESTIMATE = "estimate"
-    PROBE = "probe"
-    ACCUMULATION = "accumulation"
-    WORKERS = "workers"
-    NETWORK = "network"
-    BASELINE = "baseline"
-    REPORT = "report"
+Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
+"""A stage that can be left out."""
 
 
 @grouped
