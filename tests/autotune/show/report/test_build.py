@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.core.evidence import Evidence
 from autotune.errors import UsageError
 from autotune.show.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.show.report.build import report_document
@@ -57,6 +58,15 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it():
     commands = [command for one in of_kind(document, Missing) for command in one.commands or (None,)]
     assert [row[2] for row in listed.rows] == list(dict.fromkeys(commands))  # whole, each once
     assert ["Before and after", "What the tuned settings are worth against others"] in [row[:2] for row in listed.rows]
+
+
+def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
+    profile = example_profile("d")
+    workers = profile.evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
+    one = reported(profile=profile.model_copy(update={"evidence": Evidence(workers=workers)}))
+    text = report_markdown(report_document((one,), ()))
+    assert "loader workers 3** (undecided between 2 and 4)" in text
+    assert "autotune workers --profile profiles/m.toml --minutes 40" in text
 
 
 def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_but_no_note():
