@@ -34,23 +34,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("doctor")(doctor.doctor)
-app.add_typer(data.app, name="data")
-app.command("estimate")(estimate.estimate)
-app.command("probe")(probe.probe)
-app.command("workers")(workers.workers)
-app.command("network")(network.network)
-app.command("scale")(scale.scale)
-app.command("plan")(plan.plan)
-app.command("baseline")(baseline.baseline)
-app.command("tune")(tune.tune)
-app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)
-app.command("advise")(advise.advise)
-app.command("compare")(compare.compare)
-app.command("export")(export.export)
-app.add_typer(launch.app, name="launch")
-app.add_typer(profile.app, name="profile")
-app.add_typer(report.app, name="report")
+for command in (
+    doctor.doctor, estimate.estimate, probe.probe, workers.workers, network.network, scale.scale, plan.plan,
+    baseline.baseline, tune.tune, advise.advise, compare.compare, export.export,
+):  # fmt: skip
+    app.command()(command)
+app.command(hidden=True)(tune.tune_between_nodes)
+for name, group in {"data": data, "launch": launch, "profile": profile, "report": report}.items():
+    app.add_typer(group.app, name=name)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from autotune.errors import MachineLacks
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext
+    from playwright.sync_api import Page
 
 NAMES = ("chromium", "chromium-browser")
 _HANDLERS = """
@@ -19,8 +19,6 @@ _HANDLERS = """
 ).length
 """
 _WIDTHS = "() => [document.documentElement.scrollWidth, window.innerWidth]"
-
-
 PAPER_PX = 690
 """What is left of a page of A4 between its margins."""
 SERIOUS = ("serious", "critical")
@@ -87,8 +85,7 @@ def visit(
     console: list[str] = []
     errors: list[str] = []
     dialogs: list[str] = []
-    with _browser() as browser, _context(browser, width, colours, bypass_csp=False) as context:
-        page = context.new_page()
+    with _page(width, colours, bypass_csp=False) as page:
         page.on("request", lambda request: requests.append(request.url))
         page.on("console", lambda said: console.append(said.text) if said.type in {"error", "warning"} else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -119,8 +116,7 @@ def audit(page_file: Path, *, width: int = 1400, colours: Literal["light", "dark
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:
         raise MachineLacks("no axe-core here", next_step="pip install axe-playwright-python") from error
-    with _browser() as browser, _context(browser, width, colours, bypass_csp=True) as context:
-        page = context.new_page()
+    with _page(width, colours, bypass_csp=True) as page:
         page.goto(page_file.resolve().as_uri(), wait_until="load")
         found = Axe().run(page).response["violations"]
     return tuple(
@@ -144,7 +140,7 @@ def taken_in(one: Visit) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _browser() -> "Iterator[Browser]":
+def _page(width: int, colours: Literal["light", "dark"], *, bypass_csp: bool) -> "Iterator[Page]":
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
@@ -155,20 +151,7 @@ def _browser() -> "Iterator[Browser]":
             browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except Error as error:
             raise MachineLacks(f"{path} does not start: {error.message[:200]}", next_step="run it by hand") from error
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
-@contextlib.contextmanager
-def _context(
-    browser: "Browser", width: int, colours: Literal["light", "dark"], *, bypass_csp: bool
-) -> "Iterator[BrowserContext]":
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, offline=True, color_scheme=colours, bypass_csp=bypass_csp
-    )
-    try:
-        yield context
-    finally:
-        context.close()
+        with browser:
+            yield browser.new_page(
+                viewport={"width": width, "height": 900}, offline=True, color_scheme=colours, bypass_csp=bypass_csp
+            )

@@ -1,9 +1,9 @@
 """``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,23 +16,7 @@ if TYPE_CHECKING:
     from autotune.decide.advice.situation import Situation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """What ``--apply`` wrote."""
-
-    profile: str | None
-    """The new profile; None if no change was safe."""
-    of: str
-    """The profile that was changed, which stays as it is."""
-    kept: str | None
-    """Where a profile that lay there before was kept."""
-    changes: tuple[str, ...]
-
-
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
-_NAME_ONE = (
-    "Name one: autotune advise PROFILE, or autotune advise RUN. To make a profile: autotune tune --model M --data DIR"
-)
 
 
 def advise(
@@ -70,13 +54,24 @@ def advise(
     from autotune.search.situation import read_foreign, situation_of
     from autotune.show.advice import advice_text, rules_text
     from autotune.show.answers import answer_json
+    from trainer.record import RUN_FILE
 
     if rules:
         said = [{"rule": one.name, "covers": one.covers, "looks_for": one.looks_for} for one in RULES]
         print(answer_json(said) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
-    _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
+    # An option that changes nothing is a misunderstanding, and is not passed over.
+    idle = {
+        f"--profile {profile}": profile is not None
+        and not (where / RUN_FILE).is_file()
+        and "only a run was started from a profile",
+        f"--nodes {nodes}": nodes is not None and not where.is_file() and "nodes are predicted from a profile",
+        f"--out {out}": out is not None and not apply and "only --apply writes a profile",
+    }
+    for option, why in idle.items():
+        if why:
+            raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
     now = situation_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
@@ -88,21 +83,6 @@ def advise(
         print(answer_json({"subject": where, "bottleneck": now.bottleneck, "advice": found, "applied": applied}))
         return
     print(f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied)}")
-
-
-def _refuse_idle_options(place: Path, *, profile: Path | None, nodes: int | None, out: Path | None) -> None:
-    """An option that changes nothing is a misunderstanding, and is not passed over."""
-    from trainer.record import RUN_FILE
-
-    is_run = (place / RUN_FILE).is_file()
-    idle = {
-        f"--profile {profile}": profile is not None and not is_run and "only a run was started from a profile",
-        f"--nodes {nodes}": nodes is not None and not place.is_file() and "nodes are predicted from a profile",
-        f"--out {out}": out is not None and "only --apply writes a profile",
-    }
-    for option, why in idle.items():
-        if why:
-            raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
 
 
 def _default_place() -> Path:
@@ -117,7 +97,11 @@ def _default_place() -> Path:
         return profiles[0]
     none = f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/"
     several = f"there are {len(profiles)} profiles in {_PROFILES}/"
-    raise UsageError(several if profiles else none, next_step=_NAME_ONE)
+    raise UsageError(
+        several if profiles else none,
+        next_step="Name one: autotune advise PROFILE, or autotune advise RUN. To make a profile: autotune tune "
+        "--model M --data DIR",
+    )
 
 
 def _profiles() -> list[Path]:
@@ -126,8 +110,11 @@ def _profiles() -> list[Path]:
     return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
 
 
-def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> Applied:
-    """Write the safe changes into a new profile; nothing where there are none."""
+def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
+    """Write the safe changes into a new profile, nothing where there are none, and say what was done.
+
+    ``profile`` is the new one, ``of`` the old one, and ``kept`` one that lay where the new one was written.
+    """
     from autotune.decide.advice.table import safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
@@ -146,22 +133,20 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> A
     changes = safe_changes(now.profile.train, found)
     old = Path(now.profile_path)
     if not changes:
-        return Applied(profile=None, of=str(old), kept=None, changes=())
+        return {"profile": None, "of": old, "kept": None, "changes": ()}
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
-    advised = with_advice(now.profile, changes)
-    kept = write_profile(path, rebased(advised, old, path))
-    told = tuple(change_text(change) for change in changes)
-    return Applied(profile=str(path), of=str(old), kept=None if kept is None else str(kept), changes=told)
+    kept = write_profile(path, rebased(with_advice(now.profile, changes), old, path))
+    return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
 
 
-def _applied_text(applied: Applied | None) -> str:
+def _applied_text(applied: dict[str, Any] | None) -> str:
     if applied is None:
         return ""
-    if applied.profile is None:
+    if applied["profile"] is None:
         return "\n\nno change is safe to be written without measuring: the profile is as it was"
-    changes = "\n".join(f"  {change}" for change in applied.changes)
-    kept = "" if applied.kept is None else f"\nwhat lay there is kept as {applied.kept}"
-    command = shlex.join(["autotune", "compare", applied.of, applied.profile])
-    return f"\n\nwrote {applied.profile}:\n{changes}{kept}\nnext: {command}"
+    changes = "\n".join(f"  {change}" for change in applied["changes"])
+    kept = "" if applied["kept"] is None else f"\nwhat lay there is kept as {applied['kept']}"
+    command = shlex.join(["autotune", "compare", str(applied["of"]), str(applied["profile"])])
+    return f"\n\nwrote {applied['profile']}:\n{changes}{kept}\nnext: {command}"

@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.options import AsJson, ProfileData
+from autotune.commands.options import AsJson, OneProfile, ProfileData
 
 
 def export(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)],
+    profile: OneProfile,
     to: Annotated[
         Literal["hf-trainer"], typer.Option(help="The other trainer: transformers' Trainer, as TrainingArguments.")
     ],

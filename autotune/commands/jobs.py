@@ -1,4 +1,4 @@
-"""What commands share that can submit themselves as a SLURM job: their options, and one function.
+"""What commands share that can submit themselves as a SLURM job, and that keep off login nodes.
 
 ``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job. A
 second job may follow it.
@@ -6,6 +6,8 @@ second job may follow it.
 
 import functools
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.commands.completion import sites
+from autotune.commands.options import REPORTS, AsJson, Here, Reports
 
 if TYPE_CHECKING:
-    from autotune.cluster.batch import Shape
-    from autotune.cluster.site import SiteFile
     from autotune.search.profiles import StoredProfile
     from autotune.search.workers import SweepRequest
 
@@ -50,9 +51,9 @@ class JobRequest:
     """Short: of the job, its script and its log."""
     purpose: str
     """One line about what it finds out."""
-    ledger: str | None
+    ledger: str | None = None
     """Where its results are collected; what is known of that before the job runs."""
-    expected_minutes: float | None
+    expected_minutes: float | None = None
     """How long it should take; None where nobody can tell."""
     trial_timeout_s: float | None = None
     """Longest single trial: a job that could not hold one is not submitted. None: there are no trials."""
@@ -65,7 +66,7 @@ class JobRequest:
     """Of each node; None takes the site's."""
     with_srun: bool = True
     """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
-    reports: Path = Path("reports")
+    reports: Path = REPORTS
     command: Sequence[str] | None = None
     """What the job runs, after the program's name; None takes the command that was typed."""
     then: "Callable[[str], JobRequest] | None" = None
@@ -81,9 +82,9 @@ def submitted(
         UsageError: If the options do not go together.
         AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
     """
-    from autotune.cluster.batch import MeasureJob, measure_script, read_template
+    from autotune.cluster.batch import MeasureJob, Shape, cpus_of, measure_script, read_template
     from autotune.cluster.site import SiteFile, find_site, read_site
-    from autotune.errors import UsageError
+    from autotune.errors import BadInput, UsageError
 
     if slurm is None:
         if wait or dry_run:
@@ -96,13 +97,21 @@ def submitted(
     template = read_template("measure", site, site_path)
 
     def script_of(one: JobRequest) -> str:
-        _check_time(one, site, site_path)
+        if one.trial_timeout_s is not None and START_UP_S + one.trial_timeout_s > site.slurm.time_s:
+            raise BadInput(
+                f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
+                f"({one.trial_timeout_s:g} s)",
+                next_step=f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or bound trials: "
+                f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
+            )
+        gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
+        cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
         words = command_in_job(arguments_of(context)) if one.command is None else one.command
         job = MeasureJob(
             name=one.name,
             purpose=one.purpose,
             command=[site.python or sys.executable, "-m", "autotune", *words],
-            shape=_shape(one, site),
+            shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
             log=one.reports / "jobs" / f"{one.name}-%j.log",
             directory=Path.cwd(),
             with_srun=one.with_srun,
@@ -125,24 +134,42 @@ def submitted(
     return True
 
 
-def goes_elsewhere(
-    context: typer.Context,
-    request: JobRequest,
-    slurm: str | None,
-    *,
-    wait: bool,
-    dry_run: bool,
-    as_json: bool,
-    here: bool,
-) -> bool:
-    """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``--here`` says so."""
-    from autotune.commands.login_node import refuse_login_node
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Where a measuring command runs, and what it says."""
 
-    if submitted(context, request, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
-        return True
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
-    return False
+    slurm: Slurm = None
+    wait: Wait = False
+    dry_run: DryRun = False
+    here: Here = False
+    reports: Reports = REPORTS
+    as_json: AsJson = False
+
+    def goes_elsewhere(self, context: typer.Context, request: JobRequest) -> bool:
+        """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``here`` says so."""
+        if submitted(context, request, self.slurm, wait=self.wait, dry_run=self.dry_run, as_json=self.as_json):
+            return True
+        if not self.here:
+            refuse_login_node(["autotune", *arguments_of(context)])
+        return False
+
+
+def refuse_login_node(command: Sequence[str]) -> None:
+    """Keep measurements off a node that many people share, and that is not the one that will train.
+
+    Raises:
+        MachineLacks: If jobs can be submitted from here and this is none; it says ``command`` as a job.
+    """
+    from autotune.cluster.slurm import read_slurm
+    from autotune.errors import MachineLacks
+
+    if not read_slurm(os.environ, shutil.which).is_login_node:
+        return
+    raise MachineLacks(
+        "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
+        "node",
+        next_step=f"Submit it: {shlex.join([*command, '--slurm'])}. To measure here all the same: --here.",
+    )
 
 
 def job_of_profile(
@@ -201,28 +228,6 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(plain)
 
 
-def _shape(request: JobRequest, site: "SiteFile") -> "Shape":
-    from autotune.cluster.batch import Shape, cpus_of
-
-    gpus = (request.ranks or site.slurm.gpus_per_node or 1) if request.on_gpus else 0
-    cpus = cpus_of(site, request.ranks or max(1, gpus), request.cpus or site.slurm.cpus_per_task)
-    return Shape(nodes=request.nodes, gpus=gpus, cpus=cpus)
-
-
-def _check_time(request: JobRequest, site: "SiteFile", site_path: Path | None) -> None:
-    from autotune.errors import BadInput
-
-    if request.trial_timeout_s is None or START_UP_S + request.trial_timeout_s <= site.slurm.time_s:
-        return
-    where = "a site file (site.toml)" if site_path is None else str(site_path)
-    raise BadInput(
-        f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
-        f"({request.trial_timeout_s:g} s)",
-        next_step=f"Raise slurm.time in {where}, or bound trials: "
-        f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
-    )
-
-
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
     from autotune.cluster.slurm import submit
     from autotune.store import write_atomically
@@ -251,11 +256,17 @@ def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
     from autotune.cluster.slurm import Ended, follow
     from autotune.show.answers import answer_json
 
-    if not as_json:
-        print("\n\n".join(map(_as_text, jobs)), flush=True)
+    for number, told in enumerate(() if as_json else jobs):
+        minutes = told["expected_minutes"]
+        expected = "n/a" if minutes is None else f"about {minutes:g}"
+        print("\n" * (number > 0) + f"job               {told['job']}")
+        print(f"expected minutes  {expected}, at most {told['time_limit']} (h:min:s)")
+        print(f"ledger            {told['ledger'] or 'n/a'}")
+        print(f"log               {told['log']}\nscript            {told['script']}", flush=True)
     ended = Ended(code=0)
     for job in jobs if wait else ():
-        ended = follow(job["job"], Path(job["log"]), functools.partial(_say_of_job, job["job"]))
+        say = functools.partial(print, f"job {job['job']}:", file=sys.stderr, flush=True)
+        ended = follow(job["job"], Path(job["log"]), say)
         if ended.code:
             break
     if as_json:
@@ -264,22 +275,3 @@ def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
     if ended.code:
         sys.stderr.write(f"error: {ended.words}\n")
         raise SystemExit(ended.code)
-
-
-def _as_text(told: dict[str, Any]) -> str:
-    minutes = told["expected_minutes"]
-    expected = "n/a" if minutes is None else f"about {minutes:g}"
-    lines = {
-        "job": told["job"],
-        "expected minutes": f"{expected}, at most {told['time_limit']} (h:min:s)",
-        "ledger": told["ledger"] or "n/a",
-        "log": told["log"],
-        "script": told["script"],
-    }
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
-
-
-def _say_of_job(number: str, line: str) -> None:
-    sys.stderr.write(f"job {number}: {line}\n")
-    sys.stderr.flush()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autotune.commands.completion import profiles
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, refuse_login_node, submitted
 from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout
 from autotune.core.defaults import TRIAL_TIMEOUT_S
 
@@ -35,7 +35,6 @@ def network(
     as_json: AsJson = False,
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
-    from autotune.commands.login_node import refuse_login_node
     from autotune.search.profiles import probed_here, read_profile, report_directory
     from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json

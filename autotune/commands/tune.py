@@ -11,62 +11,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, goes_elsewhere
-from autotune.commands.options import (
-    REPORTS,
-    AsJson,
-    AttentionDropout,
-    Data,
-    Device,
-    GlobalBatchTokens,
-    Here,
-    MaxRows,
-    Memory,
-    Models,
-    Precision,
-    Ranks,
-    Reports,
-    SeqLength,
-    TrialTimeout,
-    Window,
-)
-from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.commands.jobs import JobOptions, JobRequest, arguments_of
+from autotune.commands.options import ModelOptions, Reports, Window, grouped
+from autotune.core.defaults import WINDOW_S
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.core.tuning import TuningResult
-    from autotune.tuning.tune import TuneRequest, Tuning
+    from autotune.tuning.tune import TuneRequest
 
 _PROBE_MINUTES = 3.0
 """Of one model, in the mean: not part of the budget, which it takes from all the same."""
 MINUTES, EXPLORING_MINUTES = 15.0, 15.0
 """For each model, by default; and more with ``--explore``."""
+Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
+"""A stage that can be left out."""
 
 
-class Skippable(StrEnum):
-    """A stage that can be left out."""
-
-    ESTIMATE = "estimate"
-    PROBE = "probe"
-    ACCUMULATION = "accumulation"
-    WORKERS = "workers"
-    NETWORK = "network"
-    BASELINE = "baseline"
-    REPORT = "report"
-
-
+@grouped
 def tune(
     context: typer.Context,
     *,
-    model: Models,
-    data: Data,
-    device: Device = "auto",
-    memory: Memory = None,
-    seq_length: SeqLength = SEQ_LENGTH_TOKENS,
-    precision: Precision = None,
-    attention_dropout: AttentionDropout = None,
-    global_batch_tokens: GlobalBatchTokens = None,
-    ranks: Ranks = None,
+    options: ModelOptions,
     nodes: Annotated[
         int,
         typer.Option(min=1, help="Nodes that the training is to have. With --slurm a second job measures two of them."),
@@ -90,89 +56,58 @@ def tune(
             "accumulation steps are probed with one micro-batch."
         ),
     ] = None,
-    max_rows: MaxRows = MAX_ROWS,
     window_s: Window = WINDOW_S,
-    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
-    slurm: Slurm = None,
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    here: Here = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    job: JobOptions,
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
-    from autotune.core.units import parse_bytes
-    from autotune.search.probe import ProbeRequest
-    from autotune.tuning.probe import asked_config
     from autotune.tuning.tune import ORDER, TuneRequest, Tuning
-    from trainer.presets import model_settings
 
     number = os.environ.get("SLURM_JOB_ID")
-    skipped = frozenset(skip or ())
-    left_out = frozenset(stage for stage in ORDER if stage in {one.value for one in skipped})
-    budget = minutes or (MINUTES + EXPLORING_MINUTES * explore) * len(model)
-    settings = {
-        "seq_length_tokens": seq_length,
-        "attention_dropout": attention_dropout,
-        "precision": precision,
-        "global_batch_tokens": global_batch_tokens,
-    }
-    probes = tuple(
-        ProbeRequest(
-            config=asked_config(model_settings(name), **settings),
-            data=data,
-            reports=reports,
-            memory_bytes=None if memory is None else parse_bytes(memory),
-            ranks=ranks,
-            accumulate=Skippable.ACCUMULATION not in skipped,
-            max_rows=max_rows,
-            trial_timeout_s=trial_timeout,
-            traced=Skippable.ESTIMATE not in skipped,
-        )
-        for name in model
-    )
+    skipped = {one.value for one in skip or ()}
+    left_out = frozenset(stage for stage in ORDER if stage in skipped or (stage == "explore" and not explore))
+    models = options.model
     request = TuneRequest(
-        probes=probes,
+        probes=options.probes(
+            job.reports, {}, accumulate="accumulation" not in skipped, traced="estimate" not in skipped
+        ),
         out=out,
-        device=device,
-        minutes=budget,
-        skip=left_out if explore else left_out | {"explore"},
+        device=options.device,
+        minutes=minutes or (MINUTES + EXPLORING_MINUTES * explore) * len(models),
+        skip=left_out,
         nodes=nodes,
         window_s=window_s,
     )
-    job = JobRequest(
+    asked = JobRequest(
         name="tune",
-        purpose=f"Tunes {', '.join(model)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
-        ledger=str(reports / "*" / "ledger"),
-        expected_minutes=1 + budget + _PROBE_MINUTES * len(model),
-        trial_timeout_s=trial_timeout,
-        ranks=ranks,
-        on_gpus=device != "cpu",
-        reports=reports,
+        purpose=f"Tunes {', '.join(models)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
+        ledger=str(job.reports / "*" / "ledger"),
+        expected_minutes=1 + request.minutes + _PROBE_MINUTES * len(models),
+        trial_timeout_s=options.trial_timeout,
+        ranks=options.ranks,
+        on_gpus=options.device != "cpu",
+        reports=job.reports,
+        then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
     )
-    if nodes > 1 and Skippable.NETWORK not in skipped:
-        job = replace(job, then=lambda first: _second(job, first, request))
-    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
+    if job.goes_elsewhere(context, asked):
         return
-    again = shlex.join(["autotune", *arguments_of(context)])
-    result, failed = _run(Tuning(request=request), again if number is None else f"{again} --slurm")
-    if number is not None:
-        _leave_for_second(number, result, reports)
-    _say(result, as_json=as_json)
-    if failed:
-        raise failed[0]
-
-
-def _run(tuning: "Tuning", again: str) -> "tuple[TuningResult, list[AutotuneError]]":
-    """Run it; whatever ends it says how to go on."""
+    tuning = Tuning(request=request)
     try:
         result = tuning.run()
     except AutotuneError:
         if tuning.has_saved:
+            again = shlex.join(["autotune", *arguments_of(context), *(["--slurm"] if number else [])])
             sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
-    return result, tuning.failed
+    if number is not None:
+        from autotune.store import write_atomically
+
+        with_baseline = any(stage.name == "baseline" and stage.status == "done" for stage in result.stages)
+        found = {"profiles": result.profiles, "report": result.report, "with_baseline": with_baseline}
+        write_atomically(_found_by(number, job.reports), json.dumps(found, indent=1) + "\n")
+    _say(result, as_json=job.as_json)
+    if tuning.failed:
+        raise tuning.failed[0]
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
@@ -221,14 +156,6 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
         command=command,
         then=None,
     )
-
-
-def _leave_for_second(number: str, result: "TuningResult", reports: Path) -> None:
-    from autotune.store import write_atomically
-
-    with_baseline = any(stage.name == "baseline" and stage.status == "done" for stage in result.stages)
-    found = {"profiles": result.profiles, "report": result.report, "with_baseline": with_baseline}
-    write_atomically(_found_by(number, reports), json.dumps(found, indent=1) + "\n")
 
 
 def _found_by(number: str, reports: Path) -> Path:

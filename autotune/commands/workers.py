@@ -4,20 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.jobs import DryRun, Slurm, Wait, goes_elsewhere, job_of_profile
-from autotune.commands.options import (
-    REPORTS,
-    AsJson,
-    Here,
-    ProbedProfile,
-    ProbedRanks,
-    ProfileData,
-    Reports,
-    TrialTimeout,
-    Window,
-    parsed,
-)
-from autotune.core.defaults import JOINT_TRIALS, TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.commands.jobs import JobOptions, job_of_profile
+from autotune.commands.options import SweepOptions, grouped, parsed
+from autotune.core.defaults import JOINT_TRIALS
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,22 +14,20 @@ if TYPE_CHECKING:
     from autotune.search.profiles import StoredProfile
 
 
+@grouped
 def workers(
     context: typer.Context,
     *,
-    profile: ProbedProfile,
-    data: ProfileData = None,
+    sweep: SweepOptions,
     max_workers: Annotated[
         int | None,
         typer.Option(
             min=0, max=4096, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."
         ),
     ] = None,
-    ranks: ProbedRanks = None,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
     ] = 10.0,
-    window_s: Window = WINDOW_S,
     step_time: Annotated[
         str | None,
         typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),
@@ -49,18 +36,11 @@ def workers(
         int,
         typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
     ] = JOINT_TRIALS,
-    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
-    slurm: Slurm = None,
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    here: Here = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    job: JobOptions,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.core.units import parse_seconds
     from autotune.search.profiles import probed_here, read_profile
-    from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json
     from autotune.show.workers import workers_text
     from autotune.tuning.bench import open_bench
@@ -71,27 +51,17 @@ def workers(
         raise UsageError(
             f"--step-time {step_time!r} is below 0.1 ms", next_step="Give a longer time: --step-time 120ms"
         )
-    stored = read_profile(profile)
+    stored = read_profile(sweep.profile)
     probe = probed_here(stored)
     train = stored.profile.train
-    request = SweepRequest(
-        data=stored.data_dir(data),
-        reports=reports,
-        minutes=minutes,
-        ranks=ranks,
-        max_workers=max_workers,
-        window_s=window_s,
-        replayed_step_s=replayed_step_s,
-        trial_timeout_s=trial_timeout,
-    )
+    request = sweep.request(stored, job.reports, minutes, max_workers=max_workers, replayed_step_s=replayed_step_s)
     purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
-    job = job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)
-    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
+    if job.goes_elsewhere(context, job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)):
         return
     device = "cpu" if step_time else train.device
     with open_bench(device, request.data, without_gpu=_replay(stored, probe)) as bench:
         found = count_workers(bench, stored, request, joint_trials=joint_trials)
-    print(answer_json(found) if as_json else workers_text(found, profile, request.data))
+    print(answer_json(found) if job.as_json else workers_text(found, sweep.profile, request.data))
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:

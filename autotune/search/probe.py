@@ -219,7 +219,7 @@ class Search:
         elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
-            raise unmeasured(f"the trial of {label}", outcome, self.runner)
+            raise unmeasured(f"the trial {label!r}", outcome, self.runner)
 
     def curve(self, sizes: list[int]) -> list[CurvePoint]:
         """Measure throughput from the largest size down, as far as time allows; at least the largest."""
@@ -276,7 +276,7 @@ class Search:
                 next_step="Leave more memory free: --headroom 0.1",
             )
         if not isinstance(outcome, Measured):
-            raise unmeasured(f"the trial of {label}", outcome, self.runner)
+            raise unmeasured(f"the trial {label!r}", outcome, self.runner)
         figures = StepFigures.of(outcome)
         step_s = statistics.median(figures.step_s)
         spread = of_windows([figures.slot_tokens_per_step / seconds for seconds in figures.step_s]).interval()

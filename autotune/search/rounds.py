@@ -75,7 +75,7 @@ def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
     """Return the error that a trial came to nothing that could be compared."""
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
-        f"{what} {describe(outcome)}:\n{detail}".rstrip(),
+        f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
         next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
     )
 

@@ -3,44 +3,59 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
-from autotune.core.bottleneck import Bottleneck, StepPart
+from autotune.core.bottleneck import Bottleneck
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.advice.table import AdviceRule
 from autotune.decide.explain import Explanation
 from autotune.show.intervals import bounds, with_bounds, with_interval
 from autotune.show.tables import inert, text_table
 
-PART_HEADERS = ("part of the step", "share", "95 % interval", "read from")
-PART_ALIGN = "lrrl"
 _VALUE_CHARACTERS = 40
 
 
 def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
     """What limits, then every recommendation, the largest expected gain first."""
     parts = [] if limit is None else [_limit_text(limit)]
-    parts += [_one(number, advice_) for number, advice_ in enumerate(advice, 1)]
+    for number, one in enumerate(advice, 1):
+        lines = [f"{number}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
+        parts.append("\n".join([*lines, *(f"   {inert(line)}" for line in _details(one))]))
     return "\n\n".join(parts)
+
+
+def _limit_text(limit: Bottleneck) -> str:
+    """Return what limits, the parts of a step, and what could not be told."""
+    part = limit.part(limit.limit)
+    share = ""
+    if part is not None:
+        between = bounds(part.low, part.high, format_share)
+        share = f": {format_share(part.share)}{f' ({between})' if between else ''} of the step"
+    sure = "" if limit.decided else " (not certain: others are as near)"
+    mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu.value)}"
+    rows = [
+        [part.cause, format_share(part.share), bounds(part.low, part.high, format_share), part.source]
+        for part in limit.parts
+        if part.share > 0
+    ]
+    table = text_table(("part of the step", "share", "95 % interval", "read from"), rows, align="lrrl")
+    lines = [f"limited by {limit.limit}{share}{sure}{mfu}", table]
+    return "\n".join([*lines, *(f"not told: {inert(one)}" for one in limit.untold)])
+
+
+def _details(advice: Advice) -> Iterator[str]:
+    if advice.gain is not None:
+        yield f"gain: {gain_text(advice.gain)}"
+    yield from (f"evidence: {figure_text(figure)}" for figure in advice.evidence)
+    yield f"cost: {advice.cost}"
+    yield from (f"set: {change_text(change)}{', safe' if advice.safe else ''}" for change in advice.changes)
+    if advice.command is not None:
+        yield f"do: {advice.command}"
+    yield f"would change this: {advice.would_change}"
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:
     """What is looked for."""
     rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
     return text_table(("rule", "covers", "looks for"), rows)
-
-
-def limit_line(limit: Bottleneck) -> str:
-    """What limits, in one line."""
-    part = limit.part(limit.limit)
-    between = "" if part is None or part.low is None else f" ({_bounds(part)})"
-    share = "" if part is None else f": {format_share(part.share)}{between} of the step"
-    sure = "" if limit.decided else " (not certain: others are as near)"
-    mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu.value)}"
-    return f"limited by {limit.limit}{share}{sure}{mfu}"
-
-
-def part_cells(part: StepPart) -> list[str | None]:
-    """One part of a step."""
-    return [part.cause, format_share(part.share), _bounds(part), part.source]
 
 
 def gain_text(gain: Gain | None) -> str:
@@ -119,31 +134,3 @@ def explanation_text(one: Explanation) -> str:
 def _short(value: object) -> str:
     text = setting_text(value)
     return inert(text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…")
-
-
-def _limit_text(limit: Bottleneck) -> str:
-    rows = [part_cells(part) for part in limit.parts if part.share > 0]
-    lines = [limit_line(limit), text_table(PART_HEADERS, rows, align=PART_ALIGN)]
-    lines += [f"not told: {inert(one)}" for one in limit.untold]
-    return "\n".join(lines)
-
-
-def _one(number: int, advice: Advice) -> str:
-    lines = [f"{number}. [{advice.severity}] {inert(advice.claim)}  ({advice.rule})"]
-    lines += [f"   {line}" for line in _details(advice)]
-    return "\n".join(lines)
-
-
-def _details(advice: Advice) -> Iterator[str]:
-    if advice.gain is not None:
-        yield f"gain: {gain_text(advice.gain)}"
-    yield from (f"evidence: {inert(figure_text(figure))}" for figure in advice.evidence)
-    yield f"cost: {inert(advice.cost)}"
-    yield from (f"set: {inert(change_text(change))}{', safe' if advice.safe else ''}" for change in advice.changes)
-    if advice.command is not None:
-        yield f"do: {inert(advice.command)}"
-    yield f"would change this: {inert(advice.would_change)}"
-
-
-def _bounds(part: StepPart) -> str | None:
-    return bounds(part.low, part.high, format_share)

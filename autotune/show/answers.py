@@ -5,11 +5,7 @@ from typing import Any
 
 
 def answer_json(answer: object) -> str:
-    """One JSON value with the names of the fields, properties left out.
-
-    Args:
-        answer: A dataclass, a table, or a list or dictionary of these.
-    """
+    """One JSON value with the names of the fields; properties are left out."""
     return json.dumps(plain(answer), indent=2)
 
 

@@ -64,11 +64,8 @@ def _figure_cells(one: Compared) -> list[str | None]:
 
 
 def _figure(one: Compared, value: float) -> str:
-    if one.metric.unit == "bytes":
-        return format_bytes(value)
-    if one.metric.unit == "share":
-        return format_share(value)
-    return f"{value:.4f}" if one.metric.unit == "nats" else format_count(value)
+    form = {"bytes": format_bytes, "share": format_share, "nats": "{:.4f}".format}.get(one.metric.unit, format_count)
+    return form(value)
 
 
 def _ratio(one: Compared, value: float) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
 
     from autotune.show.report.inputs import ReportedProfile, ReportedRun
-    from trainer.dataset import Manifest, Split
+    from trainer.dataset import Manifest
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)
@@ -79,11 +79,12 @@ def facts_of(manifest: "Manifest") -> dict[str, str]:
 
 
 def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
-    source = manifest.source
+    source, train, validation = manifest.source, manifest.train, manifest.validation
     return {
         "dataset": manifest.dataset_hash[:16],
-        "train": f"{_samples(manifest.train)}, {plural(len(manifest.train.shards), 'shard')}",
-        "validation": _samples(manifest.validation),
+        "train": f"{format_count(train.samples)} samples, {format_count(train.tokens)} tokens, "
+        f"{plural(len(train.shards), 'shard')}",
+        "validation": f"{format_count(validation.samples)} samples, {format_count(validation.tokens)} tokens",
         **facts_of(manifest),
         "left out": f"{format_count(source.rejected)} unusable, {format_count(source.duplicate_samples)} duplicates, "
         f"{format_count(source.empty_samples)} empty",
@@ -91,16 +92,10 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
     }
 
 
-def _samples(split: "Split") -> str:
-    return f"{format_count(split.samples)} samples, {format_count(split.tokens)} tokens"
-
-
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     """Draw how many samples have how many tokens, one bar per doubling; nothing for no samples.
 
-    Args:
-        edges: Lower edge of each bin, ascending; the last bin is open-ended.
-        counts: Samples in each bin.
+    ``edges`` are the lower ones of the bins, ascending; the last bin is open-ended.
     """
     samples = sum(counts)
     if samples == 0:
@@ -165,17 +160,15 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     samples = spread.samples
     # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
     columns = tuple(Column(start=max(first, end / 2), end=end, value=n / samples) for first, end, n in drawn)
-    rows = tuple(
-        [_label(first, end),
-         format_count(n), format_share(n / samples)]
-        for first, end, n in bins
-    )  # fmt: skip
+    rows = tuple([_label(first, end), format_count(n), format_share(n / samples)] for first, end, n in bins)
+    most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
     fits = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
     return Chart(
         title="Lengths of samples",
         description=(
-            f"{_percentiles(spread)}. {format_share(spread.truncated_share(fits))} are longer than the {fits} tokens "
+            f"Tokens of {plural(samples, 'sample')}: {', '.join(most)}. "
+            f"{format_share(spread.truncated_share(fits))} are longer than the {fits} tokens "
             f"that a row holds beside special ones; {format_share(beyond / samples)} lie to the right of what is "
             "drawn. Each bar spans twice the lengths of the one before it."
         ),
@@ -192,11 +185,6 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     )  # fmt: skip
 
 
-def _percentiles(spread: LengthDistribution) -> str:
-    parts = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
-    return f"Tokens of {plural(spread.samples, 'sample')}: {', '.join(parts)}"
-
-
 def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution) -> Table:
     row_tokens = one.profile.train.seq_length_tokens
     lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
@@ -211,14 +199,13 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
 
 def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
     """How full rows are: in the profile's layout, and in runs."""
-    rows: list[list[str | None]] = []
+    rows: list[Row] = []
     if one.fill_share is not None:
         rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
-    ran = [run for run in runs if run.profile_path == one.path and run.run.steps]
-    for run in ran:
-        steps = run.run.steps
-        share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
-        rows.append([f"steps of {run.name}", format_share(share)])
+    for run in runs:
+        if steps := run.run.steps if run.profile_path == one.path else ():
+            share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
+            rows.append([f"steps of {run.name}", format_share(share)])
     table = Table(
         caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core.hardware import DiskFacts, GpuStatus, MachineFacts, NicFacts, SlurmFacts, Unavailable
+from autotune.core.hardware import GpuStatus, MachineFacts, NicFacts, SlurmFacts, Unavailable
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.suitability import Unsuitable
 from autotune.show.document import Block, Bullets, Paragraph, Section, Table, facts
@@ -15,7 +15,15 @@ _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     """Render the facts, section by section, and then the findings; no final newline."""
     host, slurm = machine.host, machine.slurm
-    disks = tuple((disk.path, disk.filesystem_type, _place(disk), format_bytes(disk.free_bytes)) for disk in host.disks)
+    disks = tuple(
+        (
+            disk.path,
+            disk.filesystem_type,
+            None if disk.filesystem_type is None else "network" if disk.is_network else "local",
+            format_bytes(disk.free_bytes),
+        )
+        for disk in host.disks
+    )
     nics = tuple(_nic(nic) for nic in host.nics if not nic.is_loopback)
     said = [line for one in findings for line in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
     found = Bullets(items=tuple((line,) for line in said))
@@ -90,19 +98,11 @@ def _gpu_identity(gpu: GpuStatus) -> Row:
     facts = gpu.facts
     capability = None if facts.compute_capability is None else ".".join(map(str, facts.compute_capability))
     mig = None if facts.mig_enabled is None else "on" if facts.mig_enabled else "off"
-    return (str(facts.index), facts.uuid, capability, facts.compute_mode, mig, facts.driver, _users(gpu))
-
-
-def _users(gpu: GpuStatus) -> str:
     if isinstance(gpu.processes, Unavailable):
-        return f"n/a ({gpu.processes.reason})"
-    return ", ".join(f"{user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes) or "none seen"
-
-
-def _place(disk: DiskFacts) -> str | None:
-    if disk.filesystem_type is None:
-        return None
-    return "network" if disk.is_network else "local"
+        users = f"n/a ({gpu.processes.reason})"
+    else:
+        users = ", ".join(f"{user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes) or "none seen"
+    return (str(facts.index), facts.uuid, capability, facts.compute_mode, mig, facts.driver, users)
 
 
 def _nic(nic: NicFacts) -> Row:

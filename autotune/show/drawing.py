@@ -1,9 +1,10 @@
-"""What a chart shows, before anybody draws it: values with their intervals, names and units. Pure."""
+"""What a chart shows, before anybody draws it: values with their intervals, names and units. Pure.
 
-import dataclasses
-import math
+Values may be infinite, as in files of others: those are not drawn.
+"""
+
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Unit = Literal["count", "share", "bytes", "plain"]
 """How an axis is written: with thousands separators, as per cent, in the binary unit that fits, or as it is."""
@@ -20,8 +21,7 @@ class Axis:
     ticks: tuple[float, ...] = ()
     """Where it is marked; by itself when empty."""
     low: float | None = None
-    high: float | None = None
-    """Its ends; by itself when None."""
+    """Its lower end; by itself when None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Line:
     points: tuple[Point, ...]
     kind: Literal["line", "dots", "joined", "dotted"] = "joined"
     """A line, dots alone, dots on a line, or a thin dotted line without a name."""
-    colour: int | None = None
-    """Number of a colour; lines without one take the next."""
+    colour: int = 0
+    """Number of its colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,33 +135,3 @@ class Columns:
 
 
 Drawing = Lines | Bars | Stacks | Columns
-
-
-def without_infinite(drawing: Drawing) -> Drawing:
-    """Without what is not finite and so has no place in a chart; files may hold such numbers."""
-    kept: Drawing = _finite(drawing)
-    return kept
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any part of a drawing
-    """Parts of lists are left out; of one value's bounds, both."""
-    if isinstance(value, tuple):
-        return tuple(_finite(part) for part in value if _is_finite(part))
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    changes = {field.name: _finite(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if not all(_is_finite(changes.get(name)) for name in ("low", "high")):
-        changes |= {"low": None, "high": None}
-    if not _is_finite(changes.get("shade")):
-        changes["shade"] = None
-    return dataclasses.replace(value, **changes)
-
-
-def _is_finite(value: object) -> bool:
-    """Whether a number, or all that a part of a drawing must have, is finite."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, tuple):
-        return all(_is_finite(part) for part in value)
-    required = ("x", "y", "value", "at", "start", "end")
-    return all(math.isfinite(getattr(value, name, 0.0)) for name in required if not isinstance(value, Lines | Columns))

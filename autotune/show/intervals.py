@@ -42,14 +42,6 @@ def window_bounds(one: Interval, form: Callable[[float], str]) -> str:
     return bounds(one.low, one.high, form) or NOT_ENOUGH
 
 
-def told_bounds(
-    low: float | None, high: float | None, form: Callable[[float], str], confidence: float | None
-) -> str | None:
-    """``850 to 950 (95 %)``, among others of another confidence."""
-    between = bounds(low, high, form)
-    return None if between is None else f"{between} ({confidence_words(confidence)})"
-
-
 def confidence_words(confidence: float | None) -> str:
     """``95 %``; ``range`` where bounds are no interval of confidence, but rest on assumptions as well."""
     return "range" if confidence is None else f"{100 * confidence:.3g} %"

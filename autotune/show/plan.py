@@ -7,7 +7,7 @@ from autotune.core.plan import PlanFigure
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
 from autotune.decide.plan import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
 from autotune.show.estimate import shares_table
-from autotune.show.intervals import told_bounds
+from autotune.show.intervals import bounds, confidence_words
 from autotune.show.tables import inert, text_table
 from autotune.show.text import console_text
 
@@ -67,8 +67,9 @@ def _figures(plan: Plan) -> str:
 def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
     if figure is None:
         return [name, None, "", missing]
-    between = told_bounds(figure.low, figure.high, form, figure.confidence)
-    return [name, form(figure.value), between or "", figure.basis]
+    between = bounds(figure.low, figure.high, form)
+    told = "" if between is None else f"{between} ({confidence_words(figure.confidence)})"
+    return [name, form(figure.value), told, figure.basis]
 
 
 def _sources(plan: Plan) -> Iterator[str]:

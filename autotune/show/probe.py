@@ -16,6 +16,7 @@ from autotune.show.document import Block, Chart, Missing, Pairs, Table, facts, t
 from autotune.show.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
 from autotune.show.intervals import bounds, count, plural
 from autotune.show.report.inputs import ReportedProfile
+from autotune.show.tables import Row
 from autotune.show.text import console_text
 from trainer.config import TrainConfig
 
@@ -141,17 +142,13 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
     probe = one.profile.evidence.probe
     if probe is None:
         return (Missing(what="What fits", commands=(one.probe,)),)
-    return (_found(one, probe), *((_breakdown(one, probe),) if probe.traced_terms_bytes else ()))
-
-
-def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
-    constraints, train = one.profile.constraints, one.profile.train
+    constraints, train, known = one.profile.constraints, one.profile.train, one.profile.fingerprint.bytes_known
     traced = format_bytes(probe.traced_peak_bytes) if probe.traced_peak_bytes is not None else "not predicted"
-    rows: list[list[str | None]] = [
+    rows: list[Row] = [
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
         ["largest micro-batch that ran", f"{probe.feasible_max} rows of {train.seq_length_tokens} tokens"],
         ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
-        [f"peak of the largest, {one.profile.fingerprint.bytes_known}", format_bytes(probe.feasible_peak_bytes)],
+        [f"peak of the largest, {known}", format_bytes(probe.feasible_peak_bytes)],
         ["the same, predicted before any trial", traced],
         ["the same, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
         ["largest micro-batch, predicted", f"{probe.traced_rows} rows" if probe.traced_rows is not None else None],
@@ -165,12 +162,12 @@ def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
         ["headroom left free", format_share(constraints.headroom_share)],
         ["micro-batch used", f"{train.micro_batch_rows} rows: {probe.choice}"],
     ]
-    return facts("What fits", rows)
+    found = facts("What fits", rows)
+    return (found, _breakdown(probe, constraints.memory_budget_bytes, known)) if probe.traced_terms_bytes else (found,)
 
 
-def _breakdown(one: ReportedProfile, probe: ProbeEvidence) -> Chart:
+def _breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
     terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
-    budget, known = one.profile.constraints.memory_budget_bytes, one.profile.fingerprint.bytes_known
     whole, parts = sum(terms.values()), _parts(terms)
     sizes = [
         *sorted(terms.items(), key=lambda item: -item[1]),
@@ -222,20 +219,34 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
     probe = one.profile.evidence.probe
     if probe is None:
         return (Missing(what="Throughput by micro-batch", commands=(one.probe,)),)
-    used = told([f"{plural(one.profile.train.micro_batch_rows, 'row')} are used", *reasons_of(one.profile)])
+    rows = one.profile.train.micro_batch_rows
+    used = told([f"{plural(rows, 'row')} are used", *reasons_of(one.profile)])
     if not probe.curve:
         return (used, Missing(what="Throughput by micro-batch", commands=(one.probe,)))
     best = max(probe.curve, key=lambda point: point.slot_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
+    said = [f"{count(one.slot_tokens_per_s)} with {plural(one.rows, 'row')}" for one in (first, last, best)]
+    points = tuple(
+        Point(x=point.rows, y=point.slot_tokens_per_s, low=point.slot_tokens_per_s_low,
+              high=point.slot_tokens_per_s_high)
+        for point in probe.curve
+    )  # fmt: skip
+    lines = [Line(name="measured, 95 % interval", points=points, colour=0)]
+    if dots := tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows):
+        lines.append(Line(name="used", points=dots, kind="dots", colour=5))
+    knee = probe.knee_rows
     chart = Chart(
         title="Slot tokens per second by rows of a micro-batch",
         description=(
-            f"Slot tokens per second from {count(first.slot_tokens_per_s)} with {plural(first.rows, 'row')} to "
-            f"{count(last.slot_tokens_per_s)} with {plural(last.rows, 'row')}; the most is "
-            f"{count(best.slot_tokens_per_s)} with {plural(best.rows, 'row')}. A slot is a place in a row, padding "
-            "included; these rows are full."
+            f"Slot tokens per second from {said[0]} to {said[1]}; the most is {said[2]}. A slot is a place in a row, "
+            "padding included; these rows are full."
         ),
-        drawing=_drawing(one, probe),
+        drawing=Lines(
+            x=Axis(label="rows of a micro-batch", unit="count", log=2, ticks=tuple(point.x for point in points)),
+            y=Axis(label="slot tokens/s", unit="count", low=0),
+            lines=tuple(lines),
+            shade=Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None,
+        ),
         table=Table(
             caption="The same as figures (rows full)",
             headers=("rows", "slot tokens/s", "95 % interval", "of the best", "step (median)", "steps timed"),
@@ -254,22 +265,3 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         ),
     )
     return (chart, used)
-
-
-def _drawing(one: ReportedProfile, probe: ProbeEvidence) -> Lines:
-    points = tuple(
-        Point(x=point.rows, y=point.slot_tokens_per_s, low=point.slot_tokens_per_s_low,
-              high=point.slot_tokens_per_s_high)
-        for point in probe.curve
-    )  # fmt: skip
-    knee = probe.knee_rows
-    rows = one.profile.train.micro_batch_rows
-    used = tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows)
-    chosen = (Line(name="used", points=used, kind="dots", colour=5),) if used else ()
-    shade = Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None
-    return Lines(
-        x=Axis(label="rows of a micro-batch", unit="count", log=2, ticks=tuple(point.x for point in points)),
-        y=Axis(label="slot tokens/s", unit="count", low=0),
-        lines=(Line(name="measured, 95 % interval", points=points, colour=0), *chosen),
-        shade=shade,
-    )

@@ -9,10 +9,10 @@ from autotune.show.probe import global_batch_words
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.tables import Row
 from autotune.show.text import console_text
-from trainer.config import TrainConfig
 from trainer.presets import PRESETS
 
 _SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40
+_EDITED = {True: "as written", False: "edited by hand since it was written"}
 _WORDS = {"refuse": "differs: refused", "warn": "differs: mind it", "inform": "differs"}
 _FIELDS = {
     "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "memory of a GPU",
@@ -27,9 +27,11 @@ _FIELDS = {
 def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     """Each decision with its value and its reason, then where it was measured, and who answers for it."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
-    decisions: list[list[str | None]] = [
+    dropout = train.attention_dropout
+    changes = [] if dropout is None else [["attention dropout", f"{dropout:g}", "a change of recipe, as asked for"]]
+    decisions: list[Row] = [
         ["model", train.model.name, f"{train.precision}, {train.layout} rows of {train.seq_length_tokens} tokens"],
-        *_changes(train),
+        *changes,
         ["micro-batch rows", str(train.micro_batch_rows), probe.choice if probe else "not measured: autotune probe"],
         [
             "global batch rows",
@@ -46,17 +48,9 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     ]
     here = profile.fingerprint
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
-    content = "as written" if intact else "edited by hand since it was written"
-    origin = (("measured on", (place,)), ("content", (content,)), ("review", (standing_line(standing),)))
+    origin = (("measured on", (place,)), ("content", (_EDITED[intact],)), ("review", (standing_line(standing),)))
     table = Table(caption="", headers=("setting", "value", "why"), rows=tuple(decisions))
     return console_text((table, Pairs(pairs=origin)))
-
-
-def _changes(train: TrainConfig) -> list[list[str | None]]:
-    """What is not as the model's config has it."""
-    if train.attention_dropout is None:
-        return []
-    return [["attention dropout", f"{train.attention_dropout:g}", "a change of recipe, as asked for"]]
 
 
 def _exchange(profile: Profile) -> list[list[str | None]]:
@@ -85,7 +79,7 @@ def verification_text(verification: Verification, standing: Standing, *, intact:
         ]
         for check in verification.checks
     ]
-    edited = "as written" if intact else "edited by hand since it was written, so its figures may be of other settings"
+    edited = _EDITED[intact] + ("" if intact else ", so its figures may be of other settings")
     table = Table(caption="", headers=("what", "result", "in the profile", "here"), rows=tuple(rows))
     ledger = () if verification.ledger is None else (("ledger", (ledger_words(verification.ledger),)),)
     content = ("content", (f"{short(standing.present_sha256)}, {edited}",))
@@ -132,8 +126,7 @@ def standing_line(standing: Standing) -> str:
 
 def review_text(name: str, standing: Standing, *, intact: bool) -> str:
     """How a profile stands."""
-    written = "as written" if intact else "edited by hand since it was written"
-    content = f"{short(standing.present_sha256)}, {written}"
+    content = f"{short(standing.present_sha256)}, {_EDITED[intact]}"
     pairs = (("profile", (name,)), ("content", (content,)), ("standing", (standing_line(standing),)))
     return console_text((Pairs(pairs=pairs),))
 
@@ -145,11 +138,10 @@ def short(sha256: str) -> str:
 
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
     """The fingerprint of each profile, side by side."""
-    found = {
-        name: [_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles]
+    rows = tuple(
+        [name, *(_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles)]
         for field, name in _FIELDS.items()
-    }
-    rows = tuple([name, *values] for name, values in found.items())
+    )
     return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
 
 

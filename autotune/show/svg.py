@@ -1,13 +1,14 @@
 """Drawings as static SVG for a page that allows no script, no style attribute and nothing from elsewhere."""
 
 import io
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from autotune.core.units import format_count
-from autotune.show.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Rule, Stacks, Unit, without_infinite
+from autotune.show.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
 from autotune.show.tables import inert
 
 if TYPE_CHECKING:
@@ -30,15 +31,8 @@ _ROOM_FOR_LABEL_SHARE = 0.07
 """Parts of a bar below this have no figure in them."""
 _DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
 """Colours on which white letters are read better than black ones."""
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_PRESENTATION = (
-    "fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap",
-    "stroke-linejoin", "stroke-opacity", "stroke-width", "text-anchor",
-)  # fmt: skip
-"""What a style attribute may hold here that an attribute of the same name says as well."""
-_GEOMETRY = ("d", "points", "transform", "x", "y", "width", "height", "cx", "cy", "r", "viewBox")
+_SVG = "http://www.w3.org/2000/svg"
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-_FONT_SIZE = re.compile(r"([\d.]+)px")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text, in the page's own font
     "svg.hashsalt": "autotune",  # the same drawing has the same bytes
@@ -60,19 +54,18 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
-    """The drawing as an ``<svg>`` element.
+    """Return the drawing as an ``<svg>`` element, with what those read who cannot see it.
 
-    Args:
-        drawing: What it shows.
-        key: Begins every id in it, so that several can stand on one page.
-        title: Its name for those who cannot see it.
-        description: What it shows, in words.
+    ``key`` begins every id in it, so that several can stand on one page.
     """
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
-        root = ElementTree.fromstring(_saved(_figure_of(without_infinite(drawing))))
+        svg = io.StringIO()
+        nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        _figure_of(drawing).savefig(svg, format="svg", metadata=nothing)
+    root = ElementTree.fromstring(svg.getvalue())
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):
         words = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
@@ -83,27 +76,30 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _saved(figure: "Figure") -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return text.getvalue()
-
-
 def _plain(root: ElementTree.Element, key: str) -> None:
-    """Without styles, ids nobody refers to, and digits nobody sees."""
+    """Turn styles into attributes, and leave out metadata, blanks, and digits nobody sees; ids begin with ``key``."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}:
                 parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = sorted(set(re.findall(r'url\(#([^)"]+)\)', text)) | set(re.findall(r'href="#([^"]+)"', text)))
-    names = {name: f"{key}-{number}" for number, name in enumerate(used)}
     for element in root.iter():
-        _restyle(element)
-        _rename(element, names)
-        for name in _GEOMETRY:
-            if name in element.attrib:
-                element.set(name, _FRACTION.sub(_short, element.attrib[name]))
+        said = dict(element.attrib)
+        element.attrib.clear()
+        for part in filter(None, said.pop("style", "").split(";")):
+            name, _, value = part.partition(":")
+            said[name.strip()] = value.strip()
+        if element.tag == f"{{{_SVG}}}text":
+            said.setdefault("fill", INK)
+            font = said.pop("font", None) or said["font-size"]
+            said["font-size"] = re.findall(r"([\d.]+)px", font)[0]
+            said.pop("font-family", None)
+        if element.tag == f"{{{_SVG}}}g":
+            said.pop("id", None)  # nothing refers to these
+        for name, value in said.items():
+            plain = "currentColor" if value.lower() == INK else _FRACTION.sub(_short, value)
+            if name == "id" or name.endswith("href"):
+                plain = f"{'#' * (name != 'id')}{key}-{value.removeprefix('#')}"
+            element.set(name.rpartition("}")[2], plain.replace("url(#", f"url(#{key}-"))
         element.text = element.text if element.text and element.text.strip() else None
         element.tail = element.tail if element.tail and element.tail.strip() else None
     for name in ("width", "height", "version"):
@@ -111,112 +107,69 @@ def _plain(root: ElementTree.Element, key: str) -> None:
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "font-family": "sans-serif"}
 
 
-def _restyle(element: ElementTree.Element) -> None:
-    style = element.attrib.pop("style", "")
-    for part in style.split(";"):
-        name, _, value = (piece.strip() for piece in part.partition(":"))
-        if name in {"font", "font-size"} and (size := _FONT_SIZE.search(value)):
-            element.set("font-size", size[1])
-        elif name in _PRESENTATION:
-            element.set(name, value)
-    for name in ("fill", "stroke"):
-        if element.attrib.get(name, "").lower() == INK:
-            element.set(name, "currentColor")
-    if element.tag == f"{{{_SVG}}}text":
-        element.attrib.setdefault("fill", "currentColor")
-
-
-def _rename(element: ElementTree.Element, names: dict[str, str]) -> None:
-    if (own := element.attrib.pop("id", None)) in names:
-        element.set("id", names[own])
-    target = element.attrib.pop(f"{{{_XLINK}}}href", None)
-    if target is not None:
-        element.set("href", f"#{names[target.removeprefix('#')]}")
-    clip = element.attrib.get("clip-path", "")
-    if clip.startswith("url(#"):
-        element.set("clip-path", f"url(#{names[clip[5:-1]]})")
-
-
 def _short(match: re.Match[str]) -> str:
     return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def _figure_of(drawing: Drawing) -> "Figure":
-    """A figure that holds the drawing."""
+    """Return a figure that holds the drawing, and is as high as it needs."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_INCHES, _height_inches(drawing)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, _LINES_INCHES), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
     match drawing:
         case Lines():
             _lines(axes, drawing)
         case Bars():
+            figure.set_figheight(_AROUND_INCHES + _BAR_INCHES * len(drawing.bars))
             _bars(axes, drawing)
         case Stacks():
+            figure.set_figheight(_AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks))
             _stacks(axes, drawing)
         case Columns():
             _columns(axes, drawing)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:  # below the chart, where it covers nothing
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * -(-len(labels) // _LEGEND_COLUMNS))
+        figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
     return figure
 
 
-def _height_inches(drawing: Drawing) -> float:
-    match drawing:
-        case Bars():
-            return _AROUND_INCHES + _BAR_INCHES * len(drawing.bars)
-        case Stacks():
-            names = len({name for stack in drawing.stacks for name, _ in stack.parts})
-            return _AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks) + _legend_inches(names)
-        case Lines():
-            names = len({line.name for line in drawing.lines}) + len(drawing.rules) + (drawing.shade is not None)
-            return _LINES_INCHES + _legend_inches(names)
-        case Columns():
-            return _LINES_INCHES + _legend_inches(len(drawing.rules))
-
-
-def _legend_inches(names: int) -> float:
-    return _LEGEND_ROW_INCHES * -(-names // _LEGEND_COLUMNS)
-
-
 def _lines(axes: "Axes", drawing: Lines) -> None:
-    if drawing.shade is not None:
-        shade = drawing.shade
-        axes.axvspan(
-            shade.start, shade.end, color=COLOURS[7], alpha=0.22, linewidth=0, label=_name_in_chart(shade.label)
-        )
-    following = 0
+    if shade := drawing.shade:
+        label = _name_in_chart(shade.label)
+        axes.axvspan(shade.start, shade.end, color=COLOURS[7], alpha=0.22, linewidth=0, label=label)
+    points: list[Point] = []
     for line in drawing.lines:
-        number = following if line.colour is None else line.colour
-        following += line.colour is None
-        _line(axes, line, COLOURS[number % len(COLOURS)])
+        drawn_points = [point for point in line.points if math.isfinite(point.x + point.y)]
+        _line(axes, line, drawn_points)
+        points += drawn_points
     for rule in drawing.rules:
         axes.axhline(rule.at, color=INK, linewidth=0.7, linestyle="--", label=_name_in_chart(rule.label))
-    _scale(axes, "x", drawing.x, [point.x for line in drawing.lines for point in line.points])
-    _scale(axes, "y", drawing.y, [point.y for line in drawing.lines for point in line.points])
+    _scale(axes, "x", drawing.x, [point.x for point in points])
+    _scale(axes, "y", drawing.y, [point.y for point in points])
     axes.grid(visible=True, which="major", linewidth=0.3, color=INK, alpha=0.25)
-    _legend(axes)
 
 
-def _line(axes: "Axes", line: Line, colour: str) -> None:
-    x, y = [point.x for point in line.points], [point.y for point in line.points]
-    name = _name_in_chart(line.name)
-    bounded = [point for point in line.points if point.low is not None and point.high is not None]
+def _line(axes: "Axes", line: Line, points: list[Point]) -> None:
+    x, y = [point.x for point in points], [point.y for point in points]
+    colour = COLOURS[line.colour % len(COLOURS)]
     if line.kind == "dotted":
         axes.plot(x, y, color=colour, linewidth=0.8, linestyle=":")
-    elif line.kind == "line":
+        return
+    name = _name_in_chart(line.name)
+    ends = [(point.x, point.low, point.high) for point in points if point.low is not None and point.high is not None]
+    bounded = [one for one in ends if math.isfinite(sum(one))]
+    places, lows, highs = ([one[side] for one in bounded] for side in range(3))
+    if line.kind == "line":
         axes.plot(x, y, color=colour, linewidth=1.4, label=name)
-        axes.fill_between(
-            [point.x for point in bounded], [point.low or 0.0 for point in bounded],
-            [point.high or 0.0 for point in bounded], color=colour, alpha=0.18, linewidth=0,
-        )  # fmt: skip
+        axes.fill_between(places, lows, highs, color=colour, alpha=0.18, linewidth=0)
     else:
         style = "-" if line.kind == "joined" else "none"
         axes.plot(x, y, color=colour, linewidth=1.2, linestyle=style, marker="o", markersize=4, label=name)
-        axes.vlines(
-            [point.x for point in bounded], [point.low or 0.0 for point in bounded],
-            [point.high or 0.0 for point in bounded], color=colour, linewidth=1.0,
-        )  # fmt: skip
+        axes.vlines(places, lows, highs, color=colour, linewidth=1.0)
 
 
 def _bars(axes: "Axes", drawing: Bars) -> None:
@@ -233,14 +186,15 @@ def _bars(axes: "Axes", drawing: Bars) -> None:
 
 
 def _stacks(axes: "Axes", drawing: Stacks) -> None:
-    names = list(dict.fromkeys(name for stack in drawing.stacks for name, _ in stack.parts))
-    ends = [*(sum(size for _, size in stack.parts) for stack in drawing.stacks), *(rule.at for rule in drawing.rules)]
+    stacks = [[part for part in stack.parts if math.isfinite(part[1])] for stack in drawing.stacks]
+    names = list(dict.fromkeys(name for parts in stacks for name, _ in parts))
+    ends = [*(sum(size for _, size in parts) for parts in stacks), *(rule.at for rule in drawing.rules)]
     most = max(ends, default=0.0) or 1.0
     _scale(axes, "x", drawing.axis, [most])
     shown = set()
-    for place, stack in enumerate(drawing.stacks):
+    for place, parts in enumerate(stacks):
         left = 0.0
-        for name, size in stack.parts:
+        for name, size in parts:
             colour = COLOURS[names.index(name) % len(COLOURS)]
             label = "" if name in shown else _name_in_chart(name)
             shown.add(name)
@@ -253,7 +207,6 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
     _upright(axes, drawing.rules)
     axes.set_xlim(0, 1.03 * most)
     _listed(axes, [stack.label for stack in drawing.stacks])
-    _legend(axes)
 
 
 def _columns(axes: "Axes", drawing: Columns) -> None:
@@ -264,8 +217,6 @@ def _columns(axes: "Axes", drawing: Columns) -> None:
     _upright(axes, drawing.rules)
     _scale(axes, "x", drawing.x, [column.end for column in drawing.columns])
     _scale(axes, "y", drawing.y, [column.value for column in drawing.columns])
-    if drawing.rules:
-        _legend(axes)
 
 
 def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
@@ -295,8 +246,8 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
         side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
     side.set_major_formatter(FuncFormatter(lambda value, _: _tick_text(value, axis.unit, size)))
     side.set_label_text(_name_in_chart(axis.label) + (f" ({name})" if name else ""))
-    if axis.low is not None or axis.high is not None:
-        getattr(axes, f"set_{which}lim")(axis.low, axis.high)
+    if axis.low is not None:
+        getattr(axes, f"set_{which}lim")(axis.low)
 
 
 def _apart(axis: Axis) -> list[float]:
@@ -315,13 +266,6 @@ def _listed(axes: "Axes", labels: list[str]) -> None:
     axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-def _legend(axes: "Axes") -> None:
-    """Below the chart, where it covers nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        axes.figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
 
 
 def _name_in_chart(text: str) -> str:

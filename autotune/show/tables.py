@@ -31,10 +31,7 @@ def markdown_inert(text: str | None) -> str:
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Columns aligned for a terminal, without a final newline.
 
-    Args:
-        headers: One per column.
-        rows: The cells.
-        align: One letter per column, ``l`` (left) or ``r`` (right); columns beyond it are left-aligned.
+    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); columns beyond it are left-aligned.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.

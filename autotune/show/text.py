@@ -1,8 +1,13 @@
-"""A document as text: for a terminal, and as Markdown."""
+"""A document for a terminal, as Markdown, and as one HTML file: no script in it, and nothing from elsewhere."""
 
+import base64
+import hashlib
+import importlib.resources
+import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from html import escape
 
 from autotune.show.document import (
     FACTS,
@@ -21,10 +26,14 @@ from autotune.show.document import (
     rendered,
     shown,
 )
+from autotune.show.svg import drawn
 from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
 
 _DEEPEST = 6
-"""Levels of titles that Markdown knows."""
+"""Levels of titles that Markdown and HTML know."""
+_SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
+_BADGES = ("must", "should", "could", "note")
+"""Those that have a colour of their own in the page's style."""
 
 
 def console_text(blocks: Sequence[Block]) -> str:
@@ -65,49 +74,35 @@ def _line(words: Words) -> str:
 
 
 def report_markdown(document: Document) -> str:
-    """The whole report; charts are their titles, what they show, and their tables."""
-    parts = [f"# {_inert(document.title)}", _inert(document.subtitle, MOST_WORDS_LETTERS)]
+    """Return the whole report; charts are their titles, what they show, and their tables."""
+    parts = [f"# {_inert(document.title)}", _sentences(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
-        parts += _section(section, 2, f"{number}. ")
+        parts += _in_markdown(section, 2, f"{number}. ")
     return "\n\n".join(parts) + "\n"
 
 
-def _section(section: Section, level: int, number: str = "") -> list[str]:
-    badge = f"({section.badge}) " if section.badge else ""
-    parts = [f"{'#' * min(level, _DEEPEST)} {number}{badge}{_inert(section.title, MOST_WORDS_LETTERS)}"]
-    for block in section.blocks:
-        parts += _section(block, level + 1) if isinstance(block, Section) else _block(block)
-    return parts
-
-
-def _block(block: Block) -> list[str]:
+def _in_markdown(block: Block, level: int, number: str = "") -> list[str]:
     match block:
         case Paragraph():
             return [_words(block.words)]
         case Missing():
-            return [_missing(block)]
+            commands = " and then ".join(_code(command) for command in block.commands)
+            return [f"{_inert(block.what)}: {block.state}" + (f" ({commands} would)." if commands else ".")]
         case Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
         case Pairs():
             return ["\n".join(f"- **{_inert(name)}**: {_words(words)}" for name, words in block.pairs)]
         case Table():
-            return _table(block)
+            headers = [shown(header) for header in block.headers]
+            rows = [[None if cell is None else shown(cell) for cell in row] for row in block.rows]
+            return [f"*{_inert(block.caption)}*", markdown_table(headers, rows, align=block.align)]
         case Chart():
-            said = _inert(block.description, MOST_WORDS_LETTERS)
-            return [f"**{_inert(block.title)}.** {said}", *_table(block.table)]
+            said = f"**{_inert(block.title)}.** {_sentences(block.description)}"
+            return [said, *_in_markdown(block.table, level)]
         case Section():
-            return _section(block, _DEEPEST)
-
-
-def _missing(block: Missing) -> str:
-    commands = " and then ".join(_code(command) for command in block.commands)
-    return f"{_inert(block.what)}: {block.state}" + (f" ({commands} would)." if commands else ".")
-
-
-def _table(table: Table) -> list[str]:
-    headers = [shown(header) for header in table.headers]
-    rows = [[None if cell is None else shown(cell) for cell in row] for row in table.rows]
-    return [f"*{_inert(table.caption)}*", markdown_table(headers, rows, align=table.align)]
+            badge = f"({block.badge}) " if block.badge else ""
+            title = f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
+            return [title, *(part for inner in block.blocks for part in _in_markdown(inner, level + 1))]
 
 
 def _words(words: Words) -> str:
@@ -126,3 +121,106 @@ def _sentences(text: str) -> str:
 
 def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
     return markdown_inert(shown(text, most))
+
+
+def report_html(document: Document) -> str:
+    """Return the whole page. Every text of the document is escaped here, and nowhere before."""
+    style = importlib.resources.files("autotune.show.report").joinpath("page.css").read_text(encoding="utf-8")
+    # The policy allows only this very style, and nothing else of any kind.
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    charts = itertools.count(1)
+    first, *others = (
+        _in_html(section, 2, charts, f'<span class="number">{number}</span> ')
+        for number, section in enumerate(document.sections, start=1)
+    )
+    items = "".join(
+        f'<li><a href="#{escape(section.key)}">{_escaped(section.title)}</a></li>' for section in document.sections
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_escaped(document.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<main>\n<header><h1>{_escaped(document.title)}</h1>\n"
+        f"<p>{_escaped_words(document.subtitle)}</p></header>\n"
+        f'{first}<nav aria-label="Contents"><p>Contents</p><ol>{items}</ol></nav>\n'
+        f"{''.join(others)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") -> str:
+    match block:
+        case Paragraph():
+            return f"<p>{_html_words(block.words)}</p>\n"
+        case Missing():
+            commands = "".join(f"<li>{_html_code(command)}</li>" for command in block.commands)
+            would = f" This would:</p><ol>{commands}</ol>" if commands else "</p>"
+            said = f"{_escaped_words(block.what)}: <strong>{block.state}.</strong>"
+            return f'<div class="missing"><p>{said}{would}</div>\n'
+        case Bullets():
+            return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
+        case Pairs():
+            pairs = "".join(f"<dt>{_escaped(name)}</dt><dd>{_html_words(words)}</dd>" for name, words in block.pairs)
+            return f"<dl>{pairs}</dl>\n"
+        case Table():
+            return _html_table(block)
+        case Chart():
+            title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
+            svg = drawn(block.drawing, key=f"chart-{next(charts)}", title=title, description=description)
+            label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
+            caption = f"<figcaption>{escape(title)}</figcaption>"
+            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{_html_table(block.table)}'
+        case Section():
+            kind = badge = ""
+            if block.badge is not None:
+                colour = block.badge if block.badge in _BADGES else "note"
+                badge = f'<span class="badge {colour}">{_escaped(block.badge)}</span> '
+                kind = ' class="card"'
+            title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
+            body = "".join(_in_html(inner, min(level + 1, _DEEPEST), charts) for inner in block.blocks)
+            return f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
+
+
+def _html_table(table: Table) -> str:
+    sides = table.align.ljust(len(table.headers), "l")
+    classes = [' class="r"' if side == "r" else "" for side in sides]
+    heads = "".join(
+        f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in zip(table.headers, classes, strict=False)
+    )
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, side) for cell, side in zip(row, sides, strict=False))}</tr>\n" for row in table.rows
+    )
+    kind, name = ("box long" if table.long else "box"), _escaped(table.caption)
+    return (
+        f'<div class="{kind}" role="group" tabindex="0" aria-label="Table: {name}"><table><caption>{name}</caption>'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+    )
+
+
+def _cell(cell: str | None, side: str) -> str:
+    """One whose words are too long for a column may be broken anywhere; the others only between words."""
+    text = shown(cell)
+    kind = "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
+    if max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS:
+        kind = "w"
+    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _html_words(words: Words) -> str:
+    return rendered(
+        words, _escaped_words, code=_html_code, strong=lambda text: f"<strong>{_escaped_words(text)}</strong>"
+    )
+
+
+def _html_code(text: str) -> str:
+    return f"<code>{_escaped_words(text)}</code>"
+
+
+def _escaped_words(text: str) -> str:
+    return _escaped(text, MOST_WORDS_LETTERS)
+
+
+def _escaped(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
+    return escape(shown(text, most))

@@ -13,7 +13,6 @@ from autotune.decide.choose import deal
 from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Table, told
 from autotune.show.intervals import number, of_windows
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.tables import Row
 from autotune.show.text import console_text
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
@@ -21,14 +20,7 @@ _NAMES, _TIMES = 10, 8
 
 
 def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
-    """All stages, one to a line, and how long the whole has taken and is going to take.
-
-    Args:
-        stages: In their order.
-        seconds: Since the tuning began.
-        left_s: About so long until it ends.
-        width: Of the terminal; longer lines are cut.
-    """
+    """All stages, one to a line of at most ``width``; since when the whole runs, and about how long it still takes."""
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
@@ -39,7 +31,7 @@ def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width
         lines.append(head + stage_words(one))
         if one.status == "running" and one.best:
             lines.append(" " * len(head) + f"best so far: {one.best}")
-    return "\n".join(_cut(line, width) for line in lines)
+    return "\n".join(line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines)
 
 
 def stage_words(stage: Stage) -> str:
@@ -55,7 +47,11 @@ def stage_words(stage: Stage) -> str:
 def best_words(finished: Sequence[FinishedTrial]) -> str:
     """The best of a stage's trials so far; empty while nothing ran."""
     ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
-    fitted = [_rows(one) for one, _ in ran if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]]
+    fitted = [
+        int(one.trial.measured["config"]["micro_batch_rows"])
+        for one, _ in ran
+        if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
+    ]
     # Beside loader workers batches from memory are a ceiling, and no choice; explored settings have no others.
     fed = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
     rates = [
@@ -68,10 +64,6 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
         fastest, name = max(rates)
         words.append(f"{fastest:,.0f} tokens/s ({name})")
     return ", ".join(words)
-
-
-def _rows(one: FinishedTrial) -> int:
-    return int(one.trial.measured["config"]["micro_batch_rows"])
 
 
 def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
@@ -91,12 +83,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
-    """What a tuning came to, and what to do next.
-
-    Args:
-        result: What the tuning says.
-        profiles: As they are now, in the same order as there.
-    """
+    """What a tuning came to, its profiles as they are now, and what to do next."""
     table = profiles_table(profiles, [one.train.model.name for one in profiles])
     explored = tuple(
         Section(
@@ -145,10 +132,6 @@ def _profile_cells(profile: Profile) -> list[str | None]:
 
 def _times(speedup: float | None) -> str | None:
     return None if speedup is None else f"{speedup:.2f} x"
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
 def exploration_text(found: ExploreEvidence) -> str:
@@ -201,23 +184,37 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
 
 
 def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
-    """Two tables, and why runs ended.
-
-    Args:
-        runs: Training runs.
-        tunings: Tunings.
-        asked: Whether SLURM was asked for their jobs.
-    """
+    """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
     ran = Table(
         caption="",
         headers=("run", "state", "job", "step", "real tokens/s", "last checkpoint", "last step ago"),
-        rows=tuple(_run_row(run) for run in runs),
+        rows=tuple(
+            (
+                run.directory,
+                run.state,
+                run.job,
+                None if run.step is None else f"{format_count(run.step)}/{format_count(run.max_steps)}",
+                format_count(run.real_tokens_per_s),
+                run.checkpoint,
+                None if run.seconds_since_step is None else format_seconds(run.seconds_since_step),
+            )
+            for run in runs
+        ),
         align="lllrrlr",
     )
     tuned = Table(
         caption="",
         headers=("tuning", "trials", "outcomes", "newest (UTC)", "newest trial"),
-        rows=tuple(_tuning_row(one) for one in tunings),
+        rows=tuple(
+            (
+                one.directory,
+                format_count(one.trials),
+                ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(one.outcomes.items())),
+                one.newest_utc,
+                one.newest,
+            )
+            for one in tunings
+        ),
         align="lr",
     )
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
@@ -228,20 +225,8 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
     ]
     notes += [] if runs or tunings else ["no runs and no tunings here"]
     notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
-    blocks = [ran, *_lines(ended), tuned, *_lines(notes)]
-    return console_text([one for one in blocks if not isinstance(one, Table) or one.rows])
-
-
-def _lines(lines: Sequence[str]) -> list[Block]:
-    return [Paragraph(words=(line,)) for line in lines]
-
-
-def _run_row(run: RunStanding) -> Row:
-    step = None if run.step is None else f"{format_count(run.step)}/{format_count(run.max_steps)}"
-    ago = None if run.seconds_since_step is None else format_seconds(run.seconds_since_step)
-    return (run.directory, run.state, run.job, step, format_count(run.real_tokens_per_s), run.checkpoint, ago)
-
-
-def _tuning_row(one: TuningStanding) -> Row:
-    outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(one.outcomes.items()))
-    return (one.directory, format_count(one.trials), outcomes, one.newest_utc, one.newest)
+    blocks: list[Block] = [ran] if runs else []
+    blocks += [Paragraph(words=(line,)) for line in ended]
+    blocks += [tuned] if tunings else []
+    blocks += [Paragraph(words=(line,)) for line in notes]
+    return console_text(blocks)

@@ -13,7 +13,7 @@ from autotune.show.intervals import of_windows, per_s, plural, window_bounds
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.text import console_text
 
-VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
+_VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
@@ -67,10 +67,10 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
         rows=tuple(counters),
         align="rrrrrrrrr",
     )  # fmt: skip
-    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice})")
     refusal = f". {sentence(found.refusal)}" if found.refusal else ""
+    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice}){refusal}")
     return (
-        Pairs(pairs=(("loader workers", (*chosen, refusal)),)),
+        Pairs(pairs=(("loader workers", chosen),)),
         shown,
         *((gpu,) if counters else ()),
         told(workers_lines(found)),
@@ -115,10 +115,9 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     yield f"tried up to {found.max_workers} workers: {found.max_workers_because}"
     place = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
     rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
-    storage = "what came from storage cannot be read here"
-    if rates:
-        storage = f"{f'up to {per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
-    yield f"dataset: {place}{storage}"
+    most = max(rates, default=None)
+    storage = "what" if most is None else f"up to {per_s(most)}" if most else "nothing"
+    yield f"dataset: {place}{storage} came from storage{' cannot be read here' if most is None else ''}"
     yield f"GPU: {found.gpu_source}"
     if any(row.gpu for row in found.rows):
         yield "utilisation says how long a kernel was running; it is not MFU, which says how much of the peak it used"
@@ -177,5 +176,5 @@ def workers_cells(row: WorkersRow) -> list[str | None]:
         format_share(row.data_wait_share),
         format_share(None if row.gpu is None else row.gpu.utilisation_share),
         format_bytes(row.memory_bytes),
-        VERDICTS[row.verdict],
+        _VERDICTS[row.verdict],
     ]

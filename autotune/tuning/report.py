@@ -46,8 +46,7 @@ def build_report(
     # They load a library of charts, which other stages do without.
     from autotune.show.report.build import report_document
     from autotune.show.report.facts import report_facts
-    from autotune.show.report.html import report_html
-    from autotune.show.text import report_markdown
+    from autotune.show.text import report_html, report_markdown
 
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)

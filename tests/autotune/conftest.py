@@ -1,12 +1,70 @@
-"""A trial server that is started once for all commands that tests run in their own process."""
+"""Commands called in the tests' own process, with a trial server that is started once for all of them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
+from autotune.measure.nvml import NvmlMonitor
 from autotune.search import plan_memory, prediction
+from autotune.search.site import fingerprint, open_site
 from autotune.tuning import bench
+from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The working directory, with the example's profile as ``p.toml``, and no cluster."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "p.toml").write_text(profile_to_toml(example_profile()))
+    return tmp_path
+
+
+@pytest.fixture
+def made_here(here, patterned_dataset) -> Path:
+    """The same with a dataset, ``data``, from which ``p.toml`` was made on this machine's CPU."""
+    (here / "data").symlink_to(patterned_dataset)
+    found, monitor, manifest = example_profile(), NvmlMonitor(), read_manifest(patterned_dataset)
+    site = open_site("cpu", here / "data", SystemHost(), monitor)
+    monitor.close()
+    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
+    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
+    changes = {"train": train, "fingerprint": fingerprint(site, train.model, manifest, None)}
+    (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
+    return here
+
+
+@pytest.fixture
+def sbatch(here, monkeypatch) -> Path:
+    """A scripted sbatch on PATH, which makes this a login node: the file in which it notes what it is given, by line.
+
+    The number of a job is that of its line.
+    """
+    (here / "bin").mkdir()
+    (here / "bin" / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {here}/given\nwc -l < {here}/given\n')
+    (here / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
+    return here / "given"
+
+
+@pytest.fixture
+def says(capsys):
+    """Call a command; what it says, on standard error if it is to fail."""
+
+    def call(*words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run([str(word) for word in words]) == code, capsys.readouterr().err
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return call
 
 
 class Borrowed:

@@ -103,7 +103,7 @@ def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path
         "--reports", tmp_path / "reports", "--out", tmp_path / "profile.toml",
     )  # fmt: skip
     assert ended.code == 8, ended
-    assert "rows, speed contaminated:\nGPU 0 was slowed down: hw_thermal" in ended.err, ended
+    assert "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal" in ended.err, ended
     records, _ = records_in(tmp_path / "reports/profile/ledger")
     kinds = {record.label: record.outcome["kind"] for record in records}
     assert kinds.pop("bert-mini: 8 rows") == "measured"

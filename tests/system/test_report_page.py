@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import MachineLacks
 from autotune.show.report.build import report_document
-from autotune.show.report.html import report_html
+from autotune.show.text import report_html
 from tests.autotune.show.report.example import example_inputs
 from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, chromium, taken_in, visit
 

@@ -1,5 +1,6 @@
 """``autotune data``: raw data to a tokenised dataset, and what is done with one."""
 
+import contextlib
 import shlex
 import sys
 import time
@@ -14,6 +15,7 @@ from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.errors import BadInput
 from autotune.show.answers import answer_json, plain
 from autotune.show.dataset import counts_of, dataset_text
+from autotune.show.intervals import per_s
 from trainer.progress import progress
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def inspect(
     directory: Dataset,
     row_tokens: Annotated[
         list[int] | None,
-        typer.Option("--row-tokens", min=8, max=2**20, help="A row length to consider; may be repeated."),
+        typer.Option(min=8, max=2**20, help="A row length to consider; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,28 +87,22 @@ def verify(
 def stage(
     *,
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The dataset.")],
-    to: Annotated[Path, typer.Option("--to", metavar="LOCAL", help="A directory on the node's own disk.")],
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest wait for who copies.")] = 3600.0,
+    to: Annotated[Path, typer.Option(metavar="LOCAL", help="A directory on the node's own disk.")],
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait for who copies.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
     from trainer.stage import stage as stage_dataset
 
-    if _same_file_system(to, source):
-        sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
+    with contextlib.suppress(OSError):  # what is wrong with either is said when it is used
+        if to.stat().st_dev == source.stat().st_dev:
+            sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
     started_s = time.monotonic()
     with progress("stage") as update:
         staged = stage_dataset(source, to, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
     figures = {"break_even_epochs": staged.break_even_epochs, "seconds": round(seconds, 3)}
     print(answer_json({**plain(staged), **figures}) if as_json else _staged_text(staged, seconds))
-
-
-def _same_file_system(one: Path, other: Path) -> bool:
-    try:
-        return one.stat().st_dev == other.stat().st_dev
-    except OSError:  # what is wrong with either is said when it is used
-        return False
 
 
 def _staged_text(staged: "Staged", seconds: float) -> str:
@@ -118,19 +114,15 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     lines = [
         str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
-        f"{_rate(copied.size_bytes / copied.seconds)}; one thread reads {_rate(copied.size_bytes / copied.read_s)} "
-        f"and writes {_rate(copied.size_bytes / copied.write_s)}",
+        f"{per_s(copied.size_bytes / copied.seconds)}; one thread reads {per_s(copied.size_bytes / copied.read_s)} "
+        f"and writes {per_s(copied.size_bytes / copied.write_s)}",
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
         epochs = staged.break_even_epochs
-        never = "never: the copy is not faster to read than the source"
+        worth = "never: the copy is not faster to read than the source"
         lines += [
             f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the source, "
             f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)",
-            f"breaks even  {never if epochs is None else f'after {epochs:,.2f} epochs'}",
+            f"breaks even  {worth if epochs is None else f'after {epochs:,.2f} epochs'}",
         ]
     return "\n".join([*lines, following])
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{format_bytes(round(bytes_per_s))}/s"

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -18,9 +18,6 @@ from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
 from autotune.show.answers import answer_json, plain
 from autotune.show.dataset import counts_of, facts_of, facts_text
 from trainer.progress import progress
-
-if TYPE_CHECKING:
-    from autotune.corpus.prepare import PreparedDataset
 
 _VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
@@ -37,65 +34,52 @@ def prepare(
             metavar="SOURCE...", help="elf:, text:, jsonl: or parquet: and a directory, a file, or a quoted glob."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The directory that is to become the dataset.")],
+    out: Annotated[Path, typer.Option(help="The directory that is to become the dataset.")],
     field: Annotated[
-        str, typer.Option("--field", help="jsonl and parquet: what holds the text; dots lead into jsonl objects.")
+        str, typer.Option(help="jsonl and parquet: what holds the text; dots lead into jsonl objects.")
     ] = "text",
-    text_unit: Annotated[
-        Literal["line", "paragraph", "file"], typer.Option("--text-unit", help="text: what one sample is.")
-    ] = "line",
+    text_unit: Annotated[Literal["line", "paragraph", "file"], typer.Option(help="text: what one sample is.")] = "line",
     max_samples: Annotated[
         int | None,
-        typer.Option("--max-samples", min=1, max=5_000_000, help="Take the first so many distinct samples."),
+        typer.Option(min=1, max=5_000_000, help="Take the first so many distinct samples."),
     ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep equal samples. Default: the first of them.")
     ] = False,
     validation_share: Annotated[
-        float, typer.Option("--validation-share", min=0.0, max=0.5, help="Share kept apart, chosen by content.")
+        float, typer.Option(min=0.0, max=0.5, help="Share kept apart, chosen by content.")
     ] = 0.01,
-    split_seed: Annotated[int, typer.Option("--split-seed", min=0, help="Another seed keeps others apart.")] = 0,
+    split_seed: Annotated[int, typer.Option(min=0, help="Another seed keeps others apart.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer",
-            help="wordlevel, bpe, or a tokenizer.json to use. Default: wordlevel for elf, bpe for everything else.",
+            help="wordlevel, bpe, or a tokenizer.json to use. Default: wordlevel for elf, bpe for everything else."
         ),
     ] = None,
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            "--vocab-size",
             min=MIN_VOCAB_SIZE,
             max=2**24,
             help="Most ids of the learned tokenizer, rounded up to a multiple of 64.",
             show_default=str(DEFAULT_VOCAB_SIZE),
         ),
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=8, help="Longest sample that is stored. Default: any.")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=8, help="Longest sample that is stored. Default: any.")] = None,
     long: Annotated[
-        Literal["truncate", "split"], typer.Option("--long", help="What becomes of samples over --max-tokens.")
+        Literal["truncate", "split"], typer.Option(help="What becomes of samples over --max-tokens.")
     ] = "truncate",
     strict: Annotated[bool, typer.Option("--strict", help="Stop at anything that cannot be used.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", min=1, max=4096, help="Processes; with --slurm-workers jobs. Default: one per allotted CPU."
-        ),
+        typer.Option(min=1, max=4096, help="Processes; with --slurm-workers jobs. Default: one per allotted CPU."),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this dask scheduler.")
+        str | None, typer.Option(metavar="ADDRESS", help="Use the workers of this dask scheduler.")
     ] = None,
     slurm_workers: Annotated[
         Path | None,
-        typer.Option(
-            "--slurm-workers",
-            metavar="SITE",
-            help="Use SLURM jobs as workers, set up by a site file.",
-            autocompletion=sites,
-        ),
+        typer.Option(metavar="SITE", help="Use SLURM jobs as workers, set up by a site file.", autocompletion=sites),
     ] = None,
     slurm: Slurm = None,
     wait: Wait = False,
@@ -118,10 +102,7 @@ def prepare(
             "--scheduler, --slurm-workers and --slurm all say where to work", next_step="Leave out all but one."
         )
     name = out.resolve().name
-    purpose = f"Prepares the dataset {name}."
-    job = JobRequest(
-        name=f"prepare-{name}", purpose=purpose, ledger=None, expected_minutes=None, on_gpus=False, cpus=workers
-    )
+    job = JobRequest(name=f"prepare-{name}", purpose=f"Prepares the dataset {name}.", on_gpus=False, cpus=workers)
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     request = Request(
@@ -141,27 +122,32 @@ def prepare(
         request,
         out,
         progress,
-        tell=lambda line: _say(f"note: {line}\n"),
+        tell=lambda line: print(f"note: {line}", file=sys.stderr),
         workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers),
         strict=strict,
         overwrite=overwrite,
     )
     seconds = time.monotonic() - started_s
-    _tell_left_out(prepared, out)
+    for reject in prepared.first_rejects:
+        # repr: a stranger's file name must not write control characters to a terminal.
+        print(f"left out {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
+    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
+    if more > 0:
+        print(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
     manifest, source = prepared.manifest, prepared.manifest.source
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
     if unknown > _MANY_UNKNOWN:
-        _say(
+        print(
             f"note: the tokenizer does not know {format_share(unknown)} of all tokens; "
-            "--tokenizer bpe knows every text, a larger --vocab-size more words\n"
+            "--tokenizer bpe knows every text, a larger --vocab-size more words",
+            file=sys.stderr,
         )
     # What storing masks would add: a byte a token; and rows padded to the paper's width, ids and masks.
     masks, samples = tokens, manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_ROW_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if as_json:
-        answer = {
-            **counts_of(out, manifest),
+        answer = counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size,
             "used_vocab_size": manifest.used_vocab_size,
             **plain(source),
@@ -190,21 +176,6 @@ def prepare(
     print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))} --memory 1GiB")
 
 
-def _terminate(signal_number: int, frame: object) -> NoReturn:
-    del signal_number, frame
-    _say(INTERRUPTED)
+def _terminate(*_: object) -> NoReturn:
+    sys.stderr.write(INTERRUPTED)
     raise SystemExit(EXIT_TERMINATED)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
-
-
-def _tell_left_out(prepared: "PreparedDataset", out: Path) -> None:
-    for reject in prepared.first_rejects:
-        # repr: a stranger's file name must not write control characters to a terminal.
-        where = f", {reject.where}" if reject.where else ""
-        _say(f"left out {reject.path!r}{where}: {reject.reason}\n")
-    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
-    if more > 0:
-        _say(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})\n")

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,23 +14,10 @@ import typer
 
 from autotune.commands.completion import profiles, sites
 from autotune.commands.launch import inside
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped
 
 if TYPE_CHECKING:
     from autotune.cluster.training import TrainRequest
-
-ProfileOption = Annotated[Path, typer.Option("--profile", help="The profile to train from.", autocompletion=profiles)]
-RunOption = Annotated[
-    Path | None, typer.Option("--out", help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable."),
-]
-RequireApproved = Annotated[
-    bool,
-    typer.Option("--require-approved", help="Train only if the profile was approved as it is: autotune report review."),
-]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,18 +26,89 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What to train from, and into which directory."""
+
+    profile: Annotated[Path, typer.Option(help="The profile to train from.", autocompletion=profiles)]
+    data: ProfileData = None
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
+    ] = None
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None
+    require_approved: Annotated[
+        bool,
+        typer.Option(
+            "--require-approved", help="Train only if the profile was approved as it is: autotune report review."
+        ),
+    ] = False
+    reports: Reports = REPORTS
+
+    def request(
+        self, *, ranks: int | None, site_requires_approval: bool, torch_of_profile: bool = False
+    ) -> "TrainRequest":
+        """Read the profile and look at the dataset before anything is started.
+
+        ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
+
+        Raises:
+            TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
+        """
+        from autotune.cluster.training import TrainRequest, default_ranks
+        from autotune.errors import MachineLacks, ProfileRefused
+        from autotune.search.profiles import read_profile
+        from autotune.search.reviews import refuse_other_settings, require_approved
+        from trainer.dataset import read_manifest
+        from trainer.record import code_sha256
+        from trainer.resolve import resolve
+        from trainer.writer import default_run_directory
+
+        must_be_approved = self.require_approved or site_requires_approval
+        approved = require_approved(self.profile, self.reports) if must_be_approved else None
+        approved_sha256 = None if approved is None else approved.file_sha256
+        stored = (read_profile(self.profile) if approved is None else approved).profile
+        assignments = self.assignments or []
+        resolved = resolve(self.profile, assignments=assignments, data=self.data, expect_sha256=approved_sha256)
+        if approved is not None:
+            refuse_other_settings(approved, resolved.config)
+        there = read_manifest(resolved.data_dir).dataset_hash
+        tuned_on = stored.fingerprint.dataset_hash
+        if tuned_on != there:
+            raise ProfileRefused(
+                f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, "
+                f"not {tuned_on[:12]}",
+                next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
+            )
+        torch_version = stored.fingerprint.torch if torch_of_profile else _installed_torch()
+        if torch_version is None:
+            raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+        return TrainRequest(
+            profile_path=self.profile,
+            profile=stored,
+            config=resolved.config,
+            data_dir=Path(os.path.normpath(resolved.data_dir)),
+            assignments=assignments,
+            run=self.out or default_run_directory(resolved.config.model.name),
+            ranks=ranks or default_ranks(stored),
+            torch_version=torch_version,
+            code_sha256=code_sha256(),
+            directory=Path.cwd(),
+            reviews=self.reports if must_be_approved else None,
+            approved_sha256=approved_sha256,
+        )
+
+
 @app.command("local")
+@grouped
 def local(
     *,
-    profile: ProfileOption,
-    data: ProfileData = None,
-    out: RunOption = None,
+    options: TrainOptions,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes. Default: one for each GPU of the profile; as probed on a CPU.")
     ] = None,
-    assignments: SetOption = None,
-    require_approved: RequireApproved = False,
-    reports: Reports = REPORTS,
 ) -> None:
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
     from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
@@ -61,9 +119,8 @@ def local(
 
     # Of the site file only this counts here: the rest is about jobs.
     site_path = find_site(DEFAULT_SITE, os.environ)
-    must_be_approved = require_approved or (site_path is not None and read_site(site_path).require_approved)
-    reviews = reports if must_be_approved else None
-    request = _train_request(profile, data, out, assignments, ranks=ranks, reviews=reviews)
+    required = site_path is not None and read_site(site_path).require_approved
+    request = options.request(ranks=ranks, site_requires_approval=required)
     command = torchrun_command(
         request.python,
         trainer_arguments(request, stage_to=None),
@@ -84,11 +141,10 @@ def local(
 
 
 @app.command("slurm")
+@grouped
 def slurm(
     *,
-    profile: ProfileOption,
-    data: ProfileData = None,
-    out: RunOption = None,
+    options: TrainOptions,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")] = 1,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks on each node. Default: one for each GPU of the profile.")
@@ -99,9 +155,7 @@ def slurm(
     site: Annotated[
         str,
         typer.Option(
-            "--site",
-            help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
-            autocompletion=sites,
+            help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.", autocompletion=sites
         ),
     ] = "",
     chain: Annotated[
@@ -110,9 +164,6 @@ def slurm(
     ] = 1,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the script, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and do nothing.")] = False,
-    assignments: SetOption = None,
-    require_approved: RequireApproved = False,
-    reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
@@ -132,15 +183,10 @@ def slurm(
         )
     site_path = find_site(site, os.environ)
     cluster = SiteFile() if site_path is None else read_site(site_path)
-    elsewhere = bool(cluster.python or cluster.command_prefix)
-    request = _train_request(
-        profile,
-        data,
-        out,
-        assignments,
+    request = options.request(
         ranks=ranks,
-        torch_of_profile=elsewhere or _installed_torch() is None,
-        reviews=reports if require_approved or cluster.require_approved else None,
+        site_requires_approval=cluster.require_approved,
+        torch_of_profile=bool(cluster.python or cluster.command_prefix) or _installed_torch() is None,
     )
     python = cluster.python or sys.executable
     request = dataclasses.replace(request, python=python, nodes=nodes, chain=chain, time=time)
@@ -202,65 +248,6 @@ def _installed_torch() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _train_request(
-    profile: Path,
-    data: Path | None,
-    out: Path | None,
-    assignments: Sequence[str] | None,
-    *,
-    ranks: int | None = None,
-    torch_of_profile: bool = False,
-    reviews: Path | None = None,
-) -> "TrainRequest":
-    """Read the profile and look at the dataset before anything is started.
-
-    ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
-    ``reviews`` is where an approval of just these settings has to lie; None if none is needed.
-
-    Raises:
-        TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
-    """
-    from autotune.cluster.training import TrainRequest, default_ranks
-    from autotune.errors import MachineLacks, ProfileRefused
-    from autotune.search.profiles import read_profile
-    from autotune.search.reviews import refuse_other_settings, require_approved
-    from trainer.dataset import read_manifest
-    from trainer.record import code_sha256
-    from trainer.resolve import resolve
-    from trainer.writer import default_run_directory
-
-    approved = None if reviews is None else require_approved(profile, reviews)
-    approved_sha256 = None if approved is None else approved.file_sha256
-    stored = (read_profile(profile) if approved is None else approved).profile
-    resolved = resolve(profile, assignments=assignments or [], data=data, expect_sha256=approved_sha256)
-    if approved is not None:
-        refuse_other_settings(approved, resolved.config)
-    there = read_manifest(resolved.data_dir).dataset_hash
-    tuned_on = stored.fingerprint.dataset_hash
-    if tuned_on != there:
-        raise ProfileRefused(
-            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not {tuned_on[:12]}",
-            next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
-        )
-    torch_version = stored.fingerprint.torch if torch_of_profile else _installed_torch()
-    if torch_version is None:
-        raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
-    return TrainRequest(
-        profile_path=profile,
-        profile=stored,
-        config=resolved.config,
-        data_dir=Path(os.path.normpath(resolved.data_dir)),
-        assignments=list(assignments or []),
-        run=out or default_run_directory(resolved.config.model.name),
-        ranks=ranks or default_ranks(stored),
-        torch_version=torch_version,
-        code_sha256=code_sha256(),
-        directory=Path.cwd(),
-        reviews=reviews,
-        approved_sha256=approved_sha256,
-    )
 
 
 # What the scripts of jobs call on their nodes.

@@ -3,20 +3,36 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from autotune.core.advice import Advice
 from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.units import format_share
+from autotune.decide.advice.table import rank
 from autotune.decide.rates import tuned_rate
+from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.baseline import baseline_section
 from autotune.show.dataset import lengths_section
-from autotune.show.document import Block, Code, Document, Pairs, Section, Strong, Words
-from autotune.show.intervals import count, listed, plural, with_bounds, with_interval
+from autotune.show.document import (
+    LONG_TABLE_ROWS,
+    Block,
+    Bullets,
+    Code,
+    Document,
+    Missing,
+    Pairs,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    Words,
+    blocks_of,
+    sentence,
+)
+from autotune.show.intervals import bounds, confidence_words, count, listed, plural, with_bounds, with_interval
 from autotune.show.network import network_section
 from autotune.show.probe import curve_section, global_batch_words, memory_section
 from autotune.show.profile import machine, reproduce, sign_off
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
-from autotune.show.report.recommendations import recipe, recommendations
-from autotune.show.report.runs import runs
-from autotune.show.report.steps import cause_words, runs_only, steps
+from autotune.show.report.runs import CAUSES, runs, runs_only, steps
 from autotune.show.report.trials import cost, trials
 from autotune.show.tuning import exploration_section, profiles_table
 from autotune.show.workers import chosen_loader, workers_section
@@ -41,7 +57,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
         return Section(title=title, key=key, blocks=(*first, *part_of_each(profiles, key, make), *more))
 
     known = {one.path for one in profiles}
-    others = runs_only(tuple(run for run in reported if run.profile_path not in known))
+    others = runs_only([run for run in reported if run.profile_path not in known])
     beside = profiles_table([one.profile for one in profiles], [one.title for one in profiles])
     several = (replace(beside, caption="All profiles"),) if len(profiles) > 1 else ()
     measured = (
@@ -57,14 +73,14 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
         Section(title="Lengths and packing", key="lengths", blocks=lengths_section(profiles, reported)),
     )
     later = (
-        Section(title="Changes of the recipe", key="recipe", blocks=recipe(profiles, reported)),
+        Section(title="Changes of the recipe", key="recipe", blocks=_recipe(profiles, reported)),
         Section(title="Training runs: expected and achieved", key="runs", blocks=runs(profiles, reported)),
         of_each("Every trial", "trials", trials),
         Section(title="The machine", key="machine", blocks=machine(profiles)),
         of_each("How to reproduce it", "reproduce", reproduce),
         of_each("Sign-off", "sign-off", sign_off),
     )
-    advice = recommendations(profiles, reported, (*measured, *later))
+    advice = _recommendations(profiles, reported, (*measured, *later))
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
     return Document(
         title=f"Tuning report: {names}",
@@ -143,7 +159,7 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     if part is not None:
         share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
-    return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ", *first)
+    return (Strong(text=CAUSES[found.limit]), f"{share} ({found.source}){decided}. ", *first)
 
 
 def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
@@ -163,3 +179,97 @@ def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}."
         f"{measured_words if len(pretended) < len(profiles) else ''}{allocator_words if pretended else ''}"
     )
+
+
+def _recommendations(
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...], sections: tuple[Section, ...]
+) -> tuple[Block, ...]:
+    """All advice, what gains most first, and then what was not measured."""
+    given = [(one.title, advice) for one in profiles for advice in one.advice]
+    given += [(run.name, advice) for run in runs for advice in run.advice]
+    given.sort(key=lambda one: rank(one[1]))
+    several = len({name for name, _ in given}) > 1
+    cards = tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    nothing = Paragraph(words=("Nothing to recommend: by what was measured, no change is known to pay.",))
+    return (*(cards or (nothing,)), *_unmeasured(sections))
+
+
+def _card(about: str | None, advice: Advice, number: int) -> Section:
+    pairs: list[tuple[str, Words]] = [("Gain", (gain_text(advice.gain),)), ("Cost and risk", (sentence(advice.cost),))]
+    changes: list[str | Code] = []
+    for change in advice.changes:
+        setting = Code(text=f"{change.key} = {setting_text(change.new)}")
+        changes += ["; " if changes else "", setting, f" (now {setting_text(change.old)})"]
+    if changes:
+        pairs.append(("Change", tuple(changes)))
+    if advice.command is not None:
+        pairs.append(("Run", (Code(text=advice.command),)))
+    pairs.append(("What would change this", (sentence(advice.would_change),)))
+    applied = "written by --apply" if advice.safe else "not written by --apply"
+    pairs.append(("Rule", (Code(text=advice.rule), f", {applied}")))
+    rows = []
+    for figure in advice.evidence:
+        form, unit = in_unit(figure.unit)
+        between = bounds(figure.low, figure.high, form)
+        between = between and f"{between} ({confidence_words(figure.confidence)})"
+        n = None if figure.n is None else str(figure.n)
+        rows.append([figure.name, f"{form(figure.value)}{unit}", between, n, figure.known, figure.source])
+    evidence = Table(
+        caption=f"Evidence of {advice.rule}",
+        headers=("evidence", "figure", "interval", "n", "known", "source"),
+        rows=tuple(rows),
+        align="lrrrll",
+    )
+    return Section(
+        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
+        key=f"advice-{number}",
+        badge=advice.severity,
+        blocks=(*((evidence,) if rows else ()), Pairs(pairs=tuple(pairs))),
+    )
+
+
+def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
+    """Every part of the report that is missing, by the command for it: one often gives several."""
+    by_command: dict[tuple[str | None, str], list[tuple[str, str]]] = {}
+    for section in sections:
+        for block in blocks_of(Document(title="", subtitle="", sections=(section,))):
+            if isinstance(block, Missing):
+                for command in block.commands or (None,):
+                    alone = block.what if command is None else ""
+                    by_command.setdefault((command, alone), []).append((section.title, block.what))
+    if not by_command:
+        return ()
+    rows: list[list[str | None]] = []
+    for (command, _), parts in by_command.items():
+        titles, whats = ("; ".join(dict.fromkeys(some)) for some in zip(*parts, strict=True))
+        rows.append([titles, whats, command])
+    headers = ("section", "what is missing", "what would change that")
+    table = Table(caption="What is missing", headers=headers, rows=tuple(rows), long=len(rows) > LONG_TABLE_ROWS)
+    return (Section(title="What is missing", key="missing", blocks=(table,)),)
+
+
+def _recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """What differs from the recipe of the model and of 32-bit gradients: speed that was not for nothing."""
+    changed: dict[str, list[str]] = {}
+    for one in profiles:
+        for change in profile_changes(one):
+            changed.setdefault(sentence(change), []).append(one.title)
+    for run in runs:
+        for change in run.run.header.recipe_changes:
+            changed.setdefault(sentence(change), []).append(run.name)
+    if not changed:
+        return (Paragraph(words=("None: model and gradients are as their recipe has them.",)),)
+    items = tuple((Strong(text=listed(names, "of them")), f": {change}") for change, names in changed.items())
+    return (Bullets(items=items),)
+
+
+def profile_changes(one: ReportedProfile) -> list[str]:
+    """Of a profile."""
+    train, network = one.profile.train, one.profile.evidence.network
+    changes = []
+    if train.attention_dropout is not None:
+        changes.append(f"attention dropout is {train.attention_dropout:g} instead of the model's own")
+    if train.parallel.gradient_dtype != "fp32":
+        equal = "" if network is None or network.equal_loss is None else f"; equal loss: {network.equal_loss}"
+        changes.append(f"gradients travel as {train.parallel.gradient_dtype} instead of fp32{equal}")
+    return changes

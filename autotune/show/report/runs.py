@@ -1,26 +1,49 @@
-"""Training runs: whether they kept what was expected of them, their loss, and what needs attention."""
+"""Training runs: whether they kept what was expected of them, their loss, and where the time of steps goes."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autotune.core.bottleneck import Bottleneck, Cause
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_bytes, format_seconds, format_share
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.rates import Drift, drifts
-from autotune.show.document import LONG_TABLE_ROWS, Block, Chart, Missing, Paragraph, Section, Table
-from autotune.show.drawing import Axis, Line, Lines, Point
-from autotune.show.intervals import bounds, confidence_words, count, nats
+from autotune.show.document import (
+    LONG_TABLE_ROWS,
+    Block,
+    Bullets,
+    Chart,
+    Missing,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    Words,
+)
+from autotune.show.drawing import Axis, Line, Lines, Point, Stack, Stacks
+from autotune.show.intervals import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.steps import train_commands
+from autotune.show.tables import Row
 from trainer.events import EventRow
-from trainer.record import Run, StepRow
+from trainer.record import Run
 
 MOST_EVENTS = 20
 """Of one run that are told, the latest; its record has all."""
 _MOST_CURVES = 6
 _STRETCHES = 48
 """A curve of so many means is as good as one of a million steps."""
+CAUSES: dict[Cause, str] = {
+    "computation": "computing real tokens",
+    "padding": "computing padding",
+    "input": "waiting for data",
+    "network": "waiting for gradients",
+    "straggler": "waiting for the slowest rank",
+    "host": "waiting for the program",
+    "memory": "waiting for the device's memory",
+    "update": "clipping and update",
+}
+"""What parts of a step go into, in the order in which bars have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +59,22 @@ class LossPoint:
 
 
 def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """All runs in one table, expected against achieved in another, the loss, and events."""
+    """All runs in two tables, expected against achieved in another, the loss, and events."""
     if not reported:
         return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
     return (
-        _table(profiles, reported),
-        _table_of_the_rest(reported),
+        *_tables(profiles, reported),
         _expected(profiles, reported),
         *_loss(reported),
         *_events(reported),
     )
+
+
+def train_commands(one: ReportedProfile) -> tuple[str, ...]:
+    """A run of the profile, and a report with it."""
+    ranks = one.profile.local_ranks
+    train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
+    return (train, f"autotune report build {one.quoted} --run runs/NAME")
 
 
 def profile_of(run: ReportedRun, profiles: Sequence[ReportedProfile]) -> ReportedProfile | None:
@@ -65,55 +94,53 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
     return tuple(event for event in run.events if event.level != "info")
 
 
-def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> Table:
-    rows: list[list[str | None]] = []
+def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> tuple[Table, Table]:
+    rows: list[Row] = []
+    more: list[Row] = []
     for one in reported:
-        run, profile, later = one.run, profile_of(one, profiles), _later_steps(one.run)
-        mfus = [step.mfu for step in later if step.mfu is not None]
+        run, profile = one.run, profile_of(one, profiles)
+        steps = run.steps
+        # Of the last start, without its first, which pays for the start; all, where that is all there is.
+        later = rows_of_this_start(run) or steps
         seconds = sum(step.step_s for step in later)
+        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
         rows.append(
             [
                 one.name,
                 None if profile is None else profile.title,
                 run.end.reason if run.end else "not finished",
                 str(run.header.world_size),
-                str(run.steps[-1].step) if run.steps else "0",
-                f"{nats(run.steps[0].loss)} → {nats(run.steps[-1].loss)}" if run.steps else None,
+                str(steps[-1].step) if steps else "0",
+                f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None,
                 count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
-                format_share(statistics.median(mfus)) if mfus else None,
+                _median_share([step.mfu for step in later]),
                 format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
-                format_bytes(max(step.peak_memory_bytes for step in run.steps)) if run.steps else None,
+                format_bytes(max(step.peak_memory_bytes for step in steps)) if steps else None,
             ]
         )
-    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
-               "MFU (median)", "data wait", "peak memory")  # fmt: skip
-    return Table(caption="Training runs", headers=headers, rows=tuple(rows), align="lllrrrrrrr")
-
-
-def _table_of_the_rest(reported: Sequence[ReportedRun]) -> Table:
-    rows: list[list[str | None]] = []
-    for one in reported:
-        run, later = one.run, _later_steps(one.run)
-        by_6n = [step.mfu_6n for step in later if step.mfu_6n is not None]
-        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
-        rows.append(
+        more.append(
             [
                 one.name,
                 one.matched_by,
-                f"{run.evaluations[-1].loss:.3f}" if run.evaluations else None,
-                format_share(statistics.median(by_6n)) if by_6n else None,
+                nats(run.evaluations[-1].loss) if run.evaluations else None,
+                _median_share([step.mfu_6n for step in later]),
                 format_share(full) if later else None,
                 format_seconds(run.startup.total_s) if run.startup else None,
                 str(len(needs_attention(run))),
             ]
         )
-    headers = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
-    return Table(caption="More of each run", headers=headers, rows=tuple(rows), align="llrrrrr")
+    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
+               "MFU (median)", "data wait", "peak memory")  # fmt: skip
+    others = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
+    return (
+        Table(caption="Training runs", headers=headers, rows=tuple(rows), align="lllrrrrrrr"),
+        Table(caption="More of each run", headers=others, rows=tuple(more), align="llrrrrr"),
+    )
 
 
-def _later_steps(run: Run) -> tuple[StepRow, ...]:
-    """Of the last start, without its first, which pays for the start; all, where that is all there is."""
-    return rows_of_this_start(run) or run.steps
+def _median_share(shares: Sequence[float | None]) -> str | None:
+    known = [share for share in shares if share is not None]
+    return format_share(statistics.median(known)) if known else None
 
 
 def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> Block:
@@ -121,31 +148,24 @@ def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRu
     found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
     if not found:
         return Paragraph(words=("No run has its profile in this report, so nothing was expected of them.",))
+    forms: dict[str, Callable[[float], str]] = {
+        "real tokens/s": count, "MFU": format_share, "peak memory": format_bytes
+    }  # fmt: skip
     return Table(
         caption="Expected and achieved",
         headers=("run", "what", "verdict", "achieved over expected, 95 %", "achieved, 95 %",
                  "expected, 95 % unless told", "expected by"),
-        rows=tuple([name, *_drift_cells(drift)] for name, drift in found),
+        rows=tuple(
+            [
+                name, drift.quantity, drift.verdict, _bounded(drift.ratio, "{:.3f}".format),
+                _bounded(drift.achieved, forms[drift.quantity]), _bounded(drift.expected, forms[drift.quantity]),
+                drift.expected_source,
+            ]
+            for name, drift in found
+        ),
         align="lllrrrl",
         long=len(found) > LONG_TABLE_ROWS,
     )  # fmt: skip
-
-
-def _drift_cells(drift: Drift) -> list[str | None]:
-    forms: dict[str, Callable[[float], str]] = {
-        "real tokens/s": count,
-        "MFU": format_share,
-        "peak memory": format_bytes,
-    }
-    form = forms[drift.quantity]
-    return [
-        drift.quantity,
-        drift.verdict,
-        _bounded(drift.ratio, "{:.3f}".format),
-        _bounded(drift.achieved, form),
-        _bounded(drift.expected, form),
-        drift.expected_source,
-    ]
 
 
 def _bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
@@ -168,14 +188,8 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
         low, high = some[0].step, some[-1].step
         finite = [step.loss for step in some if step.loss is not None]
         evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]
-        found.append(
-            LossPoint(
-                first_step=low,
-                last_step=high,
-                loss=statistics.fmean(finite) if finite else None,
-                evaluated=evaluated[-1] if evaluated else None,
-            )
-        )
+        loss, last = statistics.fmean(finite) if finite else None, evaluated[-1] if evaluated else None
+        found.append(LossPoint(first_step=low, last_step=high, loss=loss, evaluated=last))
     return tuple(found)
 
 
@@ -224,7 +238,7 @@ def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[Line]:
 def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
     """What needs attention; the latest, where there is much."""
     told = [(one.name, needs_attention(one.run)) for one in reported]
-    rows: list[list[str | None]] = [
+    rows: list[Row] = [
         [name, str(event.step), f"{event.level}: {event.kind}", event.message, "; ".join(event.causes) or None,
          event.action, event.next_step or None]
         for name, events in told for event in events[-MOST_EVENTS:]
@@ -241,3 +255,59 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
     )
     blocks = (*_left_out(len(rows), sum(len(events) for _, events in told), "events", which), table)
     return (Section(title="What needs attention", key="events", blocks=blocks),)
+
+
+def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """Where the time of the tuning's steps goes, and of those of the profile's runs, side by side."""
+    tuning = [(found.source or "the tuning", found) for found in one.bottlenecks]
+    of_runs = [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
+    return _breakdown([*tuning, *of_runs], train_commands(one))
+
+
+def runs_only(runs: Sequence[ReportedRun]) -> tuple[Block, ...]:
+    """The same of runs whose profile is not in the report."""
+    found = [(run.name, found) for run in runs for found in run.bottlenecks]
+    if not found:
+        return ()
+    title = "Runs that have no profile in this report"
+    return (Section(title=title, key="steps-of-runs", blocks=_breakdown(found, ())),)
+
+
+def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
+    """A bar for each, the parts as a table, and what limits it in words."""
+    if not named:
+        return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
+    stacks, said, rows = [], [], []
+    for name, found in named:
+        shares = {part.cause: part.share for part in found.parts}
+        parts = tuple((words, shares[cause]) for cause, words in CAUSES.items() if shares.get(cause, 0.0) > 0)
+        stacks.append(Stack(label=name, parts=parts))
+        told = ", ".join(f"{CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
+        said.append(f"{name}: {told}.")
+        rows += [
+            [name, CAUSES[part.cause], format_share(part.share), bounds(part.low, part.high, format_share),
+             part.source or None]
+            for part in found.parts
+        ]  # fmt: skip
+    chart = Chart(
+        title="Parts of a step",
+        description=" ".join(said),
+        drawing=Stacks(axis=Axis(label="share of a step", unit="share"), stacks=tuple(stacks)),
+        table=Table(
+            caption="The same as figures",
+            headers=("steps of", "time goes into", "share", "95 % interval", "read from"),
+            rows=tuple(rows),
+            align="llrrl",
+        ),
+    )
+    return (chart, Bullets(items=tuple(item for name, found in named for item in _limit(name, found))))
+
+
+def _limit(name: str, found: Bottleneck) -> list[Words]:
+    limit = "Nothing but computing" if found.limit == "computation" else CAUSES[found.limit].capitalize()
+    decided = "" if found.decided else " (the interval leaves it open)"
+    mfu = f"MFU {with_interval(found.mfu, format_share)}" if found.mfu else ""
+    peak = mfu or "MFU is not known, as the device's peak is not"
+    rest = f" limits it{decided}; {peak}; {plural(found.steps, 'reading')}."
+    limited: Words = (f"{name}: ", Strong(text=limit), rest)
+    return [limited, *((f"{name}: not told: {one}.",) for one in found.untold)]

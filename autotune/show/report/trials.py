@@ -16,13 +16,13 @@ from autotune.show.report.inputs import ReportedProfile
 
 def trials(one: ReportedProfile) -> tuple[Block, ...]:
     """In the order in which they were measured."""
-    notes = []
-    if one.damaged_lines:
-        notes.append(f"Lines of the ledger that could not be read and were left out: {one.damaged_lines}.")
-    if one.ledger is not None and one.ledger.others:
-        said = "Trials of another profile of this name, in the same ledger, neither shown nor counted"
-        notes.append(f"{said}: {one.ledger.others}.")
-    told = tuple(Paragraph(words=(note,)) for note in notes)
+    notes = {
+        "Lines of the ledger that could not be read and were left out": one.damaged_lines,
+        "Trials of another profile of this name, in the same ledger, neither shown nor counted": (
+            0 if one.ledger is None else one.ledger.others
+        ),
+    }
+    told = tuple(Paragraph(words=(f"{note}: {number}.",)) for note, number in notes.items() if number)
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
         return (*told, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))

@@ -1,7 +1,6 @@
 """What commands really print with ``--json``, read back as the type that declares it."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,8 @@ import typer
 from pydantic import TypeAdapter
 
 from autotune.cli import app, run
-from autotune.core.profile import profile_to_toml
-from autotune.measure.host import SystemHost
-from autotune.measure.nvml import NvmlMonitor
-from autotune.search.site import fingerprint, open_site
 from autotune.show import answers
 from tests.autotune.commands.test_compare import _write_run
-from tests.autotune.profiles import example_profile
-from trainer.dataset import read_manifest
 
 TINY = {
     "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
@@ -76,27 +69,16 @@ def test_every_command_that_answers_machines_is_among_these():
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, patterned_dataset):
+def here(made_here):
     """A directory with data, a profile of this machine, another one, and two runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
-    (tmp_path / "data").symlink_to(patterned_dataset)
-    found, monitor = example_profile(), NvmlMonitor()
-    site = open_site("cpu", tmp_path / "data", SystemHost(), monitor)
-    monitor.close()
-    manifest = read_manifest(patterned_dataset)
-    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
-    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
-    made_here = found.model_copy(update={"train": train, "fingerprint": fingerprint(site, train.model, manifest, None)})
-    (tmp_path / "p.toml").write_text(profile_to_toml(made_here))
-    wider = made_here.model_copy(update={"train": train.model_copy(update={"micro_batch_rows": 1})})
-    (tmp_path / "q.toml").write_text(profile_to_toml(wider))
+    text = (made_here / "p.toml").read_text()
+    (made_here / "q.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
     _write_run("runs/a", 1000)
     _write_run("runs/b", 900, seed=1)
-    (tmp_path / "local").mkdir()
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").write_text("".join(f"word{number} and more\n" for number in range(300)))
-    return tmp_path
+    (made_here / "local").mkdir()
+    (made_here / "text").mkdir()
+    (made_here / "text" / "a.txt").write_text("".join(f"word{number} and more\n" for number in range(300)))
+    return made_here
 
 
 @pytest.fixture
@@ -134,13 +116,8 @@ def test_what_is_traced_is_as_its_type_says(here, answered, line):
     assert answered(line)
 
 
-def test_a_job_that_a_command_submits_is_as_its_type_says(here, answered, monkeypatch, tmp_path):
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text("#!/bin/sh\necho 41\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
-    assert answered("workers --profile p.toml --slurm")["job"] == "41"
+def test_a_job_that_a_command_submits_is_as_its_type_says(here, sbatch, answered):
+    assert answered("workers --profile p.toml --slurm")["job"] == "1"
 
 
 @pytest.mark.slow

@@ -8,19 +8,13 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
 from tests.autotune.profiles import example_profile
-from tests.autotune.trials import MADE_ON, record
+from tests.autotune.trials import FEED, record
 from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of
 from trainer.config import ModelSettings, TrainConfig
 from trainer.writer import RunWriter
 
 CONFIG = TrainConfig(model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}))
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **changes):
@@ -42,35 +36,31 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
     return name
 
 
-def _compare(capsys, *arguments) -> dict:
-    capsys.readouterr()
-    assert run(["compare", *arguments, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    return told
+@pytest.fixture
+def compared(here, says):
+    """Compare, and return the answer."""
+    return lambda *words: json.loads(says("compare", *words, "--json"))[0]
 
 
 def _verdicts(told) -> dict:
     return {one["metric"]["name"]: one["verdict"] for one in told["figures"]}
 
 
-def test_two_runs_of_the_same_are_the_same_within_noise(here, capsys):
-    told = _compare(capsys, _write_run("a", 1000), _write_run("b", 1000, seed=1))
+def test_two_runs_of_the_same_are_the_same_within_noise(compared):
+    told = compared(_write_run("a", 1000), _write_run("b", 1000, seed=1))
     assert told["settings"] == told["circumstances"] == []
-    assert told["headline"]["verdict"] == "the same within noise"
-    assert told["headline"]["a"]["n"] == 180
-    assert _verdicts(told)["loss"] == "the same within noise"
-    assert _verdicts(told)["peak memory"] == "not judged"
+    assert (told["headline"]["verdict"], told["headline"]["a"]["n"]) == ("the same within noise", 180)
+    assert (_verdicts(told)["loss"], _verdicts(told)["peak memory"]) == ("the same within noise", "not judged")
 
 
-def test_a_slower_run_is_found_and_what_changed_is_told(here, capsys):
+def test_a_slower_run_is_found_and_what_changed_is_told(here, says, compared):
     config = CONFIG.model_copy(update={"tf32": False})
-    told = _compare(capsys, _write_run("a", 1000), _write_run("b", 900, seed=1, config=config, loss=1.05))
+    told = compared(_write_run("a", 1000), _write_run("b", 900, seed=1, config=config, loss=1.05))
     assert [change["key"] for change in told["settings"]] == ["tf32"]
     assert told["headline"]["verdict"] == "slower"
     assert told["headline"]["change"]["value"] == pytest.approx(0.9, abs=0.01)
     assert _verdicts(told)["loss"] == "more"
-    assert run(["compare", "a", "b"]) == 0
-    out = capsys.readouterr().out
+    out = says("compare", "a", "b")
     assert "B is 0.90" in out
     assert "tf32" in out
 
@@ -98,47 +88,43 @@ def test_ci_fails_only_for_what_is_proven(here, capsys, speed, share, options, c
         ({"global_batch_rows": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
     ],
 )  # fmt: skip
-def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, capsys, changes, why):
+def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, changes, why, says, compared):
     _write_run("a", 1000)
     _write_run("b", 500, **changes)
-    told = _compare(capsys, "a", "b")
+    told = compared("a", "b")
     assert (told["headline"]["verdict"], told["headline"]["why"]) == ("not comparable", why)
-    assert run(["compare", "a", "b", "--fail-if-slower", "5%"]) == 7
-    assert why in capsys.readouterr().err
+    assert why in says("compare", "a", "b", "--fail-if-slower", "5%", code=7)
 
 
-@pytest.mark.parametrize("share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%"])
-def test_a_share_that_is_none_is_a_usage_error(here, capsys, share):
-    assert run(["compare", "a", "b", f"--fail-if-slower={share}"]) == 2
+@pytest.mark.parametrize("share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%", None])
+def test_a_share_that_is_none_and_strict_without_one_are_usage_errors(here, says, share):
+    says("compare", "a", "b", "--strict" if share is None else f"--fail-if-slower={share}", code=2)
 
 
-def test_several_are_compared_with_the_first_and_the_worst_decides(here, capsys):
+def test_several_are_compared_with_the_first_and_the_worst_decides(here, says):
     names = [_write_run(name, speed, seed=speed) for name, speed in (("a", 1000), ("b", 1001), ("c", 850))]
-    assert run(["compare", *names, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(says("compare", *names, "--json"))
     assert [(one["a"]["name"], one["b"]["name"]) for one in told] == [("a", "b"), ("a", "c")]
     assert [one["headline"]["verdict"] for one in told] == ["the same within noise", "slower"]
-    assert run(["compare", *names, "--fail-if-slower", "10%"]) == 9
-    assert run(["compare", *names[:2], "--fail-if-slower", "10%"]) == 0
+    says("compare", *names, "--fail-if-slower", "10%", code=9)
+    says("compare", *names[:2], "--fail-if-slower", "10%")
 
 
-def test_datasets_are_compared_by_their_counts_and_how_they_were_made(here, capsys, make_dataset):
+def test_datasets_are_compared_by_their_counts_and_how_they_were_made(here, make_dataset, says, compared):
     make_dataset([[5, 6, 7]] * 4).rename(here / "a")
     make_dataset([[5, 6, 7]] * 6).rename(here / "b")
-    told = _compare(capsys, "a", "b")
+    told = compared("a", "b")
     assert [change["key"] for change in told["circumstances"]] == ["dataset"]
     found = {(one["metric"]["name"], one["of"]): (one["verdict"], one["change"]["value"]) for one in told["figures"]}
     assert found["samples", "training"] == ("more", pytest.approx(1.5))
     assert found["tokens", "training"] == ("more", pytest.approx(1.5))
-    assert run(["compare", "a", "b"]) == 0
-    assert "training speed" not in capsys.readouterr().out
-    assert run(["compare", "a", _write_profile("p.toml")]) == 2
+    assert "training speed" not in says("compare", "a", "b")
+    says("compare", "a", "p.toml", code=2)
 
 
-def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, capsys):
+def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, says, compared):
     _write_profile("a.toml")
-    assert run(["compare", "a.toml", "a.toml"]) == 0
-    assert "settings: the same" in capsys.readouterr().out
+    assert "settings: the same" in says("compare", "a.toml", "a.toml")
 
     def changed(profile):
         train = profile.train.model_copy(update={"micro_batch_rows": 1})
@@ -146,16 +132,11 @@ def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, caps
         made_on = profile.fingerprint.model_copy(update={"torch": "9"})
         return profile.model_copy(update={"train": train, "constraints": constraints, "fingerprint": made_on})
 
-    told = _compare(capsys, "a.toml", _write_profile("b.toml", changed))
+    told = compared("a.toml", _write_profile("b.toml", changed))
     assert told["settings"][0] == {"key": "micro_batch_rows", "old": 2, "new": 1}
     assert "constraints.headroom_share" in {change["key"] for change in told["settings"]}
     assert "torch" in {change["key"] for change in told["facts"]}
-    assert run(["compare", "a.toml", "b.toml"]) == 0
-    assert "Rows that one rank computes at once." in capsys.readouterr().out
-
-
-def test_strict_without_a_share_is_a_usage_error(here, capsys):
-    assert run(["compare", "a", "b", "--strict"]) == 2
+    assert "Rows that one rank computes at once." in says("compare", "a.toml", "b.toml")
 
 
 def _write_profile(name, change=lambda profile: profile):
@@ -170,36 +151,36 @@ def _faster(profile):
     return profile.model_copy(update={"evidence": evidence})
 
 
-def test_profiles_are_compared_by_the_windows_of_their_sweeps(here, capsys):
-    told = _compare(capsys, _write_profile("a.toml"), _write_profile("b.toml", _faster))
+def test_profiles_are_compared_by_the_windows_of_their_sweeps(here, compared):
+    told = compared(_write_profile("a.toml"), _write_profile("b.toml", _faster))
     assert told["headline"]["of"] == "windows of the workers' sweep"
     assert told["headline"]["verdict"] == "faster"
     assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
 
 
-def test_figures_of_an_edited_profile_are_said_to_be_older(here, capsys):
+def test_figures_of_an_edited_profile_are_said_to_be_older(here, compared):
     _write_profile("a.toml")
     (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
-    told = _compare(capsys, "a.toml", "b.toml")
+    told = compared("a.toml", "b.toml")
     assert told["a"]["notes"] == []
     assert "edited by hand" in told["b"]["notes"][0]
 
 
-def test_a_profile_without_evidence_has_no_speed(here, capsys):
+def test_a_profile_without_evidence_and_a_run_that_has_not_begun_have_no_speed(says, compared):
     bare = _write_profile("a.toml", lambda found: found.model_copy(update={"evidence": type(found.evidence)()}))
-    told = _compare(capsys, bare, _write_profile("b.toml"))
-    assert told["headline"] is None
-    assert told["figures"] == []
-    assert run(["compare", "a.toml", "b.toml", "--fail-if-slower", "5%"]) == 7
+    told = compared(bare, _write_profile("b.toml"))
+    assert (told["headline"], told["figures"]) == (None, [])
+    says("compare", "a.toml", "b.toml", "--fail-if-slower", "5%", code=7)
+    assert compared(_write_run("a", 1000, steps=1), _write_run("b", 1000))["headline"] is None
 
 
-def test_a_run_is_compared_with_its_profile(here, capsys):
+def test_a_run_is_compared_with_its_profile(here, compared):
     profile = example_profile()
     _write_profile("a.toml")
     fill = profile.evidence.probe.mean_real_tokens_per_row / profile.train.seq_length_tokens
     _write_run("b", 100 * fill, world_size=1, dataset_hash="d", global_batch_rows=profile.train.global_batch_rows,
                layout=profile.train.layout)  # fmt: skip
-    told = _compare(capsys, "a.toml", "b")
+    told = compared("a.toml", "b")
     assert told["headline"]["of"] == "A: windows of the workers' sweep; B: the run's steps"
     assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
 
@@ -209,94 +190,66 @@ def _write_tuning(name, speed, *, loader_workers=1, rounds=5, **made_on):
     config["data"] = config["data"] | {"loader_workers": loader_workers}
     ledger = Ledger(Path(name) / "ledger", "w")
     for number in range(rounds):
-        figures = {
-            "optimizer_steps": 8, "discarded_batches": 2, "steps": 6, "real_tokens_per_s": 0.9 * speed,
-            "slot_tokens_per_s": speed * (1 + 0.01 * (number % 3)), "data_wait_share": 0.01, "window_start_s": 0.0,
-            "window_end_s": 1.0, "local_ranks": 1, "micro_batches_per_step": 4, "memory_bytes": None,
-            "worker_bytes": None, "storage_bytes_per_s": None, "gpus": [],
-        }  # fmt: skip
-        ledger.append(
-            {"time_utc": f"2026-01-01T00:00:0{number}Z", "site": "here", "key": f"{number}", "job": "feed",
-             "measured": {"config": config, "cached": False, "local_ranks": 1, "round": number},
-             "label": f"round {number}", "outcome": {"kind": "measured", "figures": figures}, "seconds": 2.0}
-            | ({"made_on": MADE_ON | made_on} if made_on else {})
-        )  # fmt: skip
+        rates = {"real_tokens_per_s": 0.9 * speed, "slot_tokens_per_s": speed * (1 + 0.01 * (number % 3))}
+        outcome = {"kind": "measured", "figures": FEED | rates | {"micro_batches_per_step": 4}}
+        found = record("feed", outcome, config, key=f"{number}", old=not made_on, **made_on)
+        told = found.model_dump(mode="json", exclude_unset=True)
+        measured = {"config": config, "cached": False, "local_ranks": 1, "round": number}
+        ledger.append(told | {"measured": measured})
     return name
 
 
-def test_tunings_are_compared_by_what_both_measured(here, capsys):
-    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900))
+def test_tunings_are_compared_by_what_both_measured(says, compared):
+    told = compared(_write_tuning("a", 1000), _write_tuning("b", 900))
     assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
     assert told["headline"]["verdict"] == "slower"
-    assert run(["compare", "a", "b", "--fail-if-slower", "5%"]) == 9
-
-
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [({"gpu_name": "H100", "gpu_count": 2}, "machine"), ({"allotted_cpus": 3}, "processors")],
-)
-def test_tunings_of_different_machines_are_told_apart_and_not_judged(here, capsys, other, why):
-    told = _compare(capsys, _write_tuning("a", 1000, torch="2.13.0"), _write_tuning("b", 900, **other))
-    assert told["headline"]["verdict"] == "not comparable"
-    assert why in told["headline"]["why"]
-    assert told["b"]["notes"] == []
-
-
-def test_another_torch_on_the_same_machine_is_told_and_judged(here, capsys):
-    told = _compare(capsys, _write_tuning("a", 1000, torch="2.13.0"), _write_tuning("b", 900, torch="2.14.0"))
-    assert told["headline"]["verdict"] == "slower"
-    assert run(["compare", "a", "b"]) == 0
-    assert "2.14.0" in capsys.readouterr().out
-
-
-def test_trials_that_do_not_say_what_they_ran_on_are_compared_with_a_word(here, capsys):
-    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900, torch="2.13.0"))
-    assert "do not say what they ran on" in told["a"]["notes"][0]
-    assert told["headline"]["verdict"] == "slower"
-
-
-def test_tunings_that_measured_other_things_have_nothing_in_common(here, capsys):
-    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900, loader_workers=3))
+    says("compare", "a", "b", "--fail-if-slower", "5%", code=9)
+    told = compared("a", _write_tuning("c", 900, loader_workers=3))
     assert told["figures"] == []
     assert len(told["only_a"]) == len(told["only_b"]) == 2
 
 
-def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, capsys):
+@pytest.mark.parametrize(
+    ("one", "other", "verdict", "why"),
+    [
+        ({"torch": "2.13.0"}, {"gpu_name": "H100", "gpu_count": 2}, "not comparable", "another machine"),
+        ({"torch": "2.13.0"}, {"allotted_cpus": 3}, "not comparable", "processors"),
+        ({"torch": "2.13.0"}, {"torch": "2.14.0"}, "slower", ""),
+        ({}, {"torch": "2.13.0"}, "slower", ""),
+    ],
+)
+def test_tunings_are_judged_on_one_machine_only_and_what_is_not_known_is_said(says, compared, one, other, verdict, why):
+    told = compared(_write_tuning("a", 1000, **one), _write_tuning("b", 900, **other))
+    assert told["headline"]["verdict"] == verdict
+    assert why in (told["headline"]["why"] or "")
+    assert ["do not say what they ran on" in note for note in told["a"]["notes"]] == [True] * (not one)
+    assert told["b"]["notes"] == []
+    assert ("2.14.0" in says("compare", "a", "b")) == (other.get("torch") == "2.14.0")
+
+
+def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
     _write_tuning("a", 1000)
     _write_tuning("b", 1000)
     (path,) = (here / "b" / "ledger").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
-    told = _compare(capsys, "a", "b")
+    told = compared("a", "b")
     assert told["b"]["notes"][0] == "1 records of other sites, or damaged, are left out"
     assert told["headline"]["b"]["n"] == 4
 
 
-def test_an_empty_ledger_is_bad_input(here, capsys):
-    (here / "a" / "ledger").mkdir(parents=True)
-    assert run(["compare", "a", _write_tuning("b", 900)]) == 3
-    assert "no measured trial" in capsys.readouterr().err
+def test_things_of_different_kinds_and_what_is_neither_are_named(here, says):
+    _write_tuning("t", 1000)
+    _write_run("r", 900, steps=3)
+    (here / "empty" / "ledger").mkdir(parents=True)
+    (here / "bin").mkdir()
+    for a, b, words, code in (
+        ("t", "p.toml", "is a profile", 2), ("t", "r", "is a run", 2), ("empty", "t", "no measured trial", 3),
+        ("bin", "p.toml", "bin is neither a run", 3), ("nowhere", "p.toml", "nowhere", 3),
+    ):  # fmt: skip
+        assert words in says("compare", a, b, code=code)
 
 
-@pytest.mark.parametrize("other", ["profile", "run"])
-def test_a_tuning_with_another_kind_is_a_usage_error(here, capsys, other):
-    name = _write_profile("b.toml") if other == "profile" else _write_run("b", 900, steps=3)
-    assert run(["compare", _write_tuning("a", 1000), name]) == 2
-    assert f"is a {other}" in capsys.readouterr().err
-
-
-def test_what_is_neither_is_named(here, capsys):
-    (here / "a").mkdir()
-    assert run(["compare", "a", _write_profile("b.toml")]) == 3
-    assert "a is neither a run" in capsys.readouterr().err
-    assert run(["compare", "nowhere", "b.toml"]) == 3
-
-
-def test_a_run_that_has_not_begun_has_no_speed(here, capsys):
-    told = _compare(capsys, _write_run("a", 1000, steps=1), _write_run("b", 1000))
-    assert told["headline"] is None
-
-
-def test_figures_that_are_none_are_left_out(here, capsys):
+def test_figures_that_are_none_are_left_out(here, compared):
     _write_run("a", 1000)
     _write_run("b", 1000, seed=1)
     path = here / "b" / "steps.jsonl"
@@ -304,15 +257,14 @@ def test_figures_that_are_none_are_left_out(here, capsys):
     lines[50] = json.dumps(json.loads(lines[50]) | {"step_s": 0.0, "loss": None})
     lines[51] = json.dumps(json.loads(lines[51]) | {"real_tokens_per_s": 0.0, "loss": -1.0})
     path.write_text("\n".join(lines) + "\n")
-    assert _compare(capsys, "a", "b")["headline"]["b"]["n"] == 178
+    assert compared("a", "b")["headline"]["b"]["n"] == 178
 
 
-def test_hostile_names_steer_nothing(here, capsys):
+def test_hostile_names_steer_nothing(here, says):
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"config": {"\x1b[31m\u202e": "\x07"}})})
     _write_run("a", 1000, device="\x1b]0;x\x07")
     _write_run("b", 900, config=config)
-    assert run(["compare", "a", "b"]) == 0
-    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+    assert all(c.isprintable() or c == "\n" for c in says("compare", "a", "b"))
 
 
 NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
@@ -321,17 +273,12 @@ NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
 @pytest.mark.parametrize(
     ("changes", "code", "said"), [({"driver": NULL}, 5, "pretended NVIDIA H100 NVL"), ({}, 8, "which reaches")]
 )
-def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(
-    here, capsys, changes, code, said
-):
+def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(here, says, changes, code, said):
     speed = 1000 if "driver" in changes else 10_000  # at a tenth of which a GPU is at 0.3 of its peak
     name = _write_run("a", speed, steps=20, device=NVL, peak_flops_per_s=835e12, **changes)
-    Path("p.toml").write_text(profile_to_toml(example_profile()))
     for command in (["compare", name, name], ["report", "build", "p.toml", "--run", name], ["advise", name]):
-        assert run(command) == code, command
-        assert said in capsys.readouterr().err
-    assert run(["launch", "status", name, "--json"]) == 0
-    [told] = json.loads(capsys.readouterr().out)["runs"]
+        assert said in says(*command, code=code)
+    [told] = json.loads(says("launch", "status", name, "--json"))["runs"]
     assert (told["step"], told["real_tokens_per_s"]) == (20, None)
 
 
@@ -341,13 +288,13 @@ def _write_steps(name, *, timed_steps=8, **made_on):
     ledger.append(found | {"measured": found["measured"] | {"timed_steps": timed_steps}})
 
 
-def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, capsys):
+def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared):
     _write_steps("a")
-    assert {one["metric"]["name"] for one in _compare(capsys, "a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
+    assert {one["metric"]["name"] for one in compared("a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
     _write_steps("b", timed_steps=1)
-    assert {one["metric"]["name"] for one in _compare(capsys, "b", "b")["figures"]} == {"peak memory"}
+    assert {one["metric"]["name"] for one in compared("b", "b")["figures"]} == {"peak memory"}
     _write_steps("c", gpu_name=NVL, driver=NULL)
-    told = _compare(capsys, "c", "c")
+    told = compared("c", "c")
     assert told["headline"] is None
     [peak] = told["figures"]
     assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")

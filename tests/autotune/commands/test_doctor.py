@@ -3,37 +3,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import typer
-from typer.testing import CliRunner
-
 from autotune.cluster.slurm import read_slurm
-from autotune.commands.doctor import NEXT_COMMAND, doctor, examine, render
+from autotune.commands.doctor import NEXT_COMMAND, examine, render
 from autotune.core.hardware import GpuFacts
 from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
 
 
-@pytest.fixture
-def app():
-    made = typer.Typer(rich_markup_mode=None)
-    made.command()(doctor)
-    return made
-
-
-def test_text_has_every_section_and_ends_with_the_next_command(app):
-    result = CliRunner().invoke(app, [])
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
+def test_text_has_every_section_and_ends_with_the_next_command(says):
+    lines = says("doctor").splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert lines[-1] == f"next: {NEXT_COMMAND}"
 
 
-def test_json_is_one_object_with_the_same_content(app, tmp_path):
-    result = CliRunner().invoke(app, ["--json", "--path", str(tmp_path), "--path", "/proc"])
-    assert result.exit_code == 0
-    content = json.loads(result.stdout)
+def test_json_is_one_object_with_the_same_content(says, tmp_path):
+    content = json.loads(says("doctor", "--json", "--path", tmp_path, "--path", "/proc"))
     derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
     assert set(content) == {"machine", "findings", "next"} | derived
     assert content["allotted_cpus"] >= 1
@@ -43,16 +28,9 @@ def test_json_is_one_object_with_the_same_content(app, tmp_path):
 
 def test_everything_is_read_through_the_ports():
     card = GpuFacts(
-        uuid="GPU-a",
-        index=0,
-        name="Card",
-        total_bytes=2**36,
-        mig_enabled=True,
-        power_cap_w=None,
-        compute_mode=None,
-        driver="1",
-        compute_capability=None,
-    )
+        uuid="GPU-a", index=0, name="Card", total_bytes=2**36, mig_enabled=True, power_cap_w=None, compute_mode=None,
+        driver="1", compute_capability=None,
+    )  # fmt: skip
     clock = FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=card)], clock=clock)
     machine = examine(FakeHost(versions={"torch": "2"}), monitor, read_slurm({}, lambda _: None), clock, [Path("/d")])

@@ -11,7 +11,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.search.profiles import read_profile
 from tests.autotune.profiles import example_profile
-from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings, TrainConfig
+from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
 from trainer.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
@@ -64,53 +64,36 @@ print(json.dumps(found))
 """
 
 
-def _variant(**changes) -> TrainConfig:
-    return example_profile().train.model_copy(update={"max_steps": 40, "warmup_steps": 5, **changes})
-
-
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """What transformers makes of exports: of every profile that is shipped, and of variants."""
+    """What transformers makes of exports of every profile that is shipped, and of variants; each with its profile."""
     place = tmp_path_factory.mktemp("exports")
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():
         profiles[name] = place / f"{name}.toml"
-        profile = example_profile().model_copy(update={"train": _variant(**changes)})
-        profiles[name].write_text(profile_to_toml(profile))
-    files = []
-    for name, path in profiles.items():
-        files.append(place / f"{name}.json")
-        assert run(["export", str(path), "--to", "hf-trainer", "--out", str(files[-1]), "--nodes", "2"]) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", READ, *map(str, files)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=place,
-        check=False,
-    )
+        found = example_profile()
+        train = found.train.model_copy(update={"max_steps": 40, "warmup_steps": 5, **changes})
+        profiles[name].write_text(profile_to_toml(found.model_copy(update={"train": train})))
+    files = [str(place / f"{name}.json") for name in profiles]
+    for path, file in zip(profiles.values(), files, strict=True):
+        assert run(["export", str(path), "--to", "hf-trainer", "--out", file, "--nodes", "2"]) == 0
+    command = [sys.executable, "-c", READ, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=place, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    return {name: found[name] | {"profile": read_profile(path).profile} for name, path in profiles.items()}
 
 
 @pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
-def test_transformers_reads_what_is_written_and_takes_every_value(read, name):
-    profile = next((path for path in SHIPPED if path.stem == name), None)
-    train = _variant(**VARIANTS[name]) if profile is None else read_profile(profile).profile.train
-    found = read[name]["arguments"]
+def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_warm_up(read, name):
+    found, profile = read[name]["arguments"], read[name]["profile"]
+    train = profile.train
     assert found["max_steps"] == train.max_steps
     assert found["bf16"] == (train.precision == "bf16")
     assert found["dataloader_num_workers"] == train.data.loader_workers
     assert found["torch_compile"] == train.compile_layers
     batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
-    ranks = 2 if profile is None else 2 * read_profile(profile).profile.local_ranks
-    assert batch * ranks >= train.global_batch_rows  # a step has at least as many samples as rows
-
-
-@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
-def test_learning_rates_are_the_same_after_the_warm_up(read, name):
-    profile = next((path for path in SHIPPED if path.stem == name), None)
-    train = _variant(**VARIANTS[name]) if profile is None else read_profile(profile).profile.train
+    assert batch * 2 * profile.local_ranks >= train.global_batch_rows  # a step has at least as many samples as rows
     first = train.warmup_steps
     ours = [learning_rate(train, step) for step in range(train.max_steps)]
     assert read[name]["rates"][first:] == pytest.approx(ours[first:], rel=1e-9, abs=1e-15)
@@ -130,16 +113,15 @@ def test_only_checkpointing_uses_a_name_that_will_go(read):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
-    profile = example_profile()
-    train = profile.train.model_copy(update={"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32})
-    (tmp_path / "p.toml").write_text(profile_to_toml(profile.model_copy(update={"train": train})))
-    return tmp_path
+def packed(here):
+    """The profile, of packed rows."""
+    found = example_profile()
+    changes = {"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32}
+    profile = found.model_copy(update={"train": found.train.model_copy(update=changes)})
+    (here / "p.toml").write_text(profile_to_toml(profile))
 
 
-def test_samples_of_packed_rows_are_counted_in_the_dataset(here, capsys, patterned_dataset):
+def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patterned_dataset):
     assert run(["export", "p.toml", "--to", "hf-trainer", "--data", str(patterned_dataset), "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -150,7 +132,7 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(here, capsys, pattern
     assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["real_tokens_per_step"], rel=0.3)
 
 
-def test_settings_are_printed_and_all_else_is_said_on_standard_error(here, capsys):
+def test_settings_are_printed_and_all_else_is_said_on_standard_error(packed, capsys):
     assert run(["export", "p.toml", "--to", "hf-trainer"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["per_device_train_batch_size"] == 2
@@ -158,14 +140,12 @@ def test_settings_are_printed_and_all_else_is_said_on_standard_error(here, capsy
         assert words in err
 
 
-def test_remarks_lie_beside_the_settings(here, capsys):
-    assert run(["export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json"]) == 0
-    assert "hf/settings.remarks.json" in capsys.readouterr().out
+def test_remarks_lie_beside_the_settings(packed, here, says):
+    assert "hf/settings.remarks.json" in says("export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json")
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
     assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text())
     assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "head"}
 
 
-def test_an_unknown_target_names_those_that_are_known(here, capsys):
-    assert run(["export", "p.toml", "--to", "lightning"]) == 2
-    assert "hf-trainer" in capsys.readouterr().err
+def test_an_unknown_target_names_those_that_are_known(here, says):
+    assert "hf-trainer" in says("export", "p.toml", "--to", "lightning", code=2)

@@ -1,11 +1,14 @@
+"""Measuring commands as SLURM jobs, and on login nodes."""
+
+import json
+import shlex
 import sys
 
 import pytest
 
-from autotune.cli import run
 from autotune.commands.jobs import command_in_job, plain_arguments
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import example_profile
+
+WORKERS = ["workers", "--profile", "p.toml", "--trial-timeout", "120"]
 
 
 @pytest.mark.parametrize(
@@ -30,23 +33,10 @@ def test_the_job_runs_the_same_command_without_what_makes_it_a_job(said):
     assert command_in_job(arguments) == ["probe", "--model", "m", "--data", "d", "--", "--wait"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("AUTOTUNE_SITE", raising=False)
-    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
-    (tmp_path / "p.toml").write_text(profile_to_toml(example_profile()))
-    return tmp_path
-
-
-WORKERS = ["workers", "--profile", "p.toml", "--trial-timeout", "120"]
-
-
-def test_a_dry_run_prints_the_script_and_writes_nothing(here, capsys, monkeypatch):
+def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_DATA", "/data")
     before = sorted(here.rglob("*"))
-    assert run([*WORKERS, "--slurm", "--dry-run"]) == 0
-    script = capsys.readouterr().out
+    script = says(*WORKERS, "--slurm", "--dry-run")
     assert script.startswith("#!/bin/bash\n")
     assert script.rstrip().endswith(f"{sys.executable} -m autotune workers --profile p.toml --trial-timeout 120")
     assert "export AUTOTUNE_DATA=/data" in script
@@ -54,55 +44,77 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, capsys, monkeypatc
     assert sorted(here.rglob("*")) == before
 
 
-def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(here, capsys, monkeypatch):
+@pytest.mark.parametrize("spelling", [["--slurm", "site.toml"], ["--slurm=site.toml"]])
+def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here, spelling):
+    (here / "site.toml").write_text('[slurm]\npartition = "gpu"\ncpus_per_task = 12\n')
+    typed = ["workers", "--profile", "p.toml", "--data", "a dir/$X", "--minutes", "5"]
+    out = says(*typed, *spelling)
+    (script,) = (here / "reports" / "jobs").glob("workers-tiny-*.sbatch")
+    assert sbatch.read_text().split() == ["--parsable", str(script.relative_to(here))]
+    lines = script.read_text().replace("\\\n", "").splitlines()
+    (step,) = [line for line in lines if line.startswith("srun ")]
+    assert shlex.split(step)[-len(typed) :] == typed
+    assert "--slurm" not in step
+    assert {"#SBATCH --cpus-per-task=12", "#SBATCH --partition=gpu"} <= set(lines)
+    assert not any("--gres" in line for line in lines)  # it was probed on a CPU
+    assert out.startswith("job               1\nexpected minutes  about 6, at most ")
+    assert str(script.relative_to(here)) in out
+    assert json.loads(says(*typed, *spelling, "--json"))["job"] == "2"
+
+
+def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(here, says, monkeypatch):
     for name in ("asked", "told", "site"):
         (here / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
     for arguments, expected in ((["--slurm", "asked.toml"], "asked"), (["--slurm"], "site")):
-        assert run([*WORKERS, *arguments, "--dry-run"]) == 0
-        assert f"--partition={expected}" in capsys.readouterr().out
+        assert f"--partition={expected}" in says(*WORKERS, *arguments, "--dry-run")
     monkeypatch.setenv("AUTOTUNE_SITE", "told.toml")
-    assert run([*WORKERS, "--slurm", "--dry-run"]) == 0
-    assert "--partition=told" in capsys.readouterr().out
+    assert "--partition=told" in says(*WORKERS, "--slurm", "--dry-run")
+    assert "none.toml" in says(*WORKERS, "--slurm", "none.toml", "--dry-run", code=3)
 
 
-def test_a_site_file_that_is_not_there_is_refused(here, capsys):
-    assert run([*WORKERS, "--slurm", "none.toml", "--dry-run"]) == 3
-    assert "none.toml" in capsys.readouterr().err
-
-
-def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submitted(here, capsys):
+def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submitted(here, says):
     (here / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
-    assert run([*WORKERS, "--slurm", "--dry-run"]) == 3
-    err = capsys.readouterr().err
+    err = says(*WORKERS, "--slurm", "--dry-run", code=3)
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
     assert "--trial-timeout 90" in err
-    assert run([*WORKERS, "--trial-timeout", "90", "--slurm", "--dry-run"]) == 0
+    says(*WORKERS, "--trial-timeout", "90", "--slurm", "--dry-run")
 
 
 @pytest.mark.parametrize("option", ["--wait", "--dry-run"])
-def test_options_of_a_job_mean_nothing_without_one(here, capsys, option):
-    assert run([*WORKERS, option]) == 2
-    assert "without --slurm" in capsys.readouterr().err
+def test_options_of_a_job_mean_nothing_without_one(here, says, option):
+    assert "means nothing without --slurm" in says(*WORKERS, option, code=2)
 
 
-def test_the_sites_processors_per_rank_come_before_the_profiles(here, capsys):
-    (here / "site.toml").write_text("[slurm]\ncpus_per_rank = 12\n")
-    assert run([*WORKERS, "--ranks", "2", "--slurm", "--dry-run"]) == 0
-    assert "#SBATCH --cpus-per-task=24" in capsys.readouterr().out
-
-
-def test_data_is_prepared_as_one_job(here, capsys):
-    arguments = ["data", "prepare", "elf:/usr/bin", "--out", "d1", "--workers", "8", "--slurm", "--dry-run"]
-    assert run(arguments) == 0
-    script = capsys.readouterr().out
+def test_what_a_job_asks_for_is_the_sites_else_the_profiles(here, says, patterned_dataset):
+    assert "#SBATCH --cpus-per-task=2\n" in says("baseline", "--profile", "p.toml", "--slurm", "--dry-run")
+    script = says("data", "prepare", "elf:/usr/bin", "--out", "d1", "--workers", "8", "--slurm", "--dry-run")
     assert "#SBATCH --cpus-per-task=8" in script
     assert script.rstrip().endswith("-m autotune data prepare elf:/usr/bin --out d1 --workers 8")
+    (here / "site.toml").write_text('[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n')
+    assert "#SBATCH --cpus-per-task=24" in says(*WORKERS, "--ranks", "2", "--slurm", "--dry-run")
+    probe = ["probe", "--model", "bert-mini", "--data", patterned_dataset, "--slurm", "--dry-run"]
+    assert "#SBATCH --gres=gpu:h100:2" in says(*probe)
+    assert "--gres" not in says(*probe, "--device", "cpu")
 
 
-def test_a_probe_takes_the_sites_gpus_unless_a_cpu_is_asked_for(here, capsys, patterned_dataset):
-    (here / "site.toml").write_text('[slurm]\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n')
-    probe = ["probe", "--model", "bert-mini", "--data", str(patterned_dataset), "--slurm", "--dry-run"]
-    assert run(probe) == 0
-    assert "#SBATCH --gres=gpu:h100:2" in capsys.readouterr().out
-    assert run([*probe, "--device", "cpu"]) == 0
-    assert "--gres" not in capsys.readouterr().out
+@pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
+def test_a_login_node_is_refused_with_the_job_to_submit_instead(
+    here, says, sbatch, monkeypatch, patterned_dataset, command
+):
+    what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["--profile", "p.toml"]
+    typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
+    err = says(*typed, code=5)
+    assert "looks like a login node" in err
+    assert f"autotune {shlex.join(typed)} --slurm. To measure here all the same: --here." in err
+    assert not sbatch.exists()
+
+
+def test_nodes_of_a_job_and_those_that_the_user_insists_on_are_none(here, says, sbatch, monkeypatch):
+    missing = ["workers", "--profile", "p.toml", "--data", "nowhere"]
+    assert "nowhere" in says(*missing, "--here", code=3)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    assert "nowhere" in says(*missing, code=3)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "nowhere" in says(*missing, code=3)

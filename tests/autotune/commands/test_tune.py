@@ -1,14 +1,11 @@
 import json
-import sys
 
 import pytest
 
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
 from autotune.core.tuning import Stage, TuningResult
 from autotune.errors import BadInput, DoesNotFit
 from autotune.tuning import tune as tuning_room
-from tests.autotune.profiles import example_profile
 
 TUNE = ["tune", "--model", "bert-mini", "--model", "bert-small", "--data", "data", "--memory", "1GiB"]
 
@@ -17,9 +14,8 @@ class Told:
     """A tuning that only notes what it was asked, and answers what it is told to."""
 
     def __init__(self, place):
-        profile = place / "p" / "tiny-cpu.toml"
-        profile.parent.mkdir()
-        profile.write_text(profile_to_toml(example_profile()))
+        (place / "p").mkdir()
+        (place / "p.toml").rename(place / "p" / "tiny-cpu.toml")
         stages = (
             Stage(name="probe", model="bert-mini", status="done", told="66 rows fit", seconds=3.0),
             Stage(name="baseline", model="bert-mini", status="done"),
@@ -42,25 +38,23 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def told(here, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
-        monkeypatch.delenv(name, raising=False)
-    found = Told(tmp_path)
+    found = Told(here)
     monkeypatch.setattr(tuning_room, "Tuning", found)
     return found
 
 
-def call(*words):
-    return run([*TUNE, *words])
+@pytest.fixture
+def call(told, says):
+    return lambda *words, code=0: says(*TUNE, *words, code=code)
 
 
-def test_what_was_asked_reaches_the_tuning(told):
+def test_what_was_asked_reaches_the_tuning(told, call):
     words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
              "--ranks", "2", "--max-rows", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
              "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
-    assert call(*words) == 0
+    call(*words)
     asked, probe = told.asked, told.asked.probes[1]
     assert asked.models == ["bert-mini", "bert-small"]
     assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == ("cpu", 7.0, 4, 0.5)
@@ -74,41 +68,37 @@ def test_what_was_asked_reaches_the_tuning(told):
     assert (probe.traced, probe.accumulate) == (True, True)
 
 
-def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(told, capsys):
-    assert call() == 0
+def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(told, call):
+    call()
     assert told.asked.skip == {"explore"}
-    assert call("--explore") == 0
+    call("--explore")
     assert told.asked.skip == frozenset()
     left_out = ["estimate", "probe", "accumulation", "workers", "network", "baseline", "report"]
-    assert call(*(word for name in left_out for word in ("--skip", name))) == 0
+    call(*(word for name in left_out for word in ("--skip", name)))
     assert told.asked.skip == {"estimate", "probe", "explore", "workers", "network", "baseline", "report"}
     assert not told.asked.probes[0].traced
     assert not told.asked.probes[0].accumulate
 
 
-def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told):
+def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told, says, call):
     call()
     plain = told.asked.minutes
     call("--explore")
     exploring = told.asked.minutes
-    run(["tune", "--model", "bert-mini", "--data", "data"])
+    says("tune", "--model", "bert-mini", "--data", "data")
     assert told.asked.minutes == plain / 2
     assert exploring > plain
     call("--explore", "--minutes", "3")
     assert told.asked.minutes == 3
 
 
-def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(told, capsys):
-    assert call() == 0
-    out = capsys.readouterr().out
+def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(call):
+    out = call()
     assert out.startswith("model")
-    assert "profile: p/tiny-cpu.toml" in out
     assert "not done: probe of bert-small: not even one row fits" in out
     assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
-    assert call("--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["profiles"] == ["p/tiny-cpu.toml"]
-    assert found["report"] == "r/report.html"
+    found = json.loads(call("--json"))
+    assert (found["profiles"], found["report"]) == (["p/tiny-cpu.toml"], "r/report.html")
     assert [(one["name"], one["model"], one["status"]) for one in found["stages"]] == [
         ("probe", "bert-mini", "done"), ("baseline", "bert-mini", "done"), ("probe", "bert-small", "failed"),
     ]  # fmt: skip
@@ -117,74 +107,38 @@ def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(told, capsys)
 
 def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
     told.failed = [DoesNotFit("not even one row fits", next_step="Raise --memory.")]
-    assert call() == 4
+    assert run(TUNE) == 4
     captured = capsys.readouterr()
     assert "profile: p/tiny-cpu.toml" in captured.out
-    assert "not even one row fits" in captured.err
-    assert "Raise --memory." in captured.err
+    assert "error: not even one row fits\n  next: Raise --memory." in captured.err
 
 
-def test_what_ends_the_tuning_says_how_to_go_on(told, capsys):
+def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, call, monkeypatch):
     told.error = BadInput("cannot write reports: No space left on device", next_step="Free space.")
-    assert call("--out", "my profiles") == 3
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "what was finished is saved; to go on from here: autotune tune --model bert-mini" in captured.err
-    assert "--out 'my profiles'" in captured.err
-    assert "Free space." in captured.err
-
-
-def test_before_anything_began_there_is_nothing_to_go_on_from_and_in_a_job_it_is_to_be_submitted_again(
-    told, capsys, monkeypatch
-):
-    told.error, told.has_saved = BadInput("there is no dataset", next_step="Make one."), False
-    assert call() == 3
-    assert "to go on from here" not in capsys.readouterr().err
+    err = call("--out", "my profiles", code=3)
+    assert "what was finished is saved; to go on from here: autotune tune --model bert-mini" in err
+    assert "--out 'my profiles'\n" in err
+    assert "Free space." in err
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    told.has_saved = True
-    assert call() == 3
-    assert "--memory 1GiB --slurm\n" in capsys.readouterr().err
-
-
-def test_interrupted_it_leaves_with_the_code_of_that(told, capsys):
+    assert "--memory 1GiB --slurm\n" in call(code=3)  # it is to be submitted again
+    told.has_saved = False
+    assert "to go on from here" not in call(code=3)
     told.error = KeyboardInterrupt()
-    assert call() == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command goes on" in call(code=130)
 
 
-def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, capsys):
-    assert call("--skip", "wokers") == 2
-    assert "wokers" in capsys.readouterr().err
-    assert run(["tune", "--model", "bert-mni", "--data", "data"]) == 3
-    assert "bert-mini" in capsys.readouterr().err
-    assert run(["tune", "--model", "bert-mini", "--data", "data", "--memory", "lots"]) in (2, 3)
+def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, call, says):
+    assert "wokers" in call("--skip", "wokers", code=2)
+    assert "bert-mini" in says("tune", "--model", "bert-mni", "--data", "data", code=3)
+    assert "lots" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "lots", code=3)
     assert told.asked is None
 
 
 # As jobs.
 
 
-@pytest.fixture
-def login_node(told, monkeypatch, tmp_path):
-    place = tmp_path / "bin"
-    place.mkdir()
-    (place / "sbatch").write_text("#!/bin/sh\nexit 1\n")
-    (place / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
-    monkeypatch.setattr(sys, "argv", ["autotune", *TUNE])
-
-
-def test_a_login_node_is_refused_with_the_job_to_submit_instead(told, login_node, capsys):
-    assert call() == 5
-    assert "autotune tune --model bert-mini" in capsys.readouterr().err
-    assert told.asked is None
-    assert call("--here") == 0
-    assert told.asked is not None
-
-
-def test_for_several_nodes_a_second_job_measures_two_of_them(told, capsys):
-    assert call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run") == 0
-    first, second = capsys.readouterr().out.split("\n\n#!/bin/bash")
+def test_for_several_nodes_a_second_job_measures_two_of_them(told, call):
+    first, second = call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run").split("\n\n#!/bin/bash")
     assert "#SBATCH --nodes=1" in first
     assert "#SBATCH --nodes=2" in second
     # The network's part of a model's 11 minutes, beside workers (3) and what settings are worth (1): 3 of 7.
@@ -194,9 +148,8 @@ def test_for_several_nodes_a_second_job_measures_two_of_them(told, capsys):
 
 
 @pytest.mark.parametrize("words", [["--explore"], ["--nodes", "4", "--skip", "network"]])
-def test_all_models_are_one_job_of_one_node_where_no_network_is_measured(told, capsys, words):
-    assert call(*words, "--slurm", "--dry-run") == 0
-    script = capsys.readouterr().out
+def test_all_models_are_one_job_of_one_node_where_no_network_is_measured(told, words, call):
+    script = call(*words, "--slurm", "--dry-run")
     assert script.count("#!/bin/bash") == 1
     assert "tune --model bert-mini --model bert-small" in script
     assert words[0] in script
@@ -204,18 +157,11 @@ def test_all_models_are_one_job_of_one_node_where_no_network_is_measured(told, c
     assert told.asked is None
 
 
-@pytest.mark.parametrize("words", [["--wait"], ["--dry-run"]])
-def test_what_belongs_to_a_job_means_nothing_without_one(told, capsys, words):
-    assert call(*words) == 2
-    assert "means nothing without --slurm" in capsys.readouterr().err
-    assert told.asked is None
-
-
-def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_path, capsys):
-    assert call("--nodes", "2") == 0
+def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_path, call, says):
+    call("--nodes", "2")
     assert not (tmp_path / "reports").exists()  # outside of a job there is no second one
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert call("--nodes", "2") == 0
+    call("--nodes", "2")
     left = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
     assert left == {"profiles": ["p/tiny-cpu.toml"], "report": "r/report.html", "with_baseline": True}
     asked = []
@@ -226,7 +172,5 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
 
     monkeypatch.setattr(tuning_room, "measure_between_nodes", measure)
     command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
-    capsys.readouterr()
-    assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0
+    assert "profile: p/tiny-cpu.toml" in says(*command, "--trial-timeout", "60", "--reports", "reports")
     assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]
-    assert "profile: p/tiny-cpu.toml" in capsys.readouterr().out

@@ -174,7 +174,12 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
 @pytest.mark.parametrize(
     ("outcome", "said", "next_step", "tries"),
     [
-        (Crashed(detail="a bus error"), "33 rows, speed crashed:\\na bus error", "resumes from", 3),
+        (
+            Crashed(detail="a bus error"),
+            r".33 rows, speed. was not measured \(crashed\):\na bus error",
+            "resumes from",
+            3,
+        ),
         (OutOfMemory(detail="no room"), "33 rows fitted at first", "--headroom", 1),
     ],
 )

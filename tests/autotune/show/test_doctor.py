@@ -18,27 +18,15 @@ from tests.fakes import FakeHost
 
 GPU = GpuStatus(
     facts=GpuFacts(
-        uuid="GPU-a",
-        index=0,
-        name="Big Card",
-        total_bytes=80 * 2**30,
-        mig_enabled=False,
-        power_cap_w=350.0,
-        compute_mode="default",
-        driver="550.1",
-        compute_capability=(9, 0),
+        uuid="GPU-a", index=0, name="Big Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
+        compute_mode="default", driver="550.1", compute_capability=(9, 0),
     ),
     sample=GpuSample(
-        time_s=1.0,
-        utilisation=0.25,
-        used_bytes=2**30,
-        power_w=120.4,
-        sm_clock_mhz=1980,
-        throttle_reasons=(),
+        time_s=1.0, utilisation=0.25, used_bytes=2**30, power_w=120.4, sm_clock_mhz=1980, throttle_reasons=(),
         temperature_c=40,
     ),
     processes=(GpuProcess(pid=42, used_bytes=None),),
-)
+)  # fmt: skip
 HOST = replace(
     FakeHost().facts([]),
     disks=(
@@ -52,49 +40,29 @@ HOST = replace(
     ),
 )
 MACHINE = MachineFacts(
-    time_utc=datetime.fromtimestamp(1000, UTC),
-    host=HOST,
-    gpus=(GPU,),
-    gpu_absent=None,
+    time_utc=datetime.fromtimestamp(1000, UTC), host=HOST, gpus=(GPU,), gpu_absent=None,
     gpu_unreadable=("GPU 1: lost",),
     slurm=SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
     versions={"torch": "2.10"},
-)
-
-
-def rows(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines()]
+)  # fmt: skip
 
 
 def test_every_section_says_what_was_found():
-    found = rows(doctor_text(MACHINE, ()))
-    for words in (
-        "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing",
-        "0 GPU-a 9.0 default off 550.1 42 (n/a)",
-        "unreadable: GPU 1: lost",
-        "/d lustre network 1 TiB",
-        "/u n/a n/a n/a",
-        "eth0 up 25 Gbit/s",
-        "eth1 down n/a",
-        "inside a job yes, 7",
-        "time left 1 h 00 min",
-        "tasks n/a",
-        "torch 2.10",
-        "optuna not installed",
+    found = [" ".join(line.split()) for line in doctor_text(MACHINE, ()).splitlines()]
+    assert {
+        "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing", "0 GPU-a 9.0 default off 550.1 42 (n/a)",
+        "unreadable: GPU 1: lost", "/d lustre network 1 TiB", "/u n/a n/a n/a", "eth0 up 25 Gbit/s", "eth1 down n/a",
+        "inside a job yes, 7", "time left 1 h 00 min", "tasks n/a", "torch 2.10", "optuna not installed",
         "nothing found",
-    ):
-        assert words.split() in found, words
+    } <= set(found)  # fmt: skip
 
 
-def test_gpu_that_cannot_be_read_shows_reasons_and_no_zeros():
+def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
     status = replace(GPU, sample=Unavailable(reason="lost"), processes=Unavailable(reason="hidden"))
     text = doctor_text(replace(MACHINE, gpus=(status,)), ())
     assert "n/a (lost)" in text
     assert "n/a (hidden)" in text
     assert " 0 W" not in text
-
-
-def test_machine_without_gpu_says_why():
     assert "none: no driver" in doctor_text(replace(MACHINE, gpus=(), gpu_absent="no driver"), ())
 
 

@@ -33,6 +33,10 @@ def with_evidence(profile, **evidence):
     return profile.model_copy(update={"evidence": profile.evidence.model_copy(update=evidence)})
 
 
+def probed(profile, previous=None):
+    return ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=previous)
+
+
 def of_kind(blocks, kind):
     return [block for block in blocks_of(Section(title="", key="", blocks=blocks)) if isinstance(block, kind)]
 
@@ -59,22 +63,16 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
 def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
     profile = example_profile()
     profile = profile.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update={"driver": driver})})
-    probed = ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=None)
-    assert probe_answer(probed)["bytes_known"] == known
-    assert ("a pretended GPU" in probe_text([probed], Path("d"))) == (known == "allocator")
+    assert probe_answer(probed(profile))["bytes_known"] == known
+    assert ("a pretended GPU" in probe_text([probed(profile)], Path("d"))) == (known == "allocator")
 
 
 def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
-    profile = with_evidence(
-        example_profile(),
-        probe=example_profile().evidence.probe.model_copy(
-            update={"choice": "430 fit; your global batch needs 128 per GPU", "knee_rows": [1, 2]}
-        ),
-    )
-    probed = ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=Path("old.toml"))
-    for text in (probe_text([probed], Path("d")), console_text(curve_section(reported(profile=profile)))):
-        assert "430 fit; your global batch needs 128 per GPU" in text
-    text = probe_text([probed], Path("d"))
+    changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_rows": [1, 2]}
+    profile = with_evidence(example_profile(), probe=example_profile().evidence.probe.model_copy(update=changes))
+    text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
+    for told in (text, console_text(curve_section(reported(profile=profile)))):
+        assert "430 fit; your global batch needs 128 per GPU" in told
     assert text.splitlines()[-2:] == [
         "profile: p.toml (the old one: old.toml)", "next: autotune workers --profile p.toml --data d",
     ]  # fmt: skip
@@ -85,18 +83,10 @@ def test_a_default_global_batch_is_said_to_be_one(tokens):
     profile = example_profile()
     constraints = profile.constraints.model_copy(update={"global_batch_tokens": tokens})
     profile = profile.model_copy(update={"constraints": constraints})
-    standing = full_standing(profile)
-    texts = (
-        profile_text(profile, standing, intact=True),
-        probe_text([ProbedModel(path=Path("p"), profile=profile, trials=(), previous=None)], Path("d")),
-    )
-    for text in texts:
+    standing = Standing(state="not reviewed", review=None, present_sha256="a" * 64)
+    for text in (profile_text(profile, standing, intact=True), probe_text([probed(profile)], Path("d"))):
         assert f"{tokens:,} real tokens" in text
         assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
-
-
-def full_standing(profile):
-    return Standing(state="not reviewed", review=None, present_sha256="a" * 64)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +124,11 @@ def workers_of(found):
 
 
 def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
-    lines = workers_of(sweep(local_ranks=4)).splitlines()
+    text = workers_of(sweep(local_ranks=4, consumer="a replayed step of 60 ms", operating_state="400 W"))
+    assert "onsumer: a replayed step of 60 ms; 4 ranks together, 7 windows of at least 2 s" in text
+    assert "ried up to 2 workers: 2 allotted CPUs, 1 local rank" in text
+    assert "GPU's operating state: 400 W" in text
+    lines = text.splitlines()
     assert lines[0] == "loader workers: 1 (so). 0 is slow."
     assert lines[-2:] == [
         "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
@@ -151,7 +145,6 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict():
 
 
 def test_counters_get_a_table_of_their_own_if_there_are_any():
-    assert gpu_rows(sweep()) == []
     assert "occupancy" not in workers_of(sweep())
     found = with_gpu(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
     assert gpu_rows(found)[0] == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
@@ -179,13 +172,6 @@ def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joi
     assert chosen_loader(found) == answer
     assert f"loader workers: {answer} (" in workers_of(found)
     assert words in workers_of(found)
-
-
-def test_ranks_consumer_and_limit_are_told():
-    text = workers_of(sweep(local_ranks=2, consumer="a replayed step of 60 ms", operating_state="400 W"))
-    assert "onsumer: a replayed step of 60 ms; 2 ranks together, 7 windows of at least 2 s" in text
-    assert "ried up to 2 workers: 2 allotted CPUs, 1 local rank" in text
-    assert "GPU's operating state: 400 W" in text
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(14.0, 10), (600.0, 40)])
@@ -222,17 +208,13 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     assert "paper: head: dense instead of masked" in lines
     assert "hf-trainer: nothing differs from the tuned settings" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report build p.toml"]
-    single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
-    told = baseline_lines([single, TUNED])
-    assert f"Tuned, against paper: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
-
-
-def test_what_did_not_run_has_no_figures_and_the_tuned_settings_need_no_ratio():
-    lines = baseline_lines([PAPER, DEFAULT, TUNED])
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
     assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
     assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
+    single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
+    told = baseline_lines([single, TUNED])
+    assert f"Tuned, against paper: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
 
 
 @pytest.mark.parametrize("rates", [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]])
@@ -280,8 +262,7 @@ def test_what_there_was_nothing_to_say_of_has_no_line():
     lines = exploration_text(found).splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
-    unbounded = exploration_text(explored(ratio_low=None, ratio_high=None))
-    assert f"1.01 ({NOT_ENOUGH}) times" in unbounded
+    assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(explored(ratio_low=None, ratio_high=None))
 
 
 def test_trials_of_an_exploration_are_told_the_fastest_first():
@@ -293,9 +274,6 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     assert table.rows[1] == ["64 packed rows, bf16", "18", "342,000", None, "ran"]
     assert table.rows[3][3:] == ["0.720", "pruned"]
     assert table.rows[-1][1:] == ["0", None, None, "crashed"]
-
-
-def test_a_profile_that_was_not_explored_says_how_to():
     (missing,) = exploration_section(reported())
     assert missing.state == "not asked for"
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)

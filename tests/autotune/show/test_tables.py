@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
 
 
-def test_columns_line_up():
-    table = text_table(("name", "bytes"), [("a", "1"), ("long name", "12345")], "lr")
-    assert table == "name       bytes\na              1\nlong name  12345"
-
-
-def test_missing_cell_shows_as_not_available():
-    assert text_table(("x",), [(None,)]) == "x\nn/a"
-
-
-def test_table_without_rows_keeps_its_headers():
-    assert text_table(("a", "b"), []) == "a  b"
+@pytest.mark.parametrize(
+    ("headers", "rows", "align", "text"),
+    [
+        (("name", "bytes"), [("a", "1"), ("long name", "12345")], "lr",
+         "name       bytes\na              1\nlong name  12345"),
+        (("x",), [(None,)], "", "x\nn/a"),
+        (("a", "b"), [], "", "a  b"),
+        (("n", "v"), [("日本", "x"), ("abcd", "y")], "", "n     v\n日本  x\nabcd  y"),
+    ],
+    ids=["aligned", "missing", "no rows", "wide"],
+)  # fmt: skip
+def test_columns_line_up(headers, rows, align, text):
+    assert text_table(headers, rows, align) == text
 
 
 def test_row_of_another_length_is_refused():
@@ -27,28 +29,15 @@ def test_row_of_another_length_is_refused():
             table(("a", "b"), [("x",)])
 
 
-def test_wide_characters_take_two_columns():
-    assert text_table(("n", "v"), [("日本", "x"), ("abcd", "y")]) == "n     v\n日本  x\nabcd  y"
-
-
 def test_markdown_aligns_numbers_to_the_right():
     assert markdown_table(("a", "b"), [("x", "1")], "lr") == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
 @pytest.mark.parametrize(
     "hostile",
-    [
-        "a|b",
-        "<img src=x onerror=alert(1)>",
-        "`code`",
-        "&lt;",
-        "[x](javascript:alert(1))",
-        "https://evil",
-        "www.evil",
-        "a@b.c",
-        "\\",
-    ],
-)
+    ["a|b", "<img src=x onerror=alert(1)>", "`code`", "&lt;", "[x](javascript:alert(1))", "https://evil", "www.evil",
+     "a@b.c", "\\"],
+)  # fmt: skip
 def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
     shown = markdown_inert(hostile)
     assert html.unescape(shown) == hostile
@@ -68,9 +57,6 @@ def test_hostile_cells_never_add_rows_or_columns(rows):
 
 
 @given(st.text())
-def test_inert_text_is_one_printable_line(text):
+def test_inert_text_is_one_printable_line_with_terminal_escapes_written_out(text):
     assert inert(text).isprintable()
-
-
-def test_terminal_escapes_are_written_out():
     assert inert("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"

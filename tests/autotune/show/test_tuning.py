@@ -38,21 +38,17 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
     assert lines[5].endswith("waits")
 
 
-def test_a_tuning_that_is_over_has_nothing_left():
+def test_a_tuning_that_is_over_has_nothing_left_and_a_note_does_not_repeat_the_model():
     done = [one for one in stages() if one.over]
     assert stages_text(done, seconds=71.0, left_s=100.0, width=120).startswith("tune: 3 of 3 stages, 1 min 11 s gone\n")
+    assert stage_words(Stage(name="probe", model="m", status="running", note="m: 8 rows")) == "8 rows"
 
 
 @pytest.mark.parametrize("width", [1, 20, 60])
 def test_no_line_is_wider_than_the_terminal(width):
-    text = stages_text(stages(), seconds=71.0, left_s=100.0, width=width)
-    assert all(len(line) <= width for line in text.splitlines())
-    assert len(text.splitlines()) == 7
-
-
-def test_a_note_does_not_repeat_the_model():
-    one = Stage(name="probe", model="m", status="running", note="m: 8 rows")
-    assert stage_words(one) == "8 rows"
+    lines = stages_text(stages(), seconds=71.0, left_s=100.0, width=width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) == 7
 
 
 def finished(job, measured, figures=None, label="x"):
@@ -73,12 +69,9 @@ def fed(rate, label, *, cached=False, **more):
     return finished("feed", {"cached": cached} | more, figures, label)
 
 
-UNTIMED = replace(
-    stepped(4, 900, device="cuda"),
-    trial=replace(
-        stepped(4, device="cuda").trial, measured=stepped(4, device="cuda").trial.measured | {"timed_steps": 1}
-    ),
-)
+def untimed():
+    done = stepped(4, 900, device="cuda")
+    return replace(done, trial=replace(done.trial, measured=done.trial.measured | {"timed_steps": 1}))
 
 
 @pytest.mark.parametrize(
@@ -95,26 +88,22 @@ UNTIMED = replace(
         ([stepped(4, 900)], "4 rows fit"),
         ([stepped(4, 900, None)], "900 tokens/s (4 rows, speed)"),
         ([stepped(4, 900, device="cuda")], "4 rows fit, 900 tokens/s (4 rows)"),
-        ([UNTIMED], "4 rows fit"),
+        ([untimed()], "4 rows fit"),
         # Batches from memory are no choice of loader workers.
         (
-            [
-                fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
-                fed(4000, "1 loader workers, round 1 (at most 9 s left)"),
-            ],
+            [fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
+             fed(4000, "1 loader workers, round 1 (at most 9 s left)")],
             "4,000 tokens/s (1 loader workers, round 1)",
         ),
         # Explored settings are named; the check of the loss is none of them.
         (
-            [
-                fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
-                fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
-                fed(9000, "equal loss, bf16", cached=True, losses=True),
-            ],
+            [fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
+             fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
+             fed(9000, "equal loss, bf16", cached=True, losses=True)],
             "4,400 tokens/s (16 packed rows, bf16)",
         ),
     ],
-)
+)  # fmt: skip
 def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
     assert best_words(trials) == words
 
@@ -158,12 +147,8 @@ def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
     assert text.splitlines()[1].split()[-4:] == ["n/a"] * 4
     assert "not done: workers of tiny: the window crashed" in text
     assert "report:" not in text
-
-
-def test_without_a_profile_there_is_no_table():
-    failed = Stage(name="probe", model="tiny", status="failed", told="not even one row fits")
-    text = tuning_text(result(profiles=(), report=None, next_steps=(), stages=(failed,)), [])
-    assert text == "not done: probe of tiny: not even one row fits"
+    nothing = tuning_text(result(profiles=(), report=None, next_steps=(), stages=(failed,)), [])
+    assert nothing == "not done: workers of tiny: the window crashed"  # and no table
 
 
 def test_what_was_explored_is_told_under_the_models_name():

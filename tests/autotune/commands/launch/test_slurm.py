@@ -6,69 +6,43 @@ import subprocess
 import pytest
 
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 from trainer.resolve import resolve
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, patterned_dataset):
-    """A directory with a profile of the dataset, and no SLURM."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("AUTOTUNE_SITE", "AUTOTUNE_DATA"):
-        monkeypatch.delenv(name, raising=False)
+def here(made_here, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    found = example_profile()
-    dataset = read_manifest(patterned_dataset).dataset_hash
-    data = found.train.data.model_copy(update={"dataset_hash": dataset, "path": None})
-    profile = found.model_copy(
-        update={
-            "train": found.train.model_copy(update={"data": data}),
-            "fingerprint": found.fingerprint.model_copy(update={"dataset_hash": dataset}),
-        }
-    )
-    (tmp_path / "p.toml").write_text(profile_to_toml(profile))
-    (tmp_path / "data").symlink_to(patterned_dataset)
-    return tmp_path
+    return made_here
 
 
 LAUNCH = ["launch", "slurm", "--profile", "p.toml", "--data", "data", "--out", "runs/one"]
 
 
-def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, capsys):
+def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, says):
     before = sorted(here.rglob("*"))
-    assert run([*LAUNCH, "--nodes", "4", "--dry-run"]) == 0
-    script = capsys.readouterr().out
+    script = says(*LAUNCH, "--nodes", "4", "--dry-run")
     assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "#SBATCH --nodes=4" in script
     assert f"#SBATCH --chdir={here}" in script
+    assert "sha256" not in script  # without an approval a job takes the profile as it is when it starts
+    assert "was approved" not in script
     assert sorted(here.rglob("*")) == before
 
 
-def test_without_submitting_the_script_lies_beside_the_run_and_the_command_is_told(here, capsys):
-    assert run(LAUNCH) == 0
-    assert "next: sbatch runs/one/train.sbatch" in capsys.readouterr().out
+def test_without_submitting_the_script_lies_beside_the_run_and_the_command_is_told(here, says):
+    assert "next: sbatch runs/one/train.sbatch" in says(*LAUNCH)
     assert (here / "runs" / "one" / "train.sbatch").is_file()
     assert (here / "runs" / "one" / "logs").is_dir()  # SLURM writes there before anything runs
-
-
-def test_submitting_without_slurm_names_the_script(here, capsys):
-    assert run([*LAUNCH, "--submit"]) == 5
-    err = capsys.readouterr().err
+    err = says(*LAUNCH, "--submit", code=5)
     assert "sbatch is not here" in err
     assert "runs/one/train.sbatch" in err
 
 
-def test_every_job_of_a_chain_is_submitted_with_its_number(here, capsys, monkeypatch):
-    (here / "bin").mkdir()
-    (here / "bin" / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {here}/said\nwc -l < {here}/said\n')
-    (here / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
+def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
-    assert run([*LAUNCH, "--chain", "3", "--submit", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["jobs"] == ["1", "2", "3"]
-    assert (here / "said").read_text().split() == [
+    assert json.loads(says(*LAUNCH, "--chain", "3", "--submit", "--json"))["jobs"] == ["1", "2", "3"]
+    assert sbatch.read_text().split() == [
         word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)
     ]
     assert "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
@@ -78,6 +52,7 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, capsys, monkeyp
     ("arguments", "code", "words"),
     [
         (["--set", "train.max_step=3"], 3, "max_step"),
+        (["--require-approved"], 6, "autotune report review p.toml --approve"),
         (["--time", "00:00:30"], 3, "cannot hold"),
         (["--time", "4h"], 2, "04:00:00"),
         (["--time", "90"], 2, "--time 90 is not"),
@@ -87,9 +62,8 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, capsys, monkeyp
         (["--site", "none.toml"], 3, "none.toml"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_written(here, capsys, arguments, code, words):
-    assert run([*LAUNCH, *arguments]) == code
-    assert words in capsys.readouterr().err
+def test_what_cannot_be_used_is_refused_before_anything_is_written(here, says, arguments, code, words):
+    assert words in says(*LAUNCH, *arguments, code=code)
     assert not (here / "runs").exists()
 
 
@@ -98,7 +72,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(here, capsys,
     [('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
      ("", "2.13.0", True)],
 )  # fmt: skip
-def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, capsys, monkeypatch, site, installed, has_option):
+def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, site, installed, has_option, says):
     (here / "site.toml").write_text(f"{site}\n")
     text = (here / "p.toml").read_text()
     assert text.count('torch = "') == 1
@@ -110,32 +84,21 @@ def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, capsys, monkeypa
         return installed
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert run([*LAUNCH, "--time", "100:00:00", "--dry-run"]) == 0
-    assert ("--shutdown-timeout" in capsys.readouterr().out) == has_option
+    assert ("--shutdown-timeout" in says(*LAUNCH, "--time", "100:00:00", "--dry-run")) == has_option
 
 
-def test_another_dataset_is_refused(here, capsys):
+def test_another_dataset_is_refused(here, says):
     text = (here / "p.toml").read_text()
     (here / "p.toml").write_text(text.replace(read_manifest(here / "data").dataset_hash, "0" * 64))
-    assert run(LAUNCH) == 6
-    assert "is not the dataset of the profile" in capsys.readouterr().err
+    assert "is not the dataset of the profile" in says(*LAUNCH, code=6)
 
 
 APPROVE = ["report", "review", "p.toml", "--approve", "--by", "reviewer"]
 
 
-def test_without_an_approval_nothing_is_written_where_one_is_required(here, capsys):
-    assert run([*LAUNCH, "--require-approved"]) == 6
-    err = capsys.readouterr().err
-    assert "nobody has reviewed" in err
-    assert "autotune report review p.toml --approve" in err
-    assert not (here / "runs").exists()
-
-
-def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, capsys):
+def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, says):
     assert run(APPROVE) == 0
-    assert run([*LAUNCH, "--require-approved", "--dry-run"]) == 0
-    script = capsys.readouterr().out
+    script = says(*LAUNCH, "--require-approved", "--dry-run")
     preflight = script[script.index(" launch preflight") :].split("\n\n")[0]
     assert "--require-approved" in preflight
     assert "--reports reports" in preflight
@@ -145,57 +108,38 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, c
     assert "# was approved: nodes, ranks and time" in script
 
 
-def test_where_no_approval_is_required_a_job_takes_the_profile_as_it_is_when_it_starts(here, capsys):
-    assert run([*LAUNCH, "--dry-run"]) == 0
-    script = capsys.readouterr().out
-    assert "sha256" not in script
-    assert "was approved" not in script
-
-
-def test_an_edited_or_rejected_profile_is_refused(here, capsys):
-    assert run(APPROVE) == 0
-    text = (here / "p.toml").read_text()
-    (here / "p.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
-    assert run([*LAUNCH, "--require-approved"]) == 6
-    assert "not approved any more" in capsys.readouterr().err
-    assert run(["report", "review", "p.toml", "--reject", "--by", "another"]) == 0
-    assert run([*LAUNCH, "--require-approved"]) == 6
-    assert "rejected by 'another'" in capsys.readouterr().err
+def test_a_rejected_profile_is_refused(here, says):
+    says(*APPROVE)
+    says("report", "review", "p.toml", "--reject", "--by", "another")
+    assert "rejected by 'another'" in says(*LAUNCH, "--require-approved", code=6)
 
 
 @pytest.mark.parametrize(
     "setting", ["max_steps=7", "log_interval_steps=9", "data.stage_to='/local'", "model.config.hidden_size=64.0"]
 )
-def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, capsys, setting):
-    assert run(APPROVE) == 0
-    assert run([*LAUNCH, "--require-approved", "--set", f"train.{setting}"]) == 6
-    err = capsys.readouterr().err
+def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, setting, says):
+    says(*APPROVE)
+    err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
     assert f"what nobody has approved: 'train.{setting.partition('=')[0]}' = " in err
-    assert "have that reviewed" in err
     assert not (here / "runs").exists()
 
 
-def test_a_setting_that_the_profile_has_anyway_changes_nothing(here, capsys):
-    assert run(APPROVE) == 0
-    assert run([*LAUNCH, "--require-approved", "--set", "train.micro_batch_rows=2", "--dry-run"]) == 0
-
-
-def test_a_site_may_require_approvals_of_all(here, capsys):
+def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_anyway_changes_nothing(here, says):
     (here / "site.toml").write_text("require_approved = true\n")
-    assert run(LAUNCH) == 6
-    assert run(APPROVE) == 0
-    assert run([*LAUNCH, "--dry-run"]) == 0
-    assert "--require-approved" in capsys.readouterr().out
+    says(*LAUNCH, code=6)
+    says(*APPROVE)
+    assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_rows=2", "--dry-run")
 
 
-@pytest.mark.parametrize("asked_by", ["option", "site.toml", "other.toml"])
-def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, capsys, monkeypatch, asked_by):
-    if asked_by != "option":
+@pytest.mark.parametrize("asked_by", ["option", "site.toml", "other.toml", "absent.toml"])
+def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, says, monkeypatch, asked_by):
+    if asked_by in ("site.toml", "other.toml"):
         (here / asked_by).write_text("require_approved = true\n")
-    if asked_by == "other.toml":
+    if asked_by in ("other.toml", "absent.toml"):
         monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
-    assert run(["launch", "local", *LAUNCH[2:], *(["--require-approved"] if asked_by == "option" else [])]) == 6
-    assert "nobody has reviewed" in capsys.readouterr().err
+    code, words = (3, "absent.toml") if asked_by == "absent.toml" else (6, "nobody has reviewed")
+    option = ["--require-approved"] if asked_by == "option" else []
+    assert words in says("launch", "local", *LAUNCH[2:], *option, code=code)
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -212,9 +156,3 @@ def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_j
     assert (f"--expect-profile-sha256 {said}" in " ".join(started[0])) == required
     assert "/there/python" not in started[0]
     assert "stage_to" not in " ".join(started[0])
-
-
-def test_a_site_file_that_cannot_be_read_lets_nothing_pass(here, monkeypatch, capsys):
-    monkeypatch.setenv("AUTOTUNE_SITE", "absent.toml")
-    assert run(["launch", "local", *LAUNCH[2:]]) == 3
-    assert "absent.toml" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from autotune.core.evidence import (
     SettingDifference,
     WorkersEvidence,
     WorkersRow,
-)
+)  # fmt: skip
 from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
@@ -161,22 +161,18 @@ def _network(note: str) -> NetworkEvidence:
             scope="within nodes", members=2, latency_s=9e-6, latency_s_low=8e-6, latency_s_high=1.1e-5,
             bytes_per_s=245e9, bytes_per_s_low=238e9, bytes_per_s_high=251e9, worst_error_share=0.04,
         ),
-        LinkEvidence(
-            scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, bytes_per_s_low=2.6e9,
-            bytes_per_s_high=2.8e9, worst_error_share=0.06,
-        ),
+        LinkEvidence(scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, worst_error_share=0.06),
     ]  # fmt: skip
     exchanges = [
         ExchangeRow(
-            strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=4, rows=64, predicted_step_s=1.82,
-            step_s=1.86, steps=12, real_tokens_per_s=560_000.0, compute_share=0.83, communication_share=0.16,
-            peak_bytes=24 * GIB, outcome=f"the default{note}",
-        ),
-        ExchangeRow(
-            strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=4, rows=64, predicted_step_s=1.61,
-            step_s=1.63, steps=12, real_tokens_per_s=642_000.0, compute_share=0.94, communication_share=0.05,
-            peak_bytes=24 * GIB, outcome=f"chosen{note}",
-        ),
+            strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, micro_batches=4, rows=64, predicted_step_s=s[0],
+            step_s=s[1], steps=12, real_tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
+            peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
+        )
+        for dtype, cap, s, speed, outcome in (
+            ("fp32", 25, (1.82, 1.86, 0.16), 560_000.0, "the default"),
+            ("bf16", 100, (1.61, 1.63, 0.05), 642_000.0, "chosen"),
+        )
     ]  # fmt: skip
     scaling = [_scaling(2**power, measured=False, note=note) for power in range(8)]
     scaling += [_scaling(nodes, measured=True, note=note) for nodes in (1, 2)]
@@ -273,13 +269,14 @@ def _trial(number: int, note: str) -> FinishedTrial:
 
 def example_bottleneck(source: str, note: str = "") -> Bottleneck:
     """Mostly computing, and some of everything."""
-    parts = (
-        StepPart(cause="computation", share=0.862, low=0.855, high=0.868, source=f"compute_s{note}"),
-        StepPart(cause="network", share=0.071, low=0.066, high=0.077, source=f"communication_s{note}"),
-        StepPart(cause="update", share=0.031, low=0.030, high=0.032, source="optimizer_s"),
-        StepPart(cause="host", share=0.022, low=0.015, high=0.028, source="what is left of step_s"),
-        StepPart(cause="input", share=0.008, low=0.006, high=0.011, source="data_wait_s"),
-        StepPart(cause="padding", share=0.006, source="packing_efficiency"),
+    shares = {
+        "computation": (0.862, 0.855, 0.868, f"compute_s{note}"), "network": (0.071, 0.066, 0.077, "communication_s"),
+        "update": (0.031, 0.030, 0.032, "optimizer_s"), "host": (0.022, 0.015, 0.028, "what is left of step_s"),
+        "input": (0.008, 0.006, 0.011, "data_wait_s"), "padding": (0.006, None, None, "packing_efficiency"),
+    }  # fmt: skip
+    parts = tuple(
+        StepPart(cause=cause, share=share, low=low, high=high, source=source)  # type: ignore[arg-type]  # one of them
+        for cause, (share, low, high, source) in shares.items()
     )
     return Bottleneck(
         limit="network", decided=True, parts=parts, steps=390, source=f"{source}{note}",
@@ -349,14 +346,9 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
     )
     startup = StartUp(**dict.fromkeys(StartUp.model_fields, 4.0))
     return Run(
-        directory=directory,
-        header=header,
-        steps=rows,
-        evaluations=(evaluated,),
-        events=events,
-        startup=startup,
+        directory=directory, header=header, steps=rows, evaluations=(evaluated,), events=events, startup=startup,
         end=end,
-    )
+    )  # fmt: skip
 
 
 def _step(number: int) -> StepRow:
@@ -375,32 +367,25 @@ def _step(number: int) -> StepRow:
     )  # fmt: skip
 
 
-def _review(note: str) -> Review:
-    return Review(
-        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
-        note=f"go{note}"[:2000],
-    )  # fmt: skip
-
-
 def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     """What a report of all of it is built from, with a second profile that was only probed."""
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
     profile = example_profile(manifest.dataset_hash, note)
+    review = Review(
+        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
+        note=f"go{note}"[:2000],
+    )  # fmt: skip
     one = ReportedProfile(
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
-        standing=Standing(state="approved", present_sha256="0" * 64, review=_review(note)),
+        standing=Standing(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(
-        path=Path("profiles/bert-120m-again.toml"),
-        profile=bare,
-        intact=False,
-        content_sha256="cd" * 32,
-        trials=(),
+        path=Path("profiles/bert-120m-again.toml"), profile=bare, intact=False, content_sha256="cd" * 32, trials=(),
         damaged_lines=0,
-    )
+    )  # fmt: skip
     directory = Path(f"runs/20261122T034808Z{note.replace('/', ' ')[:40]}")
     run = example_run(directory, one.content_sha256, manifest.dataset_hash, note)
     reported = ReportedRun(

@@ -31,14 +31,10 @@ def table_of(document, caption):
     return next(table for table in of_kind(document, Table) if table.caption.startswith(caption))
 
 
-def test_a_report_needs_a_profile():
+def test_a_report_needs_a_profile_and_with_several_the_keys_of_its_sections_are_unique():
     with pytest.raises(ValueError, match="needs a profile"):
         report_document((), ())
-
-
-def test_keys_of_sections_are_unique_with_several_profiles():
-    document = report_document(*example_inputs(4))
-    keys = [section.key for section in of_kind(document, Section)]
+    keys = [section.key for section in of_kind(report_document(*example_inputs(4)), Section)]
     assert len(keys) == len(set(keys))
 
 
@@ -64,21 +60,19 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it():
     assert ["Before and after", "What the tuned settings are worth against others"] in [row[:2] for row in listed.rows]
 
 
-def test_an_undecided_count_asks_for_more_time():
+def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
     profile = example_profile("d")
     workers = profile.evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
     one = reported(profile=profile.model_copy(update={"evidence": Evidence(workers=workers)}))
-    missing = of_kind(report_document((one,), ()), Missing)
-    assert "autotune workers --profile profiles/m.toml --minutes 40" in [c for block in missing for c in block.commands]
+    text = report_markdown(report_document((one,), ()))
+    assert "loader workers 3** (undecided between 2 and 4)" in text
+    assert "autotune workers --profile profiles/m.toml --minutes 40" in text
 
 
-def test_advice_keeps_its_order_and_its_severity():
+def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_but_no_note():
     cards = [one for one in of_kind(report_document(*example_inputs(4)), Section) if one.badge]
     assert [card.badge for card in cards] == ["must", "should", "note"]
     assert cards[0].title.startswith("1. ")
-
-
-def test_the_answer_names_the_first_thing_to_do_and_no_note():
     (one, _), _ = example_inputs(4)
     for advice, said in ((one.advice, "GPU 1 slows down for heat in 31% of all samples"), (one.advice[2:], None)):
         limits = of_kind(report_document((dataclasses.replace(one, advice=advice),), ()), Pairs)[0].pairs[2][1]
@@ -86,13 +80,17 @@ def test_the_answer_names_the_first_thing_to_do_and_no_note():
         assert ("No change is known to pay." in limits) == (said is None)
 
 
-def test_changes_of_the_recipe_are_named_wherever_they_come_from():
-    document = report_document(*example_inputs(4))
+def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
+    profiles, runs = example_inputs(4)
+    more = tuple(reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"]) for n in range(9))
+    document = report_document(profiles, (*runs, *more))
     recipe = next(one for one in document.sections if one.key == "recipe")
-    text = " ".join(part if isinstance(part, str) else part.text for item in recipe.blocks[0].items for part in item)
+    said = [[getattr(part, "text", part) for part in item] for item in recipe.blocks[0].items]
+    text = " ".join(part for item in said for part in item)
     assert "Attention dropout is 0 instead of the model's own" in text
     assert "Gradients travel as bf16 instead of fp32" in text
     assert "Attention dropout 0 instead of 0.1" in text
+    assert ["r0, r1, r2 and 6 more of them", ": Dropout 0 instead of 0.1."] in said
 
 
 def test_an_edited_profile_is_said_to_be():
@@ -196,14 +194,6 @@ def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
     said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
     assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(map(str, said))
     assert "6 of 7 curves of the loss are shown here, the first; the JSON file has all." in said
-
-
-def test_a_change_that_many_made_is_told_once():
-    runs = tuple(reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"]) for n in range(9))
-    document = report_document((reported(),), runs)
-    recipe = next(section for section in document.sections if section.key == "recipe")
-    said = [[getattr(part, "text", part) for part in item] for item in recipe.blocks[0].items]
-    assert ["r0, r1, r2 and 6 more of them", ": Dropout 0 instead of 0.1."] in said
 
 
 def test_a_run_with_a_profile_elsewhere_is_told_with_its_steps():

@@ -6,8 +6,7 @@ import pytest
 from autotune.show.intervals import hours
 from autotune.show.report.build import report_document
 from autotune.show.report.facts import report_facts
-from autotune.show.report.html import report_html
-from autotune.show.text import report_markdown
+from autotune.show.text import report_html, report_markdown
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.events import happened
@@ -20,14 +19,10 @@ def three(request):
     return report_markdown(document), Page(report_html(document)), report_facts(*inputs, document)
 
 
-def test_markdown_and_html_have_the_same_tables_cell_by_cell(three):
+def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     markdown, page, _ = three
     assert markdown_tables(markdown) == page.tables
     assert len(page.tables) > 25
-
-
-def test_markdown_and_html_have_the_same_titles(three):
-    markdown, page, _ = three
     titles = re.findall(r"(?m)^#+ (.*)$", markdown)
     assert len(titles) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
 
@@ -49,10 +44,7 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in shown
     assert len(run["events"]) == 20
     assert run["earlier_events"] == 10
-
-
-def test_json_is_json_whatever_was_measured(three):
-    assert json.loads(json.dumps(three[2], allow_nan=False)) == three[2]
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
 def test_what_needs_attention_in_a_run_is_told_and_what_does_not_is_not():

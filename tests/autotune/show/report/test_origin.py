@@ -5,8 +5,7 @@ import pytest
 from autotune.core.verification import LedgerCheck
 from autotune.show.profile import commands
 from autotune.show.report.build import report_document
-from autotune.show.report.html import report_html
-from autotune.show.text import report_markdown
+from autotune.show.text import report_html, report_markdown
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.examples import Page, reported
 

@@ -1,4 +1,4 @@
-"""``autotune report review``: approve or reject a profile."""
+"""``autotune report``: what was found, the evidence, and what to do next, as HTML, Markdown and JSON; and approvals."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,9 +6,40 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.commands.completion import profiles
-from autotune.commands.options import REPORTS, AsJson, Reports
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
+
+app = typer.Typer(help="Build tuning reports, sign profiles off.", no_args_is_help=True)
 
 
+@app.command("build")
+def build(
+    *,
+    profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.", autocompletion=profiles)],
+    run: Annotated[list[Path] | None, typer.Option(help="A training run's directory; repeat for several.")] = None,
+    data: ProfileData = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="HTML file; Markdown and JSON lie beside it. Default: reports/<profile>/report.html."),
+    ] = None,
+    reports: Reports = REPORTS,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with the places of all three.")
+    ] = False,
+) -> None:
+    """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
+    from autotune.search.profiles import report_directory
+    from autotune.show.answers import answer_json
+    from autotune.tuning.report import build_report
+
+    place = out or report_directory(profile[0], reports) / "report.html"
+    places = build_report(profile, reports, place, runs=run or (), data=data)
+    if as_json:
+        print(answer_json({name: str(path) for name, path in places.items()}))
+    else:
+        print(f"report: {places['html']}\nthe same as Markdown: {places['markdown']}\nfor programs: {places['json']}")
+
+
+@app.command("review")
 def review(
     *,
     profile: Annotated[Path, typer.Argument(help="The profile that is reviewed.", autocompletion=profiles)],
