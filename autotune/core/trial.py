@@ -13,7 +13,7 @@ from trainer.schema import Table, canonical_sha256, parse_table
 FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""
 
-JobName = Literal["step", "feed", "fault", "trace", "links", "exchange"]
+JobName = Literal["step", "feed", "trace", "links", "exchange"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

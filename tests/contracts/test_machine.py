@@ -38,7 +38,7 @@ def machine(request, forking):
 
 def _fault(fault: str, **measured) -> Trial:
     limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
-    return Trial(job="fault", measured={"fault": fault} | limits | measured, timeout_s=1.0)
+    return Trial(job="tests.failing_job", measured={"fault": fault} | limits | measured, timeout_s=1.0)
 
 
 def test_a_job_that_ends_well_is_measured(machine):
@@ -75,7 +75,7 @@ def test_an_allocation_within_the_budget_goes_through(forking):
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
     trial = Trial(
-        job="fault", measured={"fault": "leave_child"}, place={"pid_file": str(tmp_path / "pid")}, timeout_s=10
+        job="tests.failing_job", measured={"fault": "leave_child"}, place={"pid_file": str(tmp_path / "pid")}, timeout_s=10
     )
     assert isinstance(forking.run(trial), Measured)
     pid = int((tmp_path / "pid").read_text())
@@ -111,7 +111,7 @@ def write():
     time.sleep(1)
     open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
 threading.Thread(target=write).start()
-machine.run(Trial(job="fault", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
+machine.run(Trial(job="tests.failing_job", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline_s = time.monotonic() + 60

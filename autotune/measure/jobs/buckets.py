@@ -7,7 +7,7 @@ it.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,9 +50,8 @@ class GradientBuckets:
         """In the order of the first backward that sends."""
         self._rebuilt = False
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Make the buckets, and fill them within the block."""
+    def keep(self, hooks: contextlib.ExitStack) -> None:
+        """Make the buckets, and fill them until the hooks are removed."""
         pieces = [one.size_bytes for one in _assigned(self._parameters, [_BROADCAST_BYTES])]
         blocks = [torch.empty(0)] * 2
         for number, size_bytes in enumerate(pieces):
@@ -60,14 +59,10 @@ class GradientBuckets:
             blocks[number % 2] = self._made(size_bytes)
         del blocks
         self._lay_out(_assigned(self._parameters, []))
-        handles = [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._parameters]
-        handles.append(self._module.register_forward_pre_hook(self._forward_begins))
-        handles.append(self._module.register_forward_hook(self._forward_ended))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        for one in self._parameters:
+            hooks.enter_context(one.register_post_accumulate_grad_hook(self._accumulated))
+        hooks.enter_context(self._module.register_forward_pre_hook(self._forward_begins))
+        hooks.enter_context(self._module.register_forward_hook(self._forward_ended))
 
     def step_begins(self, backwards: int) -> None:
         """So many micro-batches follow, of which the last one sends."""

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 
@@ -12,29 +11,8 @@ from trainer.config import TrainConfig
 from trainer.feed import DataWait, MicroBatch
 from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks
-from trainer.peaks import ModelWork
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark
-
-
-class Consumer(Protocol):
-    """Takes optimizer steps, as far ahead of the device as the trainer does."""
-
-    wait: DataWait
-    work: ModelWork | None
-    """What its model computes; None where it has none."""
-
-    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until the device has done everything."""
-        ...
-
-    def losses(self) -> list[float]:
-        """Of each step so far, warm-up included."""
-        ...
 
 
 class TrainingStep:
@@ -49,7 +27,7 @@ class TrainingStep:
 
     def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
         self._step, self._config, self._micro_batches = training.step, config, micro_batches
-        self.work: ModelWork | None = training.work
+        self.work = training.work
         self._taken = 0
         self._last: StepResult | None = None
         self._losses: list[torch.Tensor] = []
@@ -76,7 +54,7 @@ class TrainingStep:
             raise ValueError(f"the loss is {loss}")
 
     def losses(self) -> list[float]:
-        """Of each step so far, warm-up included."""
+        """Return the loss of each step so far, warm-up included."""
         return [float(loss) for loss in self._losses]
 
 
@@ -100,15 +78,10 @@ class ReplayedStep:
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: Mark(time.perf_counter()))
         torch.set_num_threads(1)
-        self.work: ModelWork | None = None
         self._keeps_busy = torch.rand(96, 96)
 
-    def losses(self) -> list[float]:
-        """None: nothing is learned."""
-        return []
-
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
+        """Take a step's micro-batches and hand them to the device, as far ahead of it as the trainer does."""
         batches = []
         begins_s = self._free_s
         for _ in range(self._micro_batches):
@@ -136,3 +109,7 @@ class _Until(Mark):
     def reached(self) -> bool:
         assert isinstance(self.moment, float)
         return time.perf_counter() >= self.moment
+
+
+Consumer = TrainingStep | ReplayedStep
+"""Takes optimizer steps, as far ahead of the device as the trainer does."""

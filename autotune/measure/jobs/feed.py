@@ -53,21 +53,39 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    config, micro_batches = _configured(config, dataset, ranks, measured["round"])
-    consumer = _consumer(config, dataset, ranks, micro_batches, measured["replayed_step_s"])
-    loader = _batches(dataset, config, ranks, measured)
-    ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
+    config = in_rows(config, dataset)
+    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))  # they stand for any number
+    changed = {
+        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
+        "global_batch_tokens": None,
+        "global_batch_samples": None,
+        "max_epochs": None,  # no end: the window decides
+        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
+        "seed": config.seed + measured["round"],
+    }
+    config = config.model_copy(update=changed)
+    consumer: Consumer
+    if (replayed_s := measured["replayed_step_s"]) is not None:
+        consumer = ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
+    else:
+        manifest = dataset.manifest
+        training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+        consumer = TrainingStep(training, config, micro_batches, ranks.device)
+    cached = measured["cached"]
+    workers = 0 if cached else config.data.loader_workers
+    loader = batches_of(dataset, config, ranks, cached=cached, sample_delay_s=measured["sample_delay_s"])
+    ready = workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
     step_s = _warm_up(loader, consumer, warm_up)
-    window = Window(
-        measured["window_s"], measured["min_steps"], _volley(config, micro_batches, cached=measured["cached"])
-    )
+    # Workers that began together are where they were after so many steps: a window that cuts a volley miscounts.
+    volley = max(1, workers // math.gcd(workers, micro_batches))
+    window = Window(measured["window_s"], measured["min_steps"], volley)
     figures = _measure(loader, consumer, ranks, window, step_s)
-    losses = consumer.losses() if measured.get("losses") else []
+    if measured.get("losses") and isinstance(consumer, TrainingStep):
+        figures["losses"] = consumer.losses()
     leave_ranks(together=True)
     return figures | {
-        **({"losses": losses} if losses else {}),
         "optimizer_steps": warm_up + figures["steps"],
         "discarded_batches": drained + warm_up * micro_batches,
         "micro_batches_per_step": micro_batches,
@@ -75,49 +93,17 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _configured(config: TrainConfig, dataset: TokenDataset, ranks: Ranks, number: int) -> tuple[TrainConfig, int]:
-    """The configuration of the window, and its micro-batches to a step: a few stand for any number above."""
-    config = in_rows(config, dataset)
-    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))
-    changed = {
-        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
-        "global_batch_tokens": None,
-        "global_batch_samples": None,
-        "max_epochs": None,  # no end: the window decides
-        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
-        "seed": config.seed + number,
-    }
-    return config.model_copy(update=changed), micro_batches
-
-
-def _consumer(
-    config: TrainConfig, dataset: TokenDataset, ranks: Ranks, micro_batches: int, replayed_s: float | None
-) -> Consumer:
-    if replayed_s is not None:
-        return ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
-    manifest = dataset.manifest
-    training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-    return TrainingStep(training, config, micro_batches, ranks.device)
-
-
-def _volley(config: TrainConfig, micro_batches: int, *, cached: bool) -> int:
-    """Steps after which workers that began together are where they were; a window that cuts a volley miscounts."""
-    workers = 0 if cached else config.data.loader_workers
-    return 1 if not workers else workers // math.gcd(workers, micro_batches)
-
-
-def _batches(
-    dataset: TokenDataset, config: TrainConfig, ranks: Ranks, measured: dict[str, Any]
+def batches_of(
+    dataset: TokenDataset, config: TrainConfig, ranks: Ranks, *, cached: bool = True, sample_delay_s: float = 0.0
 ) -> Iterator[MicroBatch]:
+    """Return a rank's micro-batches without end: some from memory again and again, or those that a loader makes."""
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
     source = MicroBatchSource(dataset, config, plan)
-    # Endless: the loader draws from it lazily.
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
-    if measured["cached"]:
-        made = [source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)]
-        pinned = config.data.pin_memory and config.device == "cuda"
-        return itertools.cycle([batch.pin_memory() for batch in made] if pinned else made)
-    return make_loader(_Delayed(source, measured["sample_delay_s"]), config, plans)
+    if not cached:
+        return make_loader(_Delayed(source, sample_delay_s), config, plans)
+    alone = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
+    return itertools.cycle(list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES)))
 
 
 class _Delayed:
@@ -179,6 +165,7 @@ def _measure(
     """Take steps until the window is full, on all ranks as many."""
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
+    work = consumer.work if isinstance(consumer, TrainingStep) else None
     real_tokens = slots = taken = 0
     flops = 0.0
     todo = round(ranks.max(window.steps(window.seconds / FIRST_PART, step_s, window.min_steps))[0])
@@ -189,8 +176,8 @@ def _measure(
             batches = consumer.step(loader)
             real_tokens += sum(batch.real_tokens for batch in batches)
             slots += sum(batch.ids_BS.numel() for batch in batches)
-            if consumer.work is not None:
-                flops += sum(consumer.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            if work is not None:
+                flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
         taken += todo
         past_s = ranks.max(time.monotonic() - start_s)[0]
         left_s = window.seconds - past_s
@@ -206,7 +193,7 @@ def _measure(
         "steps": taken,
         "real_tokens_per_s": ranks.sum(real_tokens)[0] / slowest_s,
         "slot_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
-        "model_flops_per_s": None if consumer.work is None else ranks.sum(flops)[0] / slowest_s,
+        "model_flops_per_s": None if work is None else ranks.sum(flops)[0] / slowest_s,
         "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.max(-start_s)[0],
         "window_end_s": ranks.max(end_s)[0],

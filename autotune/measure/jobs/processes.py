@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
     for rank in range(local_ranks):
         pid = os.fork()
         if pid == 0:
-            _child(request, _place(request["place"], rank, local_ranks, directory), rank, server)
+            _child(request, rank, local_ranks, server)
         ranks.append(RankProcess(pid=pid))
     timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
     return {
@@ -73,15 +74,6 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
         "killed_by_kernel": _kernel_kills() > kills_before,
         "ranks": [_account(process, directory, rank) for rank, process in enumerate(ranks)],
     }
-
-
-def _place(place: dict[str, Any], rank: int, local_ranks: int, directory: Path) -> dict[str, Any]:
-    """What a rank is told of where it is: who it is, as torchrun says it, and where it meets the others."""
-    if local_ranks == 1:
-        return place
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": local_ranks, "LOCAL_WORLD_SIZE": local_ranks}
-    environment = {name: str(number) for name, number in numbers.items()}
-    return place | {"environment": environment, "rendezvous": str(directory / "rendezvous")}
 
 
 def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
@@ -121,10 +113,14 @@ def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]
     }
 
 
-def _child(request: dict[str, Any], place: dict[str, Any], rank: int, server: int) -> NoReturn:
+def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoReturn:
     os.setsid()
     end_with_parent(server)
-    directory = Path(request["directory"])
+    directory, place = Path(request["directory"]), request["place"]
+    if ranks > 1:  # who it is, as torchrun says it, and where it meets the others
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        place |= {"environment": {name: str(number) for name, number in numbers.items()}}
+        place |= {"rendezvous": str(directory / "rendezvous")}
     log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -135,31 +131,23 @@ def _child(request: dict[str, Any], place: dict[str, Any], rank: int, server: in
     try:
         from autotune.measure.jobs.child import run_job
 
-        measured = run_job(request["job"], request["measured"], place, directory / f"rank-{rank}.json")
+        measured = run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place)
         code = 0 if measured else 1
     finally:
         os._exit(code)  # no interpreter shutdown: handlers of the server are not the child's to run
 
 
 def _kernel_kills() -> int:
-    """How often the kernel killed for memory in this control group or, failing that, on this host."""
-    for path in _memory_event_files():
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0
-
-
-def _memory_event_files() -> list[Path]:
-    """Control group v2, then v1, then the host's counter."""
-    files: list[Path] = []
+    """How often the kernel killed for memory in this control group (v2, then v1) or, failing that, on this host."""
+    files: list[str] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                files.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
-            elif controllers == "memory":
-                files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
-    return [*files, Path("/proc/vmstat")]
+            if controllers in {"", "memory"}:
+                of_group = "/memory.events" if controllers == "" else "/memory.oom_control"
+                files.append(f"/sys/fs/cgroup/{controllers}{path}{of_group}")
+    for file in (*files, "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0

@@ -4,44 +4,40 @@ Speaks JSON lines: a request on standard input, a reply on standard output. It r
 thread pool and no CUDA context exists when it forks. When its standard input closes, it kills what runs and ends.
 """
 
+import functools
+import importlib
 import json
 import os
 import select
+import sys
 from typing import Any
 
 import psutil
 import torch
 import transformers
 
-from autotune.measure.jobs.preload import model_type_of, preload_model, preload_trainer
 from autotune.measure.jobs.processes import run_trial
 
+_MODULES = ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo")
 
-class Requests:
-    """Standard input, read unbuffered, so that its end is seen while a trial runs."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+def preload_trainer() -> None:
+    """Import the trainer, the jobs that use it, and what torch would import in the first step."""
+    for module in _MODULES:
+        importlib.import_module(module)
 
-    def next(self) -> dict[str, Any] | None:
-        """The next request; None at the end."""
-        while b"\n" not in self._buffer:
-            if not self._read():
-                return None
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer[:] = rest
-        request: dict[str, Any] = json.loads(line)
-        return request
 
-    def ended(self, within_s: float) -> bool:
-        """Wait for so long, and say whether there is nobody left who could ask."""
-        readable, _, _ = select.select([0], [], [], within_s)
-        return bool(readable) and not self._read()
-
-    def _read(self) -> bool:
-        chunk = os.read(0, 65536)
-        self._buffer.extend(chunk)
-        return bool(chunk)
+@functools.cache
+def preload_model(model_type: str | None) -> None:
+    """Import a model type's code, by building its default shape without memory; of none, nothing."""
+    if model_type is None:
+        return
+    try:
+        with torch.device("meta"):
+            config = transformers.AutoConfig.for_model(model_type)
+            transformers.AutoModelForMaskedLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - only a head start is lost: some types have no default shape
+        sys.stderr.write(f"no head start for {model_type}: {error}\n")
 
 
 def serve() -> None:
@@ -49,21 +45,21 @@ def serve() -> None:
     # Replies go to the real standard output; whatever a library prints goes to the log.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+    def send(value: dict[str, Any]) -> None:
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    def ended(within_s: float) -> bool:
+        return bool(select.select([0], [], [], within_s)[0])  # nothing is asked meanwhile: this is the end
+
     preload_trainer()
-    _send(replies, {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
-    requests = Requests()
-    preloaded: set[str | None] = set()
-    while (request := requests.next()) is not None:
-        model_type = model_type_of(request["measured"])
-        if model_type not in preloaded:
-            preload_model(model_type)
-            preloaded.add(model_type)
-        _send(replies, run_trial(request, requests.ended))
-
-
-def _send(replies: Any, value: dict[str, Any]) -> None:  # noqa: ANN401 - a text stream
-    replies.write(json.dumps(value) + "\n")
-    replies.flush()
+    send({"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
+    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that its end is seen in a trial
+        for line in iter(requests.readline, b""):
+            request = json.loads(line)
+            preload_model(request["measured"].get("config", {}).get("model", {}).get("config", {}).get("model_type"))
+            send(run_trial(request, ended))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ A trace has one rank, which would hold everything.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,24 +78,16 @@ class Shards:
         for group in training.optimizer.param_groups:
             group["params"] = [self._shards[id(one)] for one in group["params"]]
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Gather and release weights within the block."""
-        handles: list[Any] = [
-            self._module.register_forward_pre_hook(self.forward_begins),
-            self._module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)),
-        ]
+    def keep(self, hooks: contextlib.ExitStack) -> None:
+        """Gather and release weights until the hooks are removed."""
+        module, keep = self._module, hooks.enter_context
+        keep(module.register_forward_pre_hook(self.forward_begins))
+        keep(module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)))
         for number, (layer, part) in enumerate(self._layers):
-            handles += [
-                layer.register_forward_pre_hook(lambda _, given, part=part: self._begins(part, given)),
-                layer.register_forward_hook(lambda _, __, output, number=number: self._computed(number, output)),
-            ]
-        handles += [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._rest]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            keep(layer.register_forward_pre_hook(functools.partial(self._begins, part)))
+            keep(layer.register_forward_hook(functools.partial(self._computed, number)))
+        for one in self._rest:
+            keep(one.register_post_accumulate_grad_hook(self._accumulated))
 
     def step_begins(self, micro_batches: int) -> None:
         """So many micro-batches follow, of which the last one sends its gradients."""
@@ -111,7 +104,7 @@ class Shards:
         self._gathered = None
         self._whole.pop(id(self._rest), None)
 
-    def _begins(self, part: Part, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
+    def _begins(self, part: Part, _: nn.Module, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
         self._needed(part)
         if not self._is_backward and given[0].requires_grad:
             return (_AfterBackward.apply(lambda: self._went_back(part), given[0]), *given[1:])  # type: ignore[no-untyped-call]
@@ -129,7 +122,7 @@ class Shards:
         self._whole[id(part)] = [torch.empty_like(one) for one in part]
         self._tape.owner = owner
 
-    def _computed(self, number: int, output: Any) -> None:  # noqa: ANN401 - a tensor, or a tuple that begins with one
+    def _computed(self, number: int, _: nn.Module, __: object, output: Any) -> None:  # noqa: ANN401 - a layer's result
         if self._is_backward:  # computed again
             return
         del self._whole[id(self._layers[number][1])]

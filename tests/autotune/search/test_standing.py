@@ -70,7 +70,7 @@ def test_a_tuning_is_told_by_its_ledger(tmp_path):
         machine=FakeMachine(lambda trial: Measured(figures={"x": 1.0})),
         ledger=Ledger(place / "ledger", "w"), site="s", clock=FakeClock(),
     )  # fmt: skip
-    runner.run(Trial(job="fault", measured={"n": 1}, timeout_s=1.0), "first")
+    runner.run(Trial(job="trace", measured={"n": 1}, timeout_s=1.0), "first")
     with next((place / "ledger").glob("*.jsonl")).open("a") as file:
         file.write("torn")
     found = standing_of_tuning(place)

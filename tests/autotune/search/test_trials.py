@@ -11,7 +11,7 @@ from autotune.store import Ledger, read_ledger
 from tests.autotune.profiles import FINGERPRINT
 from tests.fakes import FakeClock, FakeMachine
 
-TRIAL = Trial(job="fault", measured={"n": 1}, timeout_s=60.0)
+TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 START_S = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).timestamp()
 
 
