@@ -75,7 +75,10 @@ def test_an_allocation_within_the_budget_goes_through(forking):
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
     trial = Trial(
-        job="tests.failing_job", measured={"fault": "leave_child"}, place={"pid_file": str(tmp_path / "pid")}, timeout_s=10
+        job="tests.failing_job",
+        measured={"fault": "leave_child"},
+        place={"pid_file": str(tmp_path / "pid")},
+        timeout_s=10,
     )
     assert isinstance(forking.run(trial), Measured)
     pid = int((tmp_path / "pid").read_text())
