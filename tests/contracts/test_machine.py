@@ -41,26 +41,19 @@ def _fault(fault: str, **measured) -> Trial:
     return Trial(job="tests.failing_job", measured={"fault": fault} | limits | measured, timeout_s=1.0)
 
 
-def test_a_job_that_ends_well_is_measured(machine):
-    assert machine.run(_fault("none")) == Measured(figures={"fault": "none"})
-
-
-def test_an_allocation_beyond_the_budget_is_out_of_memory(machine):
-    outcome = machine.run(_fault("allocate"))
-    assert isinstance(outcome, OutOfMemory)
-    assert "can't allocate memory" in outcome.detail
-
-
-def test_a_crash_is_a_crash_even_if_its_message_says_memory(machine):
-    outcome = machine.run(_fault("crash"))
-    assert isinstance(outcome, Crashed)
-    assert "on purpose" in outcome.detail
-
-
-def test_a_job_killed_by_a_signal_is_a_crash(machine):
-    outcome = machine.run(_fault("signal"))
-    assert isinstance(outcome, Crashed)
-    assert "-11" in outcome.detail
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        ("none", Measured, "{'fault': 'none'}"),
+        ("allocate", OutOfMemory, "can't allocate memory"),
+        ("crash", Crashed, "on purpose"),  # its message mentions memory
+        ("signal", Crashed, "-11"),
+    ],
+)
+def test_a_job_ends_as_what_became_of_it(machine, fault, kind, says):
+    outcome = machine.run(_fault(fault))
+    assert isinstance(outcome, kind)
+    assert says in str(outcome.figures if kind is Measured else outcome.detail)
 
 
 def test_a_job_that_hangs_is_ended_in_time(machine):

@@ -43,17 +43,12 @@ def gpu(monkeypatch):
     return Gpu().install(monkeypatch)
 
 
-def test_what_the_gpu_has_beyond_the_budget_is_held(gpu):
-    limited = CudaBudget(40 * GIB, DEVICE, BEFORE)
-    assert 80 * GIB - gpu.used() == 40 * GIB - gpu.outside - gpu.reserved
-    assert limited.outside_allocator_bytes == GIB // 2
-
-
-@pytest.mark.parametrize("odd_bytes", [1, 2**20, 2**21 - 1])
-def test_no_byte_beyond_the_budget_is_left_free(gpu, odd_bytes):
-    CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
+@pytest.mark.parametrize("odd_bytes", [0, 1, 2**20, 2**21 - 1])
+def test_what_the_gpu_has_beyond_the_budget_is_held_to_the_last_byte(gpu, odd_bytes):
+    limited = CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
     left_bytes = 80 * GIB - gpu.used()
     assert 0 <= 40 * GIB - odd_bytes - gpu.outside - gpu.reserved - left_bytes < 2**21
+    assert limited.outside_allocator_bytes == GIB // 2
 
 
 def test_a_budget_that_is_used_up_already_leaves_less_than_a_page(gpu):

@@ -49,36 +49,8 @@ def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
     return (time.perf_counter() - started_s) / steps
 
 
-def test_a_replayed_step_takes_its_time_and_waits_for_no_fast_loader():
-    consumer = replayed(STEP_S)
-    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.25)
-    assert consumer.wait.read() < STEP_S
-
-
-def test_a_loader_that_is_faster_than_the_step_hides_behind_it():
-    consumer = replayed(STEP_S)
-    # The first batch is waited for before there is a step to hide behind.
-    assert seconds_per_step(consumer, delayed(STEP_S / 2)) < 1.35 * STEP_S
-    assert consumer.wait.read() < 2 * STEP_S
-
-
-def test_a_loader_that_is_slower_than_the_step_sets_the_pace_and_is_waited_for():
-    consumer = replayed(STEP_S)
-    per_step_s = seconds_per_step(consumer, delayed(2.5 * STEP_S))
-    assert per_step_s == pytest.approx(2.5 * STEP_S, rel=0.3)
-    assert consumer.wait.read() >= 6 * STEP_S
-
-
-def test_a_replayed_step_hands_on_what_the_loader_gave():
-    batches = [full_batch(), full_batch()]
-    loader = iter(batches)
-    consumer = replayed(0.001)
-    assert [consumer.step(loader), consumer.step(loader)] == [[batch] for batch in batches]
-
-
-def test_other_threads_run_while_a_step_is_replayed():
-    ticks = []
-    stop = threading.Event()
+def test_a_replayed_step_takes_its_time_lets_threads_run_and_waits_for_no_fast_loader():
+    ticks, stop = [], threading.Event()
 
     def tick():
         while not stop.wait(0.005):
@@ -86,10 +58,26 @@ def test_other_threads_run_while_a_step_is_replayed():
 
     ticking = threading.Thread(target=tick)
     ticking.start()
-    seconds_per_step(replayed(STEP_S), itertools.repeat(full_batch()), steps=3)
+    consumer = replayed(STEP_S)
+    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.25)
+    assert consumer.wait.read() < STEP_S
     stop.set()
     ticking.join()
     assert len(ticks) >= 5
+
+
+@pytest.mark.parametrize(("delay", "fastest", "slowest"), [(0.5, 0.75, 1.35), (2.5, 1.75, 3.25)])
+def test_a_faster_loader_hides_behind_the_step_and_a_slower_one_sets_the_pace(delay, fastest, slowest):
+    consumer = replayed(STEP_S)
+    assert fastest * STEP_S < seconds_per_step(consumer, delayed(delay * STEP_S)) < slowest * STEP_S
+    # The first batch is waited for before there is a step to hide behind.
+    assert consumer.wait.read() < 2 * STEP_S if delay < 1 else consumer.wait.read() >= 6 * STEP_S
+
+
+def test_a_replayed_step_hands_on_what_the_loader_gave():
+    batches = [full_batch(), full_batch()]
+    loader, consumer = iter(batches), replayed(0.001)
+    assert [consumer.step(loader), consumer.step(loader)] == [[batch] for batch in batches]
 
 
 @pytest.fixture
