@@ -2,12 +2,10 @@
 
 import html
 import json
-import random
 import re
 
 import pytest
 
-from tests.conftest import write_dataset
 from tests.system.faults.jobs import NO_DROPOUT
 
 pytestmark = pytest.mark.cuda
@@ -22,13 +20,6 @@ SETTINGS = NO_DROPOUT | {
 @pytest.fixture(scope="module")
 def machine(null_gpus):
     return null_gpus(values=True)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    draw = random.Random(0)
-    samples = [[draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))] for _ in range(400)]
-    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
 
 
 @pytest.fixture(scope="module")
