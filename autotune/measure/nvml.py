@@ -77,12 +77,7 @@ class GpuMonitor(Protocol):
 
 
 class NvmlMonitor:
-    """The GPUs of this machine. Never raises for a machine without any: ``why_absent`` tells.
-
-    Args:
-        pynvml: The bindings; imported from ``nvidia-ml-py`` by default.
-        clock: Where the samples' times come from.
-    """
+    """The GPUs of this machine. Never raises for a machine without any: ``why_absent`` tells."""
 
     def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - untyped bindings
         self._nvml = pynvml or importlib.import_module("pynvml")

@@ -54,11 +54,7 @@ class Compiled:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        module: nn.Module | None,
-        tape: Tape,
-        graphs: dict[Any, Callable[..., Any]],
+        self, function: Callable[..., Any], module: nn.Module | None, tape: Tape, graphs: dict[Any, Callable[..., Any]]
     ) -> None:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
@@ -75,13 +71,9 @@ class Compiled:
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._made(list(state), spec, others)
-        owner = self._tape.owner
-        if self._module is not None and owner != Term.TEMPORARIES:
-            self._tape.owner = activations_of(self._module)
-        try:
+        forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
+        with self._tape.owning(activations_of(self._module) if forward else self._tape.owner):
             return graph(*inputs)
-        finally:
-            self._tape.owner = owner
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
         compile_: Any = importlib.import_module("functorch.compile")
@@ -129,12 +121,7 @@ class Compiled:
 
 
 class _Plan:
-    """A graph whose values are recorded where they are in memory.
-
-    Args:
-        graph: Of one forward or backward.
-        tape: Told when memory is taken; it sees by itself when it is released.
-    """
+    """The graph of one forward or backward, whose values are recorded on the tape where they are in memory."""
 
     def __init__(self, graph: fx.GraphModule, tape: Tape) -> None:
         self._tape = tape

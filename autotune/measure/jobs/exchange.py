@@ -74,12 +74,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
 
 
 class _LastPass:
-    """Listens to forward and backward, and knows the moments of the last micro-batch.
-
-    Args:
-        module: As it is called in a step.
-        device: Where it runs.
-    """
+    """Listens to forward and backward of a module, and knows the moments of the last micro-batch."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device

@@ -44,11 +44,7 @@ def _family() -> Iterator[psutil.Process]:
 
 
 class Memory:
-    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU.
-
-    Args:
-        ranks: All of them; they take part in everything.
-    """
+    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -64,7 +60,7 @@ class Memory:
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:
-        """Of the rank that needs most; None where the kernel does not tell."""
+        """Return that of the rank that needs most, with all ranks; None if the kernel does not tell."""
         own = math.nan
         if self._before_bytes is not None:
             own = max(0, self._highest_bytes() - self._before_bytes)

@@ -100,7 +100,7 @@ class Tape(TorchDispatchMode):
             if block in held:
                 self._events.append(-1 - held.pop(block))
             else:
-                held[block] = self.lasting(block.size_bytes, Term.TEMPORARIES)
+                held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
@@ -113,19 +113,28 @@ class Tape(TorchDispatchMode):
         yield
         self._request(requests[split + 1 :], held)
 
-    def passing(self, size_bytes: int, term: str = Term.TEMPORARIES) -> None:
-        """A block that is released at once."""
+    def passing(self, size_bytes: int) -> None:
+        """Record a block that is released at once."""
         if size_bytes:
-            self._events.append(-1 - self.lasting(size_bytes, term))
+            self._events.append(-1 - self._taken(size_bytes, Term.TEMPORARIES))
 
-    def lasting(self, size_bytes: int, term: str) -> int:
-        """A block that nothing here releases."""
+    def _taken(self, size_bytes: int, term: str) -> int:
         number = len(self._sizes)
         self._sizes.append(size_bytes)
         self._owners.append(term)
         self._streams.append(self.stream)
         self._events.append(number)
         return number
+
+    @contextmanager
+    def owning(self, owner: str, stream: int = 0) -> Iterator[None]:
+        """Record what is allocated within the block as this owner's, on this stream."""
+        before = self.owner, self.stream
+        self.owner, self.stream = owner, stream
+        try:
+            yield
+        finally:
+            self.owner, self.stream = before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -223,7 +232,7 @@ class Tape(TorchDispatchMode):
         size_bytes = storage.nbytes()
         if not size_bytes:
             return False
-        number = self.lasting(size_bytes, self.owner)
+        number = self._taken(size_bytes, self.owner)
 
         def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
             if live.pop(key, None) is not None:

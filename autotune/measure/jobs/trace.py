@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from autotune.core.allocations import Term, Trace
-from autotune.measure.jobs.buckets import GradientBuckets
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
-from autotune.measure.jobs.shards import Shards, keep_largest_part
+from autotune.measure.jobs.shards import GradientBuckets, Shards, keep_largest_part
 from autotune.measure.jobs.tape import Tape, own_by_module
 from autotune.measure.jobs.worst_case import documents_of
 from trainer.build import Training, build_training

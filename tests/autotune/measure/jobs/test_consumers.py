@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.measure.jobs.consumers import ReplayedStep, TrainingStep
+from autotune.measure.jobs.feed import ReplayedStep, TrainingStep
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
 from trainer.parallel import Ranks

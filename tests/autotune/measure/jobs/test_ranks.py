@@ -12,7 +12,7 @@ import pytest
 from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import StepFigures, Trial
 from autotune.errors import MachineLacks
-from autotune.measure.jobs.processes import GRACE_S
+from autotune.measure.jobs.server import GRACE_S
 from autotune.measure.machine import ForkServerMachine
 
 pytestmark = pytest.mark.system
