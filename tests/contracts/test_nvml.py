@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import astuple
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -22,7 +23,6 @@ class SimulatedNvml(ModuleType):
     def __init__(self, **answers):
         super().__init__("pynvml")
         self.__dict__.update(vars(pynvml))
-        self.calls = []
         self.live_samples = 0
         card = {
             "nvmlInit": None,
@@ -53,18 +53,8 @@ class SimulatedNvml(ModuleType):
             "nvmlGpmMetricsGet": self._metrics,
         }
         for name, answer in (card | answers).items():
-            setattr(self, name, self._function(name, answer))
-
-    def _function(self, name, answer):
-        def call(*arguments):
-            self.calls.append(name)
-            value = answer(*arguments) if callable(answer) else answer
-            if isinstance(value, int) and name in failing:
-                raise pynvml.NVMLError(value)
-            return value
-
-        failing = {name} if isinstance(answer, Failing) else set()
-        return call
+            does = answer if callable(answer) or isinstance(answer, Exception) else None
+            setattr(self, name, Mock(side_effect=does, return_value=answer))
 
     def _alloc(self):
         self.live_samples += 1
@@ -78,10 +68,6 @@ class SimulatedNvml(ModuleType):
         for slot in range(request.numMetrics):
             request.metrics[slot].value = PERCENT_AND_MIB_PER_S[request.metrics[slot].metricId]
         return request
-
-
-class Failing(int):
-    """An answer that is NVML's refusal with this code."""
 
 
 def scripted(clock):
@@ -141,7 +127,7 @@ def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
 @pytest.mark.parametrize(("status", "linked"), [(pynvml.NVML_P2P_STATUS_OK, True), (5, False)])
 def test_nvml_tells_of_each_pair_whether_it_is_linked(status, linked):
     assert simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0") is linked
-    refused = Failing(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert "Not Supported" in simulated(nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-0", "GPU-0").reason
 
 
@@ -158,16 +144,21 @@ def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
 
 def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor, uuid):
     def asked(uuid):
-        linked = monitor.nvlinked(uuid, uuid)
-        return [
-            linked,
-            *(ask(uuid) for ask in (monitor.used_bytes, monitor.sample, monitor.compute_processes, monitor.gpm)),
-        ]
+        asks = (monitor.used_bytes, monitor.sample, monitor.compute_processes, monitor.gpm)
+        return [monitor.nvlinked(uuid, uuid), *(ask(uuid) for ask in asks)]
 
     assert all(isinstance(answer, Unavailable) for answer in asked("GPU-none"))
     monitor.close()
     monitor.close()
     assert all(isinstance(answer, Unavailable) for answer in asked(uuid))
+
+
+def test_nvml_is_shut_down_once():
+    bindings = SimulatedNvml()
+    monitor = NvmlMonitor(pynvml=bindings)
+    monitor.close()
+    monitor.close()
+    bindings.nvmlShutdown.assert_called_once()
 
 
 @pytest.mark.parametrize(
@@ -198,9 +189,9 @@ def test_scripted_and_simulated_describe_the_same_card():
 
 @pytest.mark.parametrize("name", sorted(name for name in vars(pynvml) if name.startswith("NVML_ERROR_")))
 def test_every_nvml_error_becomes_a_reason(name):
-    refusal = Failing(getattr(pynvml, name))
+    refusal = pynvml.NVMLError(getattr(pynvml, name))
     assert simulated(nvmlInit=refusal).why_absent()
-    monitor = simulated(nvmlDeviceGetMemoryInfo=lambda _: SimulatedNvml()._function("x", refusal)())
+    monitor = simulated(nvmlDeviceGetMemoryInfo=refusal)
     assert monitor.devices() == ()
     assert monitor.unreadable()[0].startswith("GPU 0: ")
     assert monitor.why_absent() == monitor.unreadable()[0]
@@ -221,43 +212,38 @@ def test_every_nvml_error_becomes_a_reason(name):
     ],
 )
 def test_one_figure_that_is_not_supported_is_none_alone(function, field):
-    sample = simulated(**{function: Failing(pynvml.NVML_ERROR_NOT_SUPPORTED)}).sample("GPU-0")
+    sample = simulated(**{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}).sample("GPU-0")
     assert getattr(sample, field) is None
     assert sample.used_bytes == 3 * GIB
 
 
 def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing():
-    lost = Failing(pynvml.NVML_ERROR_GPU_IS_LOST)
     bindings = SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings)
     for name in [name for name in vars(bindings) if name.startswith("nvmlDeviceGet")]:
-        setattr(bindings, name, bindings._function(name, lost))
+        setattr(bindings, name, Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
     assert "GPU is lost" in monitor.sample("GPU-0").reason
 
 
 def test_old_driver_is_asked_for_throttle_reasons_by_their_old_name():
-    unknown, reasons = Failing(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND), 0x20 | 0x4
+    unknown, reasons = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND), 0x20 | 0x4
     old = simulated(nvmlDeviceGetCurrentClocksEventReasons=unknown, nvmlDeviceGetCurrentClocksThrottleReasons=reasons)
     assert old.sample("GPU-0").throttle_reasons == ("sw_power_cap", "sw_thermal")
 
 
 def test_missing_optional_facts_are_none():
     optional = ("MigMode", "EnforcedPowerLimit", "ComputeMode", "CudaComputeCapability")
-    refused = {f"nvmlDeviceGet{name}": Failing(pynvml.NVML_ERROR_NO_PERMISSION) for name in optional}
+    refused = {f"nvmlDeviceGet{name}": pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION) for name in optional}
     (gpu,) = simulated(**refused).devices()
     assert (gpu.mig_enabled, gpu.power_cap_w, gpu.compute_mode, gpu.compute_capability) == (None, None, None, None)
 
 
 def test_mig_slices_are_found_by_uuid():
-    def slice_of(_, slot):
-        if slot == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return f"slice{slot}"
-
+    empty = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
     (gpu,) = simulated(
         nvmlDeviceGetMigMode=[1, 1],
         nvmlDeviceGetMaxMigDeviceCount=3,
-        nvmlDeviceGetMigDeviceHandleByIndex=slice_of,
+        nvmlDeviceGetMigDeviceHandleByIndex=Mock(side_effect=["slice0", empty, "slice2"]),
         nvmlDeviceGetUUID=lambda handle: "GPU-0" if handle == "handle" else f"MIG-{handle}",
     ).devices()
     assert gpu.mig_enabled is True
@@ -265,12 +251,8 @@ def test_mig_slices_are_found_by_uuid():
 
 
 def test_one_unreadable_gpu_does_not_hide_the_other():
-    def handle(index):
-        if index == 0:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return "handle"
-
-    monitor = simulated(nvmlDeviceGetCount=2, nvmlDeviceGetHandleByIndex=handle)
+    handles = Mock(side_effect=[pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "handle"])
+    monitor = simulated(nvmlDeviceGetCount=2, nvmlDeviceGetHandleByIndex=handles)
     assert [gpu.index for gpu in monitor.devices()] == [1]
     assert monitor.unreadable() == ("GPU 0: NVML: GPU is lost",)
     assert monitor.why_absent() is None
@@ -284,14 +266,6 @@ def test_only_processes_that_hold_memory_to_compute_are_counted_and_an_unknown_s
     assert simulated(nvmlDeviceGetComputeRunningProcesses=[]).sample("GPU-0").process_count == 0
 
 
-def test_nvml_is_shut_down_once():
-    bindings = SimulatedNvml()
-    monitor = NvmlMonitor(pynvml=bindings)
-    monitor.close()
-    monitor.close()
-    assert bindings.calls.count("nvmlShutdown") == 1
-
-
 @pytest.mark.parametrize("fault", [None, "too short", "refused"])
 def test_gpm_samples_are_freed_but_the_last(fault):
     clock, bindings = FakeClock(), SimulatedNvml()
@@ -300,7 +274,7 @@ def test_gpm_samples_are_freed_but_the_last(fault):
     clock.sleep(0.01 if fault == "too short" else 1)
     metrics = bindings.nvmlGpmMetricsGet
     if fault == "refused":
-        bindings.nvmlGpmMetricsGet = bindings._function("x", Failing(pynvml.NVML_ERROR_UNKNOWN))
+        bindings.nvmlGpmMetricsGet = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN))
     assert isinstance(monitor.gpm("GPU-0"), GpmWindow if fault is None else Unavailable)
     assert bindings.live_samples == 1
     bindings.nvmlGpmMetricsGet = metrics
@@ -310,13 +284,10 @@ def test_gpm_samples_are_freed_but_the_last(fault):
     assert bindings.live_samples == 1
 
 
-def test_gpm_sample_that_the_driver_refuses_is_freed_and_named():
-    bindings = SimulatedNvml(nvmlGpmSampleGet=Failing(pynvml.NVML_ERROR_NOT_SUPPORTED))
+def test_counters_that_a_driver_refuses_or_a_card_lacks_are_named_and_their_sample_is_freed():
+    bindings = SimulatedNvml(nvmlGpmSampleGet=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     assert "Not Supported" in NvmlMonitor(pynvml=bindings).gpm("GPU-0").reason
     assert bindings.live_samples == 0
-
-
-def test_card_without_gpm_says_so():
     unsupported = SimpleNamespace(isSupportedDevice=0)
     assert "Hopper" in simulated(nvmlGpmQueryDeviceSupport=unsupported).gpm("GPU-0").reason
 
