@@ -40,69 +40,47 @@ def test_plain_figures_are_read(tmp_path):
 
 
 def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
-    group = "sys/fs/cgroup/slice/job"
-    host = lay(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/slice/job\n",
-            "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
-            f"{group}/cpu.max": "max 100000\n",
-            f"{group}/memory.max": "max\n",
-            f"{group}/memory.current": "1\n",
-            "sys/fs/cgroup/slice/cpu.max": "350000 100000\n",
-            "sys/fs/cgroup/slice/memory.max": f"{256 * MIB}\n",
-            "sys/fs/cgroup/slice/memory.current": f"{100 * MIB}\n",
-            "sys/fs/cgroup/slice/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
-        },
-    )
-    facts = host.facts([])
+    slice_, job = "sys/fs/cgroup/slice", "sys/fs/cgroup/slice/job"
+    files = {
+        "proc/self/cgroup": "0::/slice/job\n", "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
+        f"{job}/cpu.max": "max 100000\n", f"{job}/memory.max": "max\n", f"{job}/memory.current": "1\n",
+        f"{slice_}/cpu.max": "350000 100000\n", f"{slice_}/memory.max": f"{256 * MIB}\n",
+        f"{slice_}/memory.current": f"{100 * MIB}\n",
+        f"{slice_}/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
+    }  # fmt: skip
+    facts = lay(tmp_path, files).facts([])
     assert facts.cpus_quota == 3.5
     assert facts.ram_available_bytes == (256 - 40) * MIB
     assert (facts.ram_limit_source, facts.ram_limit_bytes) == ("cgroup v2", 256 * MIB)
 
 
-def version_1(group: str, mounted: str) -> dict[str, str]:
-    return {
+def version_1(group: str, mounted: str, **levels: tuple[int, int, int]) -> dict[str, str]:
+    """Files of control groups, and the limit, the use and the quota of some levels of them."""
+    files = {
         "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
         "proc/self/mountinfo": ROOT_MOUNT
         + f"35 20 0:31 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
         + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
     }
+    for level, (limit, used, quota) in levels.items():
+        memory, cpu = f"sys/fs/cgroup/memory/{level}", f"sys/fs/cgroup/cpu,cpuacct/{level}"
+        files |= {f"{memory}/memory.limit_in_bytes": f"{limit}\n", f"{memory}/memory.usage_in_bytes": f"{used}\n"}
+        files |= {f"{cpu}/cpu.cfs_quota_us": f"{quota}\n", f"{cpu}/cpu.cfs_period_us": "100000\n"}
+    return files
 
 
 def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
-    host = lay(
-        tmp_path,
-        version_1("/jobs/7", "/")
-        | {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
-            "sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes": f"{128 * MIB}\n",
-            "sys/fs/cgroup/memory/jobs/7/memory.usage_in_bytes": f"{200 * MIB}\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "50000\n",
-            "sys/fs/cgroup/cpu,cpuacct/jobs/7/cpu.cfs_period_us": "100000\n",
-        },
-    )
-    facts = host.facts([])
-    assert (facts.ram_available_bytes, facts.ram_limit_source) == (0, "cgroup v1")
-    assert facts.cpus_quota == 0.5
+    levels = {"": (9223372036854771712, 5, -1), "jobs/7": (128 * MIB, 200 * MIB, 50000)}
+    facts = lay(tmp_path, version_1("/jobs/7", "/", **levels)).facts([])
+    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (0, "cgroup v1", 0.5)
 
 
 @pytest.mark.parametrize(
     ("group", "mounted"), [("/docker/abc", "/docker/abc"), ("/host/path", "/other"), ("/../..", "/")]
 )
 def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
-    host = lay(
-        tmp_path,
-        version_1(group, mounted)
-        | {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{64 * MIB}\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{4 * MIB}\n",
-        },
-    )
-    assert host.facts([]).ram_available_bytes == 60 * MIB
+    files = version_1(group, mounted, **{"": (64 * MIB, 4 * MIB, -1)})
+    assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB
 
 
 @pytest.mark.parametrize(
@@ -116,8 +94,7 @@ def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounte
 )
 def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
     lay(tmp_path, {})
-    facts = SystemHost(tmp_path, environment).facts([])
-    assert facts.cpus_slurm == cpus
+    assert SystemHost(tmp_path, environment).facts([]).cpus_slurm == cpus
 
 
 def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
@@ -135,10 +112,6 @@ def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
     assert [disk.filesystem_type for disk in disks] == ["nfs4", "xfs", "lustre", "ext4", "ext4"]
     assert [disk.is_network for disk in disks] == [True, False, True, False, False]
     assert all(disk.free_bytes is not None for disk in disks)
-
-
-def test_symbolic_link_is_followed_to_its_disk(tmp_path):
-    host = lay(tmp_path, {"proc/self/mountinfo": ROOT_MOUNT + "40 20 0:40 / /data rw - nfs server:/x rw\n"})
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("data")
     assert host.facts([Path("/link/set")]).disks[0].is_network
