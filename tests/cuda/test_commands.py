@@ -78,23 +78,6 @@ def test_workers_and_baseline_are_measured_from_it(desk):
         assert "profile:" in ended.out, ended
 
 
-@pytest.fixture(scope="module")
-def sizes(null_gpus, data) -> Desk:
-    """With the stubs' own driver, so that sizes are measured and no rate."""
-    return Desk(null_gpus(), data, "--max-rows", "16")
-
-
-def test_on_a_pretended_gpu_sizes_are_kept_and_rates_are_rejected(sizes):
-    probed = tomllib.loads(sizes.profile.read_text())["evidence"]["probe"]
-    assert not probed.get("curve")
-    ended = sizes.ends_with(5, "workers", "--profile", sizes.profile, "--data", sizes.data, "--minutes", "0.1")
-    assert "cannot be measured on a pretended NVIDIA H100 NVL" in ended.err, ended
-    for_gpus = ("plan", "--tokens", "1M", "--profile", sizes.profile)
-    assert "predicted" in sizes(*for_gpus).out
-    ended = sizes.ends_with(6, "scale", "--profile", sizes.profile, "--bandwidth", "100Gbit")
-    assert "no throughput" in ended.err, ended
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

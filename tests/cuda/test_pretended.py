@@ -50,6 +50,16 @@ def test_a_report_of_a_probe_calls_sizes_the_allocators_and_shows_no_rate(machin
     }
 
 
+def test_sizes_are_planned_with_and_rates_are_rejected(machine, data, profile):
+    workers = machine.autotune("workers", "--profile", profile, "--data", data, "--minutes", "0.1")
+    assert workers.code == 5, workers
+    assert "cannot be measured on a pretended NVIDIA H100 NVL" in workers.err, workers
+    assert "predicted" in machine.autotune("plan", "--tokens", "1M", "--profile", profile).out
+    scaled = machine.autotune("scale", "--profile", profile, "--bandwidth", "100Gbit")
+    assert scaled.code == 6, scaled
+    assert "no throughput" in scaled.err, scaled
+
+
 @pytest.fixture(scope="module")
 def run(machine, data, profile):
     place = machine.folder / "run"

@@ -1,9 +1,13 @@
-"""What the accounts of a trial's ranks add up to."""
+"""How ranks account for their ends, and what the accounts of a trial's ranks add up to."""
+
+import json
 
 import pytest
+import torch
 
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory
 from autotune.errors import BadInput, MachineLacks
+from autotune.measure.jobs.child import run_job
 from autotune.measure.machine import classify
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
@@ -73,3 +77,35 @@ def test_what_a_rank_cannot_use_is_no_measurement(kind):
     unusable = {"status": "refused", "message": "not usable", "next_step": "Get one.", "exit_code": kind.exit_code}
     with pytest.raises(kind, match="not usable"):
         outcome_of(account(unusable), account(killed=True, exit_code=-9))
+
+
+def status_of(file, text, **place):
+    assert not run_job("tests.failing_job", file, {"fault": f"raise {text}"}, place)
+    return json.loads(file.read_text())["status"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory"),
+        ("Last error:\nCuda failure 2 'out of memory'\nncclRemoteError", "out_of_memory"),
+        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer", "lost_peer"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
+    ],
+)
+def test_a_trial_says_how_it_failed(tmp_path, text, status):
+    assert status_of(tmp_path / "rank-0.json", text) == status
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
+        ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory"),
+    ],
+)
+def test_a_vague_fault_near_the_limit_is_of_memory_only_if_it_comes_again(tmp_path, monkeypatch, text, first):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
+    assert status_of(tmp_path / "rank-0.json", text, first_attempt=True) == first
+    assert status_of(tmp_path / "rank-0.json", text) == "out_of_memory"
