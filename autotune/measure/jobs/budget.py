@@ -1,6 +1,7 @@
 """A memory budget that is enforced: by what a GPU has left, by a resource limit on a CPU."""
 
 import ctypes
+import re
 import resource
 from pathlib import Path
 
@@ -67,12 +68,12 @@ class CpuBudget:
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of a refusal.
-            resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, hard))
-        self._before_bytes = _status_bytes("VmSize")
+            resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
+        self._before_bytes = status_bytes("VmSize")
 
     def peak_bytes(self) -> int:
         """Growth of the address space to its highest point (the kernel keeps no peak of the limited part alone)."""
-        return max(0, _status_bytes("VmPeak") - self._before_bytes)
+        return max(0, status_bytes("VmPeak") - self._before_bytes)
 
     def check(self) -> None:
         """The kernel's refusal is final: nothing goes through by luck."""
@@ -155,8 +156,9 @@ def hold_device_memory(size_bytes: int) -> None:
             raise RuntimeError(f"cannot hold back {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
 
 
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
+def status_bytes(name: str) -> int:
+    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
+    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {name}")
+    return int(found[1]) * 1024
