@@ -1,14 +1,20 @@
-"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver."""
+"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver.
+
+Then what it cannot show of the process: windows end to end, its faults, and its end.
+"""
 
 import itertools
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
-from autotune.measure.gpu_sampler import GpuSampler
+from autotune.core.hardware import GpuSeries, Unavailable
+from autotune.measure import gpu_sampler
+from autotune.measure.gpu_sampler import GpuSampler, sample_gpus, series_of
 from autotune.measure.nvml import NvmlMonitor
-from tests.fakes import CARD, COUNTERS, SAMPLE, FakeGpu, FakeGpuMonitor, FakeGpuSampler
+from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler
 
 UUIDS = ("GPU-one", "GPU-two")
 
@@ -83,3 +89,127 @@ def test_scripted_readings_arrive_unchanged_from_another_process():
         (series,) = there.take().values()
     assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {replace(SAMPLE, missing=())}
     assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {COUNTERS}
+
+
+READ = """
+import pickle, sys, time
+from autotune.core.hardware import Unavailable
+def read():
+    pickle.dump(("0", "sample", Unavailable(reason="asleep")), sys.stdout.buffer)
+    sys.stdout.flush()
+"""
+ONCE = READ + "read()\nsys.stdin.read()"
+HANGS = READ + "read()\ntime.sleep(60)"
+SILENT = "import time\ntime.sleep(60)"
+DIES = "raise SystemExit(3)"
+DIES_LATE = READ + "read()"
+BREAKS_OFF = READ + "sys.stdout.buffer.write(pickle.dumps(('0', 'sample'))[:-3])"
+
+
+def sampler_of(program: str) -> GpuSampler:
+    return GpuSampler(["0"], program=["-c", program])
+
+
+def both(reason: str) -> dict[str, GpuSeries]:
+    return {"0": GpuSeries(lacking=reason, gpm_lacking=reason)}
+
+
+@pytest.fixture
+def no_child_left():
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    after = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
+    """The readings of ten ticks, a tenth of a second apart, and of windows of half a second."""
+    clock, readings, left = FakeClock(), [], iter(range(10))
+
+    def ended(wait_s):
+        clock.sleep(wait_s)
+        return next(left, None) is None
+
+    monitor = FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid="0"), samples=samples, gpm=gpm)], clock=clock)
+    sample_gpus(monitor, ["0"], write=readings.append, ended=ended, clock=clock)
+    return readings
+
+
+def test_windows_of_counters_lie_end_to_end():
+    (series,) = series_of(sampled(), {"0": GpuSeries()}).values()
+    assert [one.time_s for one in series.samples] == pytest.approx([1000 + tick / 10 for tick in range(11)])
+    first, second = series.gpm
+    assert first.end_s == second.start_s
+    assert (first.start_s, first.end_s, second.end_s) == pytest.approx((1000.0, 1000.5, 1001.0))
+
+
+def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one():
+    refused = sampled(samples=[Unavailable(reason="no permission")], gpm=[Unavailable(reason="no Hopper")])
+    found = series_of(refused, {"0": GpuSeries()})
+    assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
+    assert series_of([], found) == found
+    again = series_of([("0", "sample", SAMPLE)], found)
+    assert again == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
+
+
+def test_without_gpus_nothing_is_started(no_child_left):
+    before = psutil.Process().children()  # of other tests
+    with GpuSampler([]) as sampler:
+        assert psutil.Process().children() == before
+        assert sampler.take() == {}
+
+
+@pytest.mark.parametrize("program", [DIES, BREAKS_OFF])
+def test_process_that_died_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
+    with sampler_of(program) as sampler:
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+        sampler.start()
+        assert sampler._process is None
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+
+
+def test_process_that_dies_later_gives_what_it_read(no_child_left):
+    with sampler_of(DIES_LATE) as sampler:
+        assert sampler.take()["0"].lacking == "asleep"
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+
+
+@pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])
+def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypatch, no_child_left):
+    monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
+    monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
+    with sampler_of(program) as sampler:
+        hung = sampler._process
+        if reads:
+            assert sampler.take()["0"].lacking == "asleep"
+        started_s = time.monotonic()
+        assert sampler.take() == both("the process that samples the GPUs has not answered for 1 s")
+        assert time.monotonic() - started_s < 5
+        assert hung.poll() is not None
+
+
+@pytest.mark.parametrize(("program", "reads", "code"), [(SILENT, False, -9), (ONCE, True, 0)])
+def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itself(program, reads, code, no_child_left):
+    sampler = sampler_of(program)
+    sampler.start()
+    process = sampler._process
+    if reads:
+        sampler.take()
+    sampler.stop(grace_s=15 if reads else 0.2)
+    assert process.wait(timeout=5) == code
+
+
+def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
+    assert GpuSampler(["0"]).take() == both("the sampler was not started")
+    with GpuSampler(["GPU-none"]) as sampler:
+        series = sampler.take()["GPU-none"]
+    assert (series.samples, series.gpm) == ((), ())
+    assert series.lacking
+
+
+def test_readings_that_nobody_takes_are_bounded(monkeypatch):
+    monkeypatch.setattr(gpu_sampler, "MOST_READINGS", 3)
+    with sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()") as sampler:
+        sampler.take()
+        time.sleep(0.5)
+        assert len(sampler._readings) <= 3
