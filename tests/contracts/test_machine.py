@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -41,6 +42,13 @@ def _fault(fault: str, **measured) -> Trial:
     return Trial(job="tests.failing_job", measured={"fault": fault} | limits | measured, timeout_s=1.0)
 
 
+def wait_for_end_of(pids, within_s):
+    deadline_s = time.monotonic() + within_s
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
@@ -67,18 +75,9 @@ def test_an_allocation_within_the_budget_goes_through(forking):
 
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
-    trial = Trial(
-        job="tests.failing_job",
-        measured={"fault": "leave_child"},
-        place={"pid_file": str(tmp_path / "pid")},
-        timeout_s=10,
-    )
+    trial = replace(_fault("leave_child"), place={"pid_file": str(tmp_path / "pid")}, timeout_s=10)
     assert isinstance(forking.run(trial), Measured)
-    pid = int((tmp_path / "pid").read_text())
-    deadline_s = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_for_end_of([int((tmp_path / "pid").read_text())], 5)
 
 
 def test_trials_after_a_failure_are_not_affected_by_it(forking):
@@ -118,6 +117,4 @@ machine.run(Trial(job="tests.failing_job", measured={{"fault": "hang", "local_ra
     assert len(pids) == 3  # the server and two ranks
     process.kill()
     process.wait()
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_for_end_of(pids, 60)

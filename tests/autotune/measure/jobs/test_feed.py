@@ -12,7 +12,6 @@ import torch
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures, Trial
 from autotune.measure.jobs.feed import WARM_UP_STEPS, ReplayedStep, TrainingStep
-from autotune.measure.machine import ForkServerMachine
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
@@ -25,15 +24,6 @@ ROWS, ROW_TOKENS = 4, 64
 
 
 @pytest.fixture(scope="module")
-def machine():
-    # Threads that wait for others without spinning: ranks and workers share the cores here.
-    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as started:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        started.start()
-        yield started
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Every sample fills a row by itself, so that a micro-batch has as many samples as rows."""
     rng = np.random.default_rng(0)
@@ -42,7 +32,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def window(machine, data):
+def window(started_server, data):
     """Measures a window."""
 
     def measure(workers: int, **changes) -> FeedFigures:
@@ -56,7 +46,7 @@ def window(machine, data):
             "replayed_step_s": None, "sample_delay_s": 0.0, "beside": [], "storage": "",
         }  # fmt: skip
         trial = Trial(job="feed", measured=measured | changes, place={"data_dir": str(data)}, timeout_s=60)
-        outcome = machine.run(trial)
+        outcome = started_server.run(trial)
         assert isinstance(outcome, Measured), outcome
         return FeedFigures.of(outcome)
 

@@ -13,7 +13,6 @@ from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import StepFigures, Trial
 from autotune.errors import MachineLacks
 from autotune.measure.jobs.server import GRACE_S
-from autotune.measure.machine import ForkServerMachine
 
 pytestmark = pytest.mark.system
 
@@ -38,23 +37,14 @@ def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTE
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def machine():
-    # Threads that wait for others without spinning: ranks share the cores here.
-    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as started:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        started.start()
-        yield started
-
-
 @pytest.fixture
-def run(machine):
+def run(started_server):
     """Runs a step trial, and sees to it that nothing is left of it."""
 
     def run_trial(what: dict, timeout_s: float = 120, **place):
         job = "tests.failing_job" if place else "step"
-        outcome = machine.run(Trial(job=job, measured=what, place=place, timeout_s=timeout_s))
-        assert psutil.Process(machine._server.pid).children(recursive=True) == []
+        outcome = started_server.run(Trial(job=job, measured=what, place=place, timeout_s=timeout_s))
+        assert psutil.Process(started_server._server.pid).children(recursive=True) == []
         return outcome
 
     return run_trial
