@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-import psutil
-
 from autotune.core.hardware import DiskFacts, HostFacts, NicFacts, is_network_filesystem
 from autotune.errors import MachineLacks
 
@@ -60,6 +58,8 @@ class SystemHost:
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         """Read everything anew; raises ``MachineLacks`` where there is no Linux ``/proc``."""
+        import psutil
+
         memory = self._memory_info()
         mounts = self._mounts()
         available_bytes, source, limit_bytes = min(self._memory_bounds(mounts, memory), key=operator.itemgetter(0))
