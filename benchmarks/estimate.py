@@ -54,11 +54,10 @@ SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
 _FRESH = """\
 import pathlib, sys
-import autotune.measure.jobs.server
 from autotune.measure.jobs.child import run_job
-from autotune.measure.jobs.preload import preload_trainer
+from autotune.measure.jobs.server import preload_trainer
 preload_trainer()
-sys.exit(0 if run_job("fault", {"fault": "none"}, {}, pathlib.Path(sys.argv[1])) else 1)
+sys.exit(0 if run_job("tests.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)
 """
 
 Figures = dict[str, Any]
@@ -202,10 +201,12 @@ def simulated(seed: int) -> Figures:
 def fork(_: int) -> Figures:
     """Seconds of a trial that does nothing, after the first; and of a new interpreter that does the same."""
     forked_s, fresh_s = [], []
+    job: Any = "tests.failing_job"
+    nothing = Trial(job=job, measured={"fault": "none"}, timeout_s=TIMEOUT_S)
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory(prefix="fork-") as place:
         for _number in range(1 + FORKED_TRIALS):
             started_s = time.perf_counter()
-            outcome = machine.run(Trial(job="fault", measured={"fault": "none"}, timeout_s=TIMEOUT_S))
+            outcome = machine.run(nothing)
             forked_s.append(time.perf_counter() - started_s)
             if not isinstance(outcome, Measured):
                 raise CannotMeasure(f"a trial that does nothing ended so: {outcome}")

@@ -300,7 +300,7 @@ def _child(
 
 def _import(case: Case) -> None:
     """Everything that a step or a tool imports, before memory and seconds count."""
-    from autotune.measure.jobs.preload import preload_model, preload_trainer
+    from autotune.measure.jobs.server import preload_model, preload_trainer
 
     for module in _PRELOADED:  # it may be another's server that this process comes from
         importlib.import_module(module)

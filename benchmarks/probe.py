@@ -62,7 +62,8 @@ def measure(case: Case) -> dict[str, Any]:
     """All finders on one case, one after the other, and whether ours is exact."""
     with ForkServerMachine() as machine:
         machine.start()
-        machine.run(Trial(job="fault", measured={"fault": "none"}, timeout_s=60))  # it has forked once
+        job: Any = "tests.failing_job"
+        machine.run(Trial(job=job, measured={"fault": "none"}, timeout_s=60))  # it has forked once
         probe = _probe(case)
         ours, search = _ours(probe, machine)
         sys.stderr.write(f"{case.name}: ours {ours}\n")

@@ -14,7 +14,7 @@ FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "feed", "fault", "trace", "links", "exchange"]
+JobName = Literal["step", "feed", "trace", "links", "exchange"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """Where time comes from: unless a fake says otherwise, the machine's own clock."""
 
     def monotonic_s(self) -> float:
-        """Seconds on CLOCK_MONOTONIC, the same for all processes of one boot."""
-        ...
+        """Return seconds on CLOCK_MONOTONIC, the same for all processes of one boot."""
+        return time.monotonic()
 
     def utc_now(self) -> datetime:
-        """The date and time, aware of being UTC."""
-        ...
+        """Return the date and time, aware of being UTC."""
+        return datetime.now(UTC)
 
     def sleep(self, duration_s: float) -> None:
         """Wait at least this long.
@@ -22,20 +22,8 @@ class Clock(Protocol):
         Raises:
             ValueError: If the duration is negative.
         """
-        ...
-
-
-class SystemClock:
-    """The machine's own clock."""
-
-    def monotonic_s(self) -> float:
-        """Seconds on CLOCK_MONOTONIC."""
-        return time.monotonic()
-
-    def utc_now(self) -> datetime:
-        """The date and time in UTC."""
-        return datetime.now(UTC)
-
-    def sleep(self, duration_s: float) -> None:
-        """Wait; raises ``ValueError`` for a negative duration."""
         time.sleep(duration_s)
+
+
+class SystemClock(Clock):
+    """The machine's own clock."""

@@ -6,6 +6,7 @@ every level) and SLURM each cut them, and the smallest counts.
 
 import contextlib
 import importlib.metadata
+import operator
 import os
 import platform
 import re
@@ -17,8 +18,8 @@ from typing import Protocol
 from autotune.core.hardware import DiskFacts, HostFacts, NicFacts, is_network_filesystem
 from autotune.errors import MachineLacks
 
+_CPUS_OF_SLURM = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 LIBRARIES = ("torch", "transformers", "numpy", "optuna")
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
 
 
 class Host(Protocol):
@@ -30,11 +31,9 @@ class Host(Protocol):
         Raises:
             MachineLacks: If this system does not describe itself the way Linux does.
         """
-        ...
 
     def library_versions(self) -> dict[str, str]:
         """Versions of those of ``LIBRARIES`` that are installed, found without importing any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +42,6 @@ class _Mount:
     point: str
     filesystem_type: str
     options: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MemoryBound:
-    available_bytes: int
-    limit_bytes: int | None
-    source: str
 
 
 class SystemHost:
@@ -66,28 +58,36 @@ class SystemHost:
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         """Read everything anew; raises ``MachineLacks`` where there is no Linux ``/proc``."""
+        import psutil
+
         memory = self._memory_info()
-        online = self._online_cpus()
         mounts = self._mounts()
-        bound = min(self._memory_bounds(mounts, memory), key=lambda bound: bound.available_bytes)
-        load = _read(self._root / "proc/loadavg")
+        available_bytes, source, limit_bytes = min(self._memory_bounds(mounts, memory), key=operator.itemgetter(0))
         model = re.search(r"^model name\s*:\s*(.+)$", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
         return HostFacts(
-            cpus_online=len(online),
-            cpus_affinity=len(self._affinity() & online) or len(online),
+            cpus_online=psutil.cpu_count() or 1,
+            cpus_affinity=len(os.sched_getaffinity(0)),
             cpus_quota=min(self._cpu_quotas(mounts), default=None),
-            cpus_slurm=self._slurm_cpus(),
+            cpus_slurm=next(filter(None, (_whole(self._environment.get(name)) for name in _CPUS_OF_SLURM)), None),
             ram_total_bytes=memory["MemTotal"],
-            ram_available_bytes=bound.available_bytes,
-            ram_limit_source=bound.source,
-            ram_limit_bytes=bound.limit_bytes,
+            ram_available_bytes=available_bytes,
+            ram_limit_source=source,
+            ram_limit_bytes=limit_bytes,
             shm_free_bytes=_free_bytes(self._root / "dev/shm"),
             cpu_model=model[1].strip() if model else None,
             platform=platform.platform(),
             python_version=platform.python_version(),
-            load_average_1min=float(load.split()[0]) if load else None,
+            load_average_1min=os.getloadavg()[0],
             disks=tuple(self._disk(path, mounts) for path in paths),
-            nics=tuple(self._nics()),
+            nics=tuple(
+                NicFacts(
+                    name=name,
+                    speed_bits_per_s=nic.speed * 10**6 or None,
+                    is_up=nic.isup,
+                    is_loopback="loopback" in nic.flags.split(","),
+                )
+                for name, nic in sorted(psutil.net_if_stats().items())
+            ),
         )
 
     def library_versions(self) -> dict[str, str]:
@@ -109,25 +109,6 @@ class SystemHost:
             )
         return found
 
-    def _online_cpus(self) -> frozenset[int]:
-        listed = _cpu_list(_read(self._root / "sys/devices/system/cpu/online") or "")
-        # Some containers hide /sys; /proc/cpuinfo then has one paragraph per CPU, on every architecture but s390.
-        counted = re.findall(r"^processor\s*:\s*(\d+)", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
-        return listed or frozenset(map(int, counted)) or frozenset([0])
-
-    def _affinity(self) -> frozenset[int]:
-        """CPUs in this process's mask, of which some may not be online."""
-        status = _read(self._root / "proc/self/status") or ""
-        allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
-        return _cpu_list(allowed[1]) if allowed else frozenset()
-
-    def _slurm_cpus(self) -> int | None:
-        for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-            count = _whole(self._environment.get(name))
-            if count:
-                return count
-        return None
-
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
         """CPU time per wall time, for every control group around this process that limits it."""
         for group in self._control_groups(mounts, None):
@@ -136,13 +117,15 @@ class SystemHost:
         for group in self._control_groups(mounts, "cpu"):
             yield from _quota(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
 
-    def _memory_bounds(self, mounts: Sequence[_Mount], memory: Mapping[str, int]) -> Iterator[_MemoryBound]:
-        """What could still be taken by the system's count, and within each control group that limits this process.
+    def _memory_bounds(
+        self, mounts: Sequence[_Mount], memory: Mapping[str, int]
+    ) -> Iterator[tuple[int, str, int | None]]:
+        """What could still be taken, by the system and by each control group that limits this process, and the limit.
 
         A group's page cache is charged to it; the inactive part is given back on demand, so it counts as available.
         """
         available = memory.get("MemAvailable", memory.get("MemFree", 0))
-        yield _MemoryBound(available_bytes=available, limit_bytes=None, source="the system")
+        yield available, "the system", None
         layouts = (
             ("cgroup v2", None, "memory.max", "memory.current", "inactive_file"),
             ("cgroup v1", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -155,7 +138,7 @@ class SystemHost:
                     continue
                 cache = re.search(rf"^{cache_key} (\d+)$", _read(group / "memory.stat") or "", re.MULTILINE)
                 used = usage - min(usage, int(cache[1]) if cache else 0)
-                yield _MemoryBound(available_bytes=max(0, limit - used), limit_bytes=limit, source=source)
+                yield max(0, limit - used), source, limit
 
     def _control_groups(self, mounts: Sequence[_Mount], controller: str | None) -> Iterator[Path]:
         """Directories of this process's control group and its visible ancestors, innermost first.
@@ -167,7 +150,9 @@ class SystemHost:
         for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
             mine = controllers == "" if controller is None else controller in controllers.split(",")
-            mount = next((mount for mount in mounts if _holds(mount, controller)), None)
+            kind = "cgroup2" if controller is None else "cgroup"
+            holds = (one for one in mounts if one.filesystem_type == kind and controller in {None, *one.options})
+            mount = next(holds, None)
             if not mine or mount is None:
                 continue
             try:
@@ -208,21 +193,6 @@ class SystemHost:
             is_network=is_network_filesystem(filesystem_type),
         )
 
-    def _nics(self) -> Iterator[NicFacts]:
-        directory = self._root / "sys/class/net"
-        names = sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
-        for name in names:
-            flags = int(_read(directory / name / "flags") or "0", 16)
-            state = (_read(directory / name / "operstate") or "").strip()
-            megabits_per_s = _whole(_read(directory / name / "speed"))  # -1 or unreadable where the driver has none
-            yield NicFacts(
-                name=name,
-                speed_bits_per_s=megabits_per_s * 10**6 if megabits_per_s else None,
-                # Loopback and some virtual interfaces report "unknown" though they work.
-                is_up=state == "up" or (state == "unknown" and bool(flags & _IFF_UP)),
-                is_loopback=bool(flags & _IFF_LOOPBACK),
-            )
-
 
 def _read(path: Path) -> str | None:
     """A small text file, or ``None`` where it is absent or refused."""
@@ -241,18 +211,6 @@ def _quota(quota_us: str | None, period_us: str | None) -> Iterator[float]:
     quota, period = _whole(quota_us), _whole(period_us)
     if quota and period:
         yield quota / period
-
-
-def _cpu_list(text: str) -> frozenset[int]:
-    """Read the kernel's list format, such as ``0-3,8``."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
-    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
-
-
-def _holds(mount: _Mount, controller: str | None) -> bool:
-    if controller is None:
-        return mount.filesystem_type == "cgroup2"
-    return mount.filesystem_type == "cgroup" and controller in mount.options
 
 
 def _unescape(text: str) -> str:

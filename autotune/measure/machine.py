@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -36,11 +36,9 @@ class Machine(Protocol):
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, its failure or its time limit."""
-        ...
 
     def close(self) -> None:
         """End whatever still runs."""
-        ...
 
 
 class StartedMachine(abc.ABC):
@@ -111,20 +109,21 @@ class ForkServerMachine(StartedMachine):
         self._count = 0
 
     def _run(self, trial: Trial) -> Outcome:
-        server = self._started()
         self._count += 1
         directory = self._scratch / f"trial-{self._count}"
+        server = self._started()
         directory.mkdir()
-        request = {
-            "job": trial.job,
-            "measured": trial.measured,
-            "place": trial.place,
-            "timeout_s": trial.timeout_s,
-            "directory": str(directory),
-        }
-        reply = self._ask(server, request)
+        assert server.stdin is not None
+        try:
+            server.stdin.write(json.dumps(asdict(trial) | {"directory": str(directory)}) + "\n")
+            server.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._server_died(server) from error
+        reply = self._read(server)
         shutil.rmtree(directory, ignore_errors=True)
-        return classify(reply, trial.timeout_s)
+        if reply["timed_out"]:
+            return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
+        return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
     def close(self) -> None:
         """End the server, and with it a trial that still runs."""
@@ -143,8 +142,7 @@ class ForkServerMachine(StartedMachine):
         if self._server is not None and self._server.poll() is None:
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
-        log = (self._scratch / "server.log").open("w")
-        with log:
+        with (self._scratch / "server.log").open("w") as log:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "autotune.measure.jobs.server"],
                 stdin=subprocess.PIPE,
@@ -157,15 +155,6 @@ class ForkServerMachine(StartedMachine):
             )
         self.versions = self._read(self._server)
         return self._server
-
-    def _ask(self, server: "subprocess.Popen[str]", request: dict[str, Any]) -> dict[str, Any]:
-        assert server.stdin is not None
-        try:
-            server.stdin.write(json.dumps(request) + "\n")
-            server.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._server_died(server) from error
-        return self._read(server)
 
     def _read(self, server: "subprocess.Popen[str]") -> dict[str, Any]:
         assert server.stdout is not None
@@ -185,24 +174,21 @@ class ForkServerMachine(StartedMachine):
         return InternalError(f"the trial server ended with code {code}:\n{tail}", next_step="Please report this.")
 
 
-def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
-    """Turn the server's account of a trial into an outcome.
+def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
+    """Turn the accounts of a trial's ranks into an outcome.
 
     Ranks fail after one another: the first failure counts, as it takes the others with it.
 
     Args:
-        reply: ``timed_out``, ``killed_by_kernel`` and ``ranks``, of each of which ``result`` (what it wrote, or None),
-            ``exit_code`` (negative for a signal), ``killed`` (by the server), ``ended_s`` and ``log_tail``.
-        timeout_s: The limit the trial ran under.
+        ranks: Of each ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by the
+            server), ``ended_s`` and ``log_tail``.
+        killed_by_kernel: Whether the kernel killed processes meanwhile, as memory ran out.
 
     Raises:
         BadInput: If the job found its input unusable: that is no measurement.
         MachineLacks: If it found the device unusable.
     """
-    if reply["timed_out"]:
-        return TimedOut(detail=f"killed after {timeout_s:g} s")
-    ranks: list[dict[str, Any]] = reply["ranks"]
-    outcomes = [_of_rank(account, killed_by_kernel=reply["killed_by_kernel"]) for account in ranks]
+    outcomes = [_of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks]
     failures = {rank: outcome for rank, outcome in enumerate(outcomes) if not isinstance(outcome, Measured)}
     if not failures:
         return outcomes[0]

@@ -17,7 +17,6 @@ from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, U
 from autotune.measure.clock import Clock, SystemClock
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-_CLOSED = "the GPU monitor is closed"
 _HINTS = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver is installed here, or the container was started without it",
     "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel module is not loaded, or no GPU was allotted",
@@ -51,59 +50,38 @@ class GpuMonitor(Protocol):
 
     def devices(self) -> tuple[GpuFacts, ...]:
         """All GPUs that could be described, in NVML's order."""
-        ...
 
     def unreadable(self) -> tuple[str, ...]:
         """One line for each GPU that exists and could not be described."""
-        ...
 
     def why_absent(self) -> str | None:
         """Why ``devices`` is empty; ``None`` when it is not."""
-        ...
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
         """Device memory that is taken, by anyone and by the driver."""
-        ...
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         """The GPU now; ``Unavailable`` only when nothing at all could be read."""
-        ...
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """Processes with a compute context; those of other containers may be hidden."""
-        ...
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
         """Whether two GPUs reach each other over NVLink."""
-        ...
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
         """Return hardware counters (Hopper and later) since the last call for this GPU; the first only begins."""
-        ...
 
     def close(self) -> None:
         """Let go of the driver; afterwards every figure is unavailable."""
-        ...
 
 
 class NvmlMonitor:
-    """The GPUs of this machine. Never raises for a machine without any: ``why_absent`` tells.
+    """The GPUs of this machine. Never raises for a machine without any: ``why_absent`` tells."""
 
-    Args:
-        pynvml: The bindings; imported from ``nvidia-ml-py`` by default.
-        clock: Where the samples' times come from.
-        answer_within_s: How long to wait for one answer.
-    """
-
-    def __init__(
-        self,
-        *,
-        pynvml: Any = None,  # noqa: ANN401 - bindings are untyped
-        clock: Clock | None = None,
-        answer_within_s: float = ANSWER_WITHIN_S,
-    ) -> None:
+    def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - untyped bindings
+        self._nvml = pynvml or importlib.import_module("pynvml")
         self._clock = clock or SystemClock()
-        self._answer_within_s = answer_within_s
         self._mute: str | None = None
         self._handles: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
@@ -112,12 +90,7 @@ class NvmlMonitor:
         self._unreadable: tuple[str, ...] = ()
         self._absent: str | None = None
         self._open = False
-        try:
-            self._nvml = importlib.import_module("pynvml") if pynvml is None else pynvml
-        except ImportError:
-            self._absent = "the Python package nvidia-ml-py is not installed"
-        else:
-            self._connect()
+        self._connect()
 
     def devices(self) -> tuple[GpuFacts, ...]:
         """As read when the monitor was made."""
@@ -128,28 +101,28 @@ class NvmlMonitor:
         return self._unreadable
 
     def why_absent(self) -> str | None:
-        """The reason of the package, the driver or the permission that is missing."""
+        """The reason of the driver or the permission that is missing."""
         return self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
         """Total minus free, as NVML's first memory interface counts: the driver's reserve is in it."""
-        return self.ask(uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used))
+        return self._ask(uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used))
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         """One reading of every figure, each missing on its own."""
         time_s = self._clock.monotonic_s()
         figures: dict[str, Any] = {
             # First, as it is differenced over these times.
-            "energy_j": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
-            "utilisation": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+            "energy_j": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
+            "utilisation": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
             "used_bytes": self.used_bytes(uuid),
-            "power_w": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            "sm_clock_mhz": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
-            "throttle_reasons": self.ask(uuid, _throttle_reasons),
-            "temperature_c": self.ask(
+            "power_w": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            "sm_clock_mhz": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            "throttle_reasons": self._ask(uuid, _throttle_reasons),
+            "temperature_c": self._ask(
                 uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
             ),
-            "process_count": self.ask(uuid, _processes_with_memory),
+            "process_count": self._ask(uuid, _processes_with_memory),
         }
         missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
         if len(missing) == len(figures):
@@ -159,7 +132,7 @@ class NvmlMonitor:
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """As the driver lists them, with the host's process ids."""
-        listed = self.ask(uuid, lambda nvml, gpu: list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)))
+        listed = self._ask(uuid, lambda nvml, gpu: list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)))
         if isinstance(listed, Unavailable):
             return listed
         return tuple(GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory) for process in listed)
@@ -168,17 +141,15 @@ class NvmlMonitor:
         """As the driver tells of the pair: through a bridge or a switch, and whether it is up."""
         if other not in self._handles:
             return Unavailable(reason=self._absent or f"no readable GPU has the UUID {other}")
-        return self.ask(
+        status = self._ask(
             uuid,
-            lambda nvml, gpu: (
-                nvml.nvmlDeviceGetP2PStatus(gpu, self._handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                == nvml.NVML_P2P_STATUS_OK
-            ),
+            lambda nvml, gpu: nvml.nvmlDeviceGetP2PStatus(gpu, self._handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK),
         )
+        return status if isinstance(status, Unavailable) else bool(status == self._nvml.NVML_P2P_STATUS_OK)
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
         """Compare the counters with those of the last call; a metric that the driver does not give is None."""
-        return self.ask(uuid, functools.partial(self._counted, uuid))
+        return self._ask(uuid, functools.partial(self._counted, uuid))
 
     def close(self) -> None:
         """Shut NVML down once, which frees its samples; later calls do nothing."""
@@ -209,13 +180,13 @@ class NvmlMonitor:
         finally:
             nvml.nvmlGpmSampleFree(first)
 
-    def ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
+    def _ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
         """Put one question (of the bindings and a device handle) under the GPU's lock, and translate its error."""
         if uuid not in self._handles:
             return Unavailable(reason=self._absent or f"no readable GPU has the UUID {uuid}")
         with self._locks[uuid]:
             if not self._open:
-                return Unavailable(reason=_CLOSED)
+                return Unavailable(reason="the GPU monitor is closed")
             return self._bounded(lambda: question(self._nvml, self._handles[uuid]))
 
     def _bounded(self, call: Callable[[], T]) -> T | Unavailable:
@@ -231,9 +202,9 @@ class NvmlMonitor:
 
         threading.Thread(target=run, name="nvml", daemon=True).start()
         try:
-            return answer.result(timeout=self._answer_within_s)
+            return answer.result(timeout=ANSWER_WITHIN_S)
         except TimeoutError:
-            self._mute = f"NVML does not answer: a call has not returned for {self._answer_within_s:g} s"
+            self._mute = f"NVML does not answer: a call has not returned for {ANSWER_WITHIN_S:g} s"
             return Unavailable(reason=self._mute)
 
     def _try(self, call: Callable[[], T]) -> T | Unavailable:
@@ -247,11 +218,8 @@ class NvmlMonitor:
 
     def _connect(self) -> None:
         started = self._bounded(self._nvml.nvmlInit)
-        if isinstance(started, Unavailable):
-            self._absent = started.reason
-            return
-        self._open = True
-        count = self._bounded(lambda: int(self._nvml.nvmlDeviceGetCount()))
+        self._open = not isinstance(started, Unavailable)
+        count = self._bounded(self._nvml.nvmlDeviceGetCount) if self._open else started
         if isinstance(count, Unavailable):
             self._absent = count.reason
             return
@@ -267,43 +235,33 @@ class NvmlMonitor:
         """Describe one GPU; what identifies it must be readable, the rest may be missing."""
         nvml = self._nvml
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        mig = self._try(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
-        cap = self._try(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
-        mode = self._try(lambda: int(nvml.nvmlDeviceGetComputeMode(gpu)))
-        capability = self._try(lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+
+        def optional(call: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - untyped bindings
+            return _or_none(self._try(functools.partial(call, *arguments)))
+
+        mig = optional(nvml.nvmlDeviceGetMigMode, gpu)
+        cap_mw = optional(nvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
+        mode = optional(nvml.nvmlDeviceGetComputeMode, gpu)
+        capability = optional(nvml.nvmlDeviceGetCudaComputeCapability, gpu)
+        sliced = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        slots = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) if sliced else None
+        slices = [optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slots or 0)]
+        uuids = [optional(nvml.nvmlDeviceGetUUID, one) for one in slices if one is not None]  # some slots are empty
         facts = GpuFacts(
-            uuid=_text(nvml.nvmlDeviceGetUUID(gpu)),
+            uuid=nvml.nvmlDeviceGetUUID(gpu),
             index=index,
-            name=_text(nvml.nvmlDeviceGetName(gpu)),
+            name=nvml.nvmlDeviceGetName(gpu),
             total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total),
-            mig_enabled=_or_none(mig),
-            power_cap_w=_or_none(cap),
-            compute_mode=None if isinstance(mode, Unavailable) else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
-            driver=_text(nvml.nvmlSystemGetDriverVersion()),
-            compute_capability=None if isinstance(capability, Unavailable) else (capability[0], capability[1]),
-            mig_uuids=self._mig_uuids(gpu) if mig is True else (),
+            mig_enabled=None if mig is None else sliced,
+            power_cap_w=None if cap_mw is None else cap_mw / 1000,
+            compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            compute_capability=None if capability is None else (capability[0], capability[1]),
+            mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
         )
         self._handles[facts.uuid] = gpu
         self._locks[facts.uuid] = threading.Lock()
         return facts
-
-    def _mig_uuids(self, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 - an opaque handle
-        nvml = self._nvml
-        slots = self._try(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)))
-        found = [
-            self._try(functools.partial(_mig_uuid, nvml, gpu, slot))
-            for slot in range(0 if isinstance(slots, Unavailable) else slots)
-        ]
-        return tuple(uuid for uuid in found if isinstance(uuid, str))  # an empty slot answers "not found"
-
-
-def _mig_uuid(nvml: Any, gpu: Any, slot: int) -> str:  # noqa: ANN401 - untyped bindings, an opaque handle
-    return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)))
-
-
-def _text(value: str | bytes) -> str:
-    """Older bindings give bytes."""
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
 def _or_none(figure: T | Unavailable) -> T | None:

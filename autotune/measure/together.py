@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.core.outcome import Crashed, Outcome, TimedOut
+from autotune.core.outcome import Crashed, Measured, Outcome, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
 from autotune.measure.machine import ENVIRONMENT, StartedMachine, classify
@@ -38,14 +39,11 @@ class TogetherMachine(StartedMachine):
         start: The command that starts the ranks.
         device: ``cpu`` or ``cuda``.
         scratch: A directory of its own, which the first node's ranks see, and better all nodes' do.
-        environment: Of the command, beside this process's.
     """
 
-    def __init__(self, start: Start, device: str, scratch: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, start: Start, device: str, scratch: Path) -> None:
         super().__init__()
         self._start, self._device, self._scratch = start, device, scratch
-        self._environment = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"} if device == "cuda" else {}
-        self._environment |= dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = scratch
         self._starts = self._trials = 0
@@ -55,18 +53,19 @@ class TogetherMachine(StartedMachine):
         place = self._directory / str(self._trials)
         self._trials += 1
         place.mkdir()
-        request = {"job": trial.job, "measured": trial.measured, "place": trial.place}
-        write_atomically(place / "trial.json", json.dumps(request), durable=False)
+        write_atomically(place / "trial.json", json.dumps(asdict(trial)), durable=False)
         deadline_s = time.monotonic() + trial.timeout_s
-        while (leader := _read(place / "rank-0.json")) is None or leader["status"] != "measured":
+        while not (told := _read(place / "rank-0.json")) or told["status"] != "measured":
             if process.poll() is not None:
                 self._process = None
-                return self._failed(place, trial.timeout_s)
+                results = [_read(file) for file in sorted(place.glob("rank-*.json"))]
+                failed = [_account(one) for one in results if one and one["status"] != "measured"]
+                return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
                 self._kill()
                 return TimedOut(detail=f"ended after {trial.timeout_s:g} s")
             time.sleep(POLL_S)
-        return classify({"timed_out": False, "killed_by_kernel": False, "ranks": [_account(leader)]}, trial.timeout_s)
+        return Measured(figures=told["figures"])
 
     def close(self) -> None:
         """Let the ranks leave, or end them."""
@@ -86,9 +85,14 @@ class TogetherMachine(StartedMachine):
             return self._process
         self._starts += 1
         self._trials = 0
-        self._directory = self._scratch / f"start-{self._starts}"
+        self._directory = (self._scratch / f"start-{self._starts}").resolve()
         self._directory.mkdir(parents=True, mode=0o700)
-        command = [*self._start(["-m", MODULE, str(self._directory.resolve()), self._device])]
+        command = [*self._start(["-m", MODULE, str(self._directory), self._device])]
+        of_nccl = {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_FILE": f"{self._directory}/nccl.%h.%p",
+        }
         with (self._directory / "log").open("wb") as log:
             try:
                 self._process = start(
@@ -98,44 +102,32 @@ class TogetherMachine(StartedMachine):
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
                     at_end=signal.SIGTERM,  # a launcher ends its ranks itself
-                    env=os.environ | ENVIRONMENT | self._environment | self._log_variables(),
+                    env=os.environ | ENVIRONMENT | (of_nccl if self._device == "cuda" else {}),
                 )
             except FileNotFoundError as error:
                 raise MachineLacks(
                     f"{command[0]} is not here", next_step="Install it, or measure with --ranks on this node."
                 ) from error
-        self._wait_for_ranks(self._process)
-        self.versions = read_json(self._directory / "joined.json")["versions"]
-        return self._process
-
-    def _log_variables(self) -> dict[str, str]:
-        """Where NCCL is to write what it uses."""
-        return {"NCCL_DEBUG_FILE": f"{self._directory.resolve()}/nccl.%h.%p"} if self._device == "cuda" else {}
-
-    def _wait_for_ranks(self, process: "subprocess.Popen[bytes]") -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not (self._directory / "joined.json").is_file():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                late = process.poll() is None
+        joined, deadline_s = self._directory / "joined.json", time.monotonic() + START_TIMEOUT_S
+        while not joined.is_file():
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > deadline_s:
                 self._kill()
-                what = f"did not find each other in {START_TIMEOUT_S:g} s" if late else "could not be started"
+                what = "could not be started" if ended else f"did not find each other in {START_TIMEOUT_S:g} s"
                 raise MachineLacks(
-                    f"the ranks {what}: {_why(self._log())}",
+                    f"the ranks {what}: {self._why()}",
                     next_step="See whether the nodes reach each other by the interface in use: set network.interface "
                     "in the site file.",
                 )
             time.sleep(POLL_S)
+        self.versions = read_json(joined)["versions"]
+        return self._process
 
-    def _failed(self, place: Path, timeout_s: float) -> Outcome:
-        found = {file: _read(file) for file in sorted(place.glob("rank-*.json"))}
-        ranks = [_account(result) for result in found.values() if result is not None and result["status"] != "measured"]
-        if not ranks:
-            return Crashed(detail=_why(self._log()))
-        return classify({"timed_out": False, "killed_by_kernel": False, "ranks": ranks}, timeout_s)
-
-    def _log(self) -> str:
-        log = self._directory / "log"
-        return log.read_text(errors="replace")[-_LOG_TAIL:] if log.is_file() else ""
+    def _why(self) -> str:
+        """Return the line of the log that says most."""
+        log = (self._directory / "log").read_text(errors="replace")[-_LOG_TAIL:].splitlines()
+        lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
+        return (lines or log or ["nothing was said"])[-1].strip()[:500]
 
     def _kill(self) -> None:
         """End what was started here, ranks of this node included; srun ends those of others."""
@@ -156,14 +148,7 @@ def _account(result: dict[str, Any]) -> dict[str, Any]:
     return {"result": result, "exit_code": 0, "killed": False, "ended_s": result["ended_s"], "log_tail": ""}
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20)
+def _read(file: Path) -> dict[str, Any]:
+    """Read what a rank wrote; empty if it has not."""
+    found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
     return found
-
-
-def _why(log: str) -> str:
-    """The line of a log that says most."""
-    lines = [line for line in log.splitlines() if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
-    return (lines or log.splitlines() or ["nothing was said"])[-1].strip()[:500]

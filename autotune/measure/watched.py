@@ -15,9 +15,8 @@ from autotune.decide.contamination import (
     judge,
     with_gpus,
 )
-from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.measure.clock import Clock
-from autotune.measure.gpu_sampler import Sampler
+from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.machine import Machine
 from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor
 
@@ -42,27 +41,15 @@ class WatchedMachine:
         uuids: The GPUs in use. What they hold now is the baseline, so nothing of this program may be on them yet.
         sampler: Samples these GPUs; stopped with this machine.
         clock: The time.
-        wait_before_s: How long to wait for the baseline before a trial is given up.
-        wait_after_s: How long to wait for it after a trial.
     """
 
     def __init__(
-        self,
-        machine: Machine,
-        monitor: GpuMonitor,
-        uuids: Sequence[str],
-        sampler: Sampler,
-        clock: Clock,
-        *,
-        wait_before_s: float = WAIT_BEFORE_S,
-        wait_after_s: float = WAIT_AFTER_S,
+        self, machine: Machine, monitor: GpuMonitor, uuids: Sequence[str], sampler: GpuSampler, clock: Clock
     ) -> None:
         self._machine = machine
         self._monitor = monitor
         self._sampler = sampler
         self._clock = clock
-        self._wait_before_s = wait_before_s
-        self._wait_after_s = wait_after_s
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
@@ -71,7 +58,7 @@ class WatchedMachine:
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
         used = list(self._baseline_bytes)[: trial.measured.get("local_ranks", 1)]
-        occupied = self._wait_for_baseline(used, self._wait_before_s)
+        occupied = self._wait_for_baseline(used, WAIT_BEFORE_S)
         if occupied:
             return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")
         self._sampler.start()
@@ -79,17 +66,13 @@ class WatchedMachine:
         outcome = self._machine.run(trial)
         taken = self._sampler.take()
         series = {uuid: taken[uuid] for uuid in used}
-        reasons = [
-            reason
-            for uuid, one in series.items()
-            for reason in (
-                describe_slowdown(_name(self._monitor, uuid), one.samples) if trial.is_timed else None,
-                describe_company(_name(self._monitor, uuid), one.samples),
-            )
-            if reason is not None
-        ]
-        held = self._wait_for_baseline(used, self._wait_after_s)
-        return judge(with_gpus(outcome, series.values()), [*reasons, *held])
+        reasons: list[str | None] = []
+        for uuid, one in series.items():
+            name = _name(self._monitor, uuid)
+            reasons += [describe_slowdown(name, one.samples)] if trial.is_timed else []
+            reasons.append(describe_company(name, one.samples))
+        held = self._wait_for_baseline(used, WAIT_AFTER_S)
+        return judge(with_gpus(outcome, series.values()), [one for one in (*reasons, *held) if one is not None])
 
     def close(self) -> None:
         """Close the machine that runs the trials, and stop sampling."""
@@ -99,7 +82,11 @@ class WatchedMachine:
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
         """Wait until these GPUs are at their baselines; what the limit leaves above them, in words."""
         started_s = self._clock.monotonic_s()
-        while above_bytes := self._above_baseline(uuids):
+        while above_bytes := {
+            uuid: used
+            for uuid in uuids
+            if is_above_baseline(self._baseline_bytes[uuid], used := self._monitor.used_bytes(uuid))
+        }:
             waited_s = self._clock.monotonic_s() - started_s
             if waited_s >= limit_s:
                 break
@@ -109,23 +96,11 @@ class WatchedMachine:
             for uuid, used_bytes in above_bytes.items()
         ]
 
-    def _above_baseline(self, uuids: Sequence[str]) -> dict[str, int | Unavailable]:
-        used_bytes = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
-        return {uuid: used for uuid, used in used_bytes.items() if is_above_baseline(self._baseline_bytes[uuid], used)}
 
-
-def other_users(
-    monitor: GpuMonitor, uuids: Sequence[str], limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES
-) -> tuple[str, ...]:
-    """One clause for each GPU that somebody uses already; to be asked before this program uses any.
-
-    Args:
-        monitor: Reads the GPUs.
-        uuids: The GPUs that are to be used.
-        limit_bytes: What may be taken of a GPU without a process to show for it.
-    """
+def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Return a clause for each GPU that somebody uses already; to be asked before this program uses any."""
     uses = (_use(monitor, uuid, monitor.used_bytes(uuid)) for uuid in uuids)
-    return tuple(clause for use in uses if (clause := describe_other_users(use, limit_bytes)) is not None)
+    return tuple(clause for use in uses if (clause := describe_other_users(use)) is not None)
 
 
 def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuHolders:

@@ -1,43 +1,35 @@
-"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver."""
+"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver.
+
+Then what it cannot show of the process: windows end to end, its faults, and its end.
+"""
 
 import itertools
 import time
+from dataclasses import replace
 
+import psutil
 import pytest
 
-from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample
-from autotune.measure.gpu_sampler import GpuSampler
+from autotune.core.hardware import GpuSeries, Unavailable
+from autotune.measure import gpu_sampler
+from autotune.measure.gpu_sampler import GpuSampler, sample_gpus, series_of
 from autotune.measure.nvml import NvmlMonitor
-from tests.fakes import FakeGpu, FakeGpuMonitor, FakeGpuSampler
+from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler
 
 UUIDS = ("GPU-one", "GPU-two")
 
 
 def scripted_monitor() -> FakeGpuMonitor:
     """Two GPUs that never change."""
-    sample = GpuSample(
-        time_s=0.0, utilisation=0.75, used_bytes=3 * 2**30, power_w=312.5, sm_clock_mhz=1700,
-        throttle_reasons=("sw_power_cap",), temperature_c=61, process_count=1,
-    )  # fmt: skip
-    window = GpmWindow(
-        start_s=0.0, end_s=0.0, sm_utilisation=0.9, sm_occupancy=0.5, tensor_active=0.4, dram_active=None,
-        pcie_rx_bytes_per_s=1e6,
-    )  # fmt: skip
-    facts = [
-        GpuFacts(
-            uuid=uuid, index=index, name="Card", total_bytes=2**36, mig_enabled=None, power_cap_w=None,
-            compute_mode=None, driver="1", compute_capability=None,
-        )
-        for index, uuid in enumerate(UUIDS)
-    ]  # fmt: skip
-    return FakeGpuMonitor([FakeGpu(facts=one, samples=[sample], gpm=[window]) for one in facts])
+    return FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS]) for uuid in UUIDS])
 
 
 SCRIPTED = [
     "-c",
-    "from autotune.measure.gpu_sampler import main\n"
+    "from autotune.measure import gpu_sampler\n"
     "from tests.contracts.test_gpu_sampler import scripted_monitor\n"
-    "main(scripted_monitor())",
+    "gpu_sampler.GPM_WINDOW_S = 0.1\n"
+    "gpu_sampler.main(scripted_monitor())",
 ]
 
 
@@ -59,77 +51,165 @@ def sampler(request, uuids):
     if kind == "scripted":
         made = FakeGpuSampler(scripted_monitor(), uuids)
     elif kind == "process":
-        made = GpuSampler(uuids, gpm_window_s=0.1, program=SCRIPTED)
+        made = GpuSampler(uuids, program=SCRIPTED)
     else:
-        made = GpuSampler(uuids, gpm_window_s=0.1)
+        made = GpuSampler(uuids)
     yield made
     made.stop()
 
 
-def test_every_gpu_gives_samples_from_after_the_start_in_order_of_time(sampler, uuids):
+def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_not_overlap(sampler, uuids):
+    sampler.stop()
+    assert not any(series.samples or series.gpm for series in sampler.take().values())
     started_s = time.monotonic()
     sampler.start()
-    sampler.take()
+    first = sampler.take()
+    sampler.start()  # changes nothing
     time.sleep(0.35)
-    taken = sampler.take()
+    second = sampler.take()
     ended_s = time.monotonic()
-    assert set(taken) == set(uuids)
-    for series in taken.values():
-        times_s = [sample.time_s for sample in series.samples]
-        assert times_s == sorted(times_s)
+    assert set(first) == set(second) == set(uuids)
+    for uuid in uuids:
+        times_s = [sample.time_s for series in (first, second) for sample in series[uuid].samples]
+        assert times_s == sorted(set(times_s))
         assert started_s <= times_s[0] <= times_s[-1] <= ended_s
-        assert all(sample.utilisation is None or 0 <= sample.utilisation <= 1 for sample in series.samples)
-
-
-def test_windows_of_counters_do_not_overlap_or_there_is_a_reason(sampler):
-    sampler.start()
-    sampler.take()
-    time.sleep(0.35)
-    for series in sampler.take().values():
-        assert series.gpm or series.gpm_lacking
-        assert all(one.start_s <= one.end_s for one in series.gpm)
-        assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(series.gpm))
-
-
-def test_nothing_is_given_twice(sampler):
-    sampler.start()
-    first, second = sampler.take(), sampler.take()
-    for uuid, series in second.items():
-        later_s = [sample.time_s for sample in series.samples]
-        assert all(sample.time_s < min(later_s, default=float("inf")) for sample in first[uuid].samples)
-
-
-def test_a_second_start_changes_nothing(sampler, uuids):
-    sampler.start()
-    before = sampler.take()
-    sampler.start()
-    after = sampler.take()
-    assert set(before) == set(after) == set(uuids)
-
-
-def test_before_its_start_nothing_was_sampled(sampler):
-    assert not any(series.samples or series.gpm for series in sampler.take().values())
-
-
-def test_it_may_be_stopped_twice_and_without_a_start(sampler):
-    sampler.stop()
-    sampler.start()
+        assert all(one.utilisation is None or 0 <= one.utilisation <= 1 for one in second[uuid].samples)
+        windows = first[uuid].gpm + second[uuid].gpm
+        assert windows or second[uuid].gpm_lacking
+        assert all(one.start_s <= one.end_s for one in windows)
+        assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(windows))
     sampler.stop()
     sampler.stop()
 
 
 def test_scripted_readings_arrive_unchanged_from_another_process():
-    there = GpuSampler(UUIDS[:1], gpm_window_s=0.1, program=SCRIPTED)
-    with there:
+    with GpuSampler(UUIDS[:1], program=SCRIPTED) as there:
         there.take()
         time.sleep(0.3)
         (series,) = there.take().values()
-    here = FakeGpuSampler(scripted_monitor(), UUIDS[:1])
-    here.start()
-    (expected,) = here.take().values()
-    assert {_without_times(one) for one in series.samples} == {_without_times(one) for one in expected.samples}
-    assert {one.tensor_active for one in series.gpm} == {one.tensor_active for one in expected.gpm} == {0.4}
+    assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {replace(SAMPLE, missing=())}
+    assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {COUNTERS}
 
 
-def _without_times(sample: GpuSample) -> tuple[object, ...]:
-    return sample.utilisation, sample.used_bytes, sample.power_w, sample.throttle_reasons, sample.process_count
+READ = """
+import pickle, sys, time
+from autotune.core.hardware import Unavailable
+def read():
+    pickle.dump(("0", "sample", Unavailable(reason="asleep")), sys.stdout.buffer)
+    sys.stdout.flush()
+"""
+ONCE = READ + "read()\nsys.stdin.read()"
+HANGS = READ + "read()\ntime.sleep(60)"
+SILENT = "import time\ntime.sleep(60)"
+DIES = "raise SystemExit(3)"
+DIES_LATE = READ + "read()"
+BREAKS_OFF = READ + "sys.stdout.buffer.write(pickle.dumps(('0', 'sample'))[:-3])"
+
+
+def sampler_of(program: str) -> GpuSampler:
+    return GpuSampler(["0"], program=["-c", program])
+
+
+def both(reason: str) -> dict[str, GpuSeries]:
+    return {"0": GpuSeries(lacking=reason, gpm_lacking=reason)}
+
+
+@pytest.fixture
+def no_child_left():
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    after = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
+    """The readings of ten ticks, a tenth of a second apart, and of windows of half a second."""
+    clock, readings, left = FakeClock(), [], iter(range(10))
+
+    def ended(wait_s):
+        clock.sleep(wait_s)
+        return next(left, None) is None
+
+    monitor = FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid="0"), samples=samples, gpm=gpm)], clock=clock)
+    sample_gpus(monitor, ["0"], write=readings.append, ended=ended, clock=clock)
+    return readings
+
+
+def test_windows_of_counters_lie_end_to_end():
+    (series,) = series_of(sampled(), {"0": GpuSeries()}).values()
+    assert [one.time_s for one in series.samples] == pytest.approx([1000 + tick / 10 for tick in range(11)])
+    first, second = series.gpm
+    assert first.end_s == second.start_s
+    assert (first.start_s, first.end_s, second.end_s) == pytest.approx((1000.0, 1000.5, 1001.0))
+
+
+def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one():
+    refused = sampled(samples=[Unavailable(reason="no permission")], gpm=[Unavailable(reason="no Hopper")])
+    found = series_of(refused, {"0": GpuSeries()})
+    assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
+    assert series_of([], found) == found
+    again = series_of([("0", "sample", SAMPLE)], found)
+    assert again == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
+
+
+def test_without_gpus_nothing_is_started(no_child_left):
+    before = psutil.Process().children()  # of other tests
+    with GpuSampler([]) as sampler:
+        assert psutil.Process().children() == before
+        assert sampler.take() == {}
+
+
+@pytest.mark.parametrize("program", [DIES, BREAKS_OFF])
+def test_process_that_died_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
+    with sampler_of(program) as sampler:
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+        sampler.start()
+        assert sampler._process is None
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+
+
+def test_process_that_dies_later_gives_what_it_read(no_child_left):
+    with sampler_of(DIES_LATE) as sampler:
+        assert sampler.take()["0"].lacking == "asleep"
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+
+
+@pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])
+def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypatch, no_child_left):
+    monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
+    monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
+    with sampler_of(program) as sampler:
+        hung = sampler._process
+        if reads:
+            assert sampler.take()["0"].lacking == "asleep"
+        started_s = time.monotonic()
+        assert sampler.take() == both("the process that samples the GPUs has not answered for 1 s")
+        assert time.monotonic() - started_s < 5
+        assert hung.poll() is not None
+
+
+@pytest.mark.parametrize(("program", "reads", "code"), [(SILENT, False, -9), (ONCE, True, 0)])
+def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itself(program, reads, code, no_child_left):
+    sampler = sampler_of(program)
+    sampler.start()
+    process = sampler._process
+    if reads:
+        sampler.take()
+    sampler.stop(grace_s=15 if reads else 0.2)
+    assert process.wait(timeout=5) == code
+
+
+def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
+    assert GpuSampler(["0"]).take() == both("the sampler was not started")
+    with GpuSampler(["GPU-none"]) as sampler:
+        series = sampler.take()["GPU-none"]
+    assert (series.samples, series.gpm) == ((), ())
+    assert series.lacking
+
+
+def test_readings_that_nobody_takes_are_bounded(monkeypatch):
+    monkeypatch.setattr(gpu_sampler, "MOST_READINGS", 3)
+    with sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()") as sampler:
+        sampler.take()
+        time.sleep(0.5)
+        assert len(sampler._readings) <= 3

@@ -1,10 +1,16 @@
-"""One suite for every host."""
+"""One suite for every host; and what Linux describes in files that a test lays out."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autotune.measure.host import LIBRARIES, SystemHost
+from autotune.errors import MachineLacks
+from autotune.measure.host import LIBRARIES, SystemHost, _unescape
 from autotune.show.answers import plain
 from tests.fakes import FakeHost
 
@@ -14,33 +20,153 @@ def host(request):
     return SystemHost() if request.param == "system" else FakeHost(versions={"numpy": "2.0"})
 
 
-def test_there_is_one_disk_per_path_in_order(host, tmp_path):
+def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_order(host, tmp_path):
     paths = [tmp_path, Path(), tmp_path / "not" / "there"]
-    assert [disk.path for disk in host.facts(paths).disks] == [str(path) for path in paths]
-
-
-def test_no_paths_means_no_disks(host):
-    assert host.facts([]).disks == ()
-
-
-def test_allotted_cpus_exist(host):
-    facts = host.facts([])
+    facts = host.facts(paths)
+    assert [disk.path for disk in facts.disks] == [str(path) for path in paths]
     assert 1 <= facts.allotted_cpus <= facts.cpus_online
-
-
-def test_available_memory_is_part_of_all_memory(host):
-    facts = host.facts([])
     assert 0 <= facts.ram_available_bytes <= facts.ram_total_bytes
     assert facts.ram_limit_source
+    content = plain(facts)
+    assert (content["cpus_online"], content["disks"][1]["path"]) == (facts.cpus_online, ".")
 
 
-def test_facts_become_plain_json(host):
-    content = plain(host.facts([Path()]))
-    assert content["cpus_online"] >= 1
-    assert content["disks"][0]["path"] == "."
+def test_versions_of_known_libraries_are_found_without_importing(host, monkeypatch):
+    for name in ("torch", "transformers", "optuna"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert {"numpy"} <= set(host.library_versions()) <= set(LIBRARIES)
+    assert "torch" in SystemHost().library_versions()
 
 
-def test_versions_are_of_known_libraries(host):
-    versions = host.library_versions()
-    assert "numpy" in versions
-    assert set(versions) <= set(LIBRARIES)
+MIB = 2**20
+MEMINFO = "MemTotal:       1048576 kB\nMemFree:  100 kB\nMemAvailable:    524288 kB\nHugePages_Total:       0\n"
+ROOT_MOUNT = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+V2_MOUNT = "30 20 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+
+
+def lay(root: Path, files: dict[str, str]) -> SystemHost:
+    tree = {
+        "proc/meminfo": MEMINFO,
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Test CPU @ 2GHz\nprocessor\t: 1\nmodel name\t: Test CPU\n",
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": ROOT_MOUNT,
+    }
+    for name, text in (tree | files).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SystemHost(root, {})
+
+
+def test_plain_figures_are_read(tmp_path):
+    facts = lay(tmp_path, {}).facts([])
+    assert facts.cpu_model == "Test CPU @ 2GHz"
+    assert facts.ram_total_bytes == 1024 * MIB
+    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.ram_limit_bytes) == (512 * MIB, "the system", None)
+    assert facts.cpus_quota is None
+    assert facts.shm_free_bytes is None
+
+
+def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
+    slice_, job = "sys/fs/cgroup/slice", "sys/fs/cgroup/slice/job"
+    files = {
+        "proc/self/cgroup": "0::/slice/job\n", "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
+        f"{job}/cpu.max": "max 100000\n", f"{job}/memory.max": "max\n", f"{job}/memory.current": "1\n",
+        f"{slice_}/cpu.max": "350000 100000\n", f"{slice_}/memory.max": f"{256 * MIB}\n",
+        f"{slice_}/memory.current": f"{100 * MIB}\n",
+        f"{slice_}/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
+    }  # fmt: skip
+    facts = lay(tmp_path, files).facts([])
+    assert facts.cpus_quota == 3.5
+    assert facts.ram_available_bytes == (256 - 40) * MIB
+    assert (facts.ram_limit_source, facts.ram_limit_bytes) == ("cgroup v2", 256 * MIB)
+
+
+def version_1(group: str, mounted: str, **levels: tuple[int, int, int]) -> dict[str, str]:
+    """Files of control groups, and the limit, the use and the quota of some levels of them."""
+    files = {
+        "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
+        "proc/self/mountinfo": ROOT_MOUNT
+        + f"35 20 0:31 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
+    }
+    for level, (limit, used, quota) in levels.items():
+        memory, cpu = f"sys/fs/cgroup/memory/{level}", f"sys/fs/cgroup/cpu,cpuacct/{level}"
+        files |= {f"{memory}/memory.limit_in_bytes": f"{limit}\n", f"{memory}/memory.usage_in_bytes": f"{used}\n"}
+        files |= {f"{cpu}/cpu.cfs_quota_us": f"{quota}\n", f"{cpu}/cpu.cfs_period_us": "100000\n"}
+    return files
+
+
+def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
+    levels = {"": (9223372036854771712, 5, -1), "jobs/7": (128 * MIB, 200 * MIB, 50000)}
+    facts = lay(tmp_path, version_1("/jobs/7", "/", **levels)).facts([])
+    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (0, "cgroup v1", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("group", "mounted"), [("/docker/abc", "/docker/abc"), ("/host/path", "/other"), ("/../..", "/")]
+)
+def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
+    files = version_1(group, mounted, **{"": (64 * MIB, 4 * MIB, -1)})
+    assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(
+    ("environment", "cpus"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4),
+        ({"SLURM_CPUS_ON_NODE": "12"}, 12),
+        ({"SLURM_CPUS_PER_TASK": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
+    lay(tmp_path, {})
+    assert SystemHost(tmp_path, environment).facts([]).cpus_slurm == cpus
+
+
+def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
+    mounts = (
+        ROOT_MOUNT
+        + "40 20 0:40 / /data rw - nfs4 server:/x rw\n"
+        + "41 40 0:41 / /data/fast\\040disk rw,relatime shared:1 - xfs /dev/nvme0n1 rw\n"
+        + "42 20 0:42 / /home rw - autofs systemd rw\n"
+        + "43 20 0:43 / /home rw - lustre mds:/home rw\n"
+        + "a torn line\n"
+    )
+    host = lay(tmp_path, {"proc/self/mountinfo": mounts})
+    paths = ["/data/set", "/data/fast disk/set", "/home/me", "/database", "/"]
+    disks = host.facts([Path(path) for path in paths]).disks
+    assert [disk.filesystem_type for disk in disks] == ["nfs4", "xfs", "lustre", "ext4", "ext4"]
+    assert [disk.is_network for disk in disks] == [True, False, True, False, False]
+    assert all(disk.free_bytes is not None for disk in disks)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    assert host.facts([Path("/link/set")]).disks[0].is_network
+
+
+def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(tmp_path, monkeypatch):
+    found = {
+        "lo": SimpleNamespace(isup=True, speed=0, flags="up,loopback,running"),
+        "eth1": SimpleNamespace(isup=False, speed=0, flags="broadcast"),
+        "eth0": SimpleNamespace(isup=True, speed=25000, flags="up,running"),
+    }
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: found)
+    host = lay(tmp_path, {})
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    facts = host.facts([])
+    assert facts.shm_free_bytes > 0
+    assert [(nic.name, nic.speed_bits_per_s, nic.is_up, nic.is_loopback) for nic in facts.nics] == [
+        ("eth0", 25 * 10**9, True, False), ("eth1", None, False, False), ("lo", None, True, True),
+    ]  # fmt: skip
+
+
+def test_system_without_proc_is_refused(tmp_path):
+    with pytest.raises(MachineLacks, match="meminfo"):
+        SystemHost(tmp_path).facts([])
+
+
+@given(st.text(alphabet="ab \t\n\\"))
+def test_mount_points_survive_the_kernels_escapes(point):
+    escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in point)
+    assert _unescape(escaped) == point

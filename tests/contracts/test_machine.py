@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -38,29 +39,29 @@ def machine(request, forking):
 
 def _fault(fault: str, **measured) -> Trial:
     limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
-    return Trial(job="fault", measured={"fault": fault} | limits | measured, timeout_s=1.0)
+    return Trial(job="tests.failing_job", measured={"fault": fault} | limits | measured, timeout_s=1.0)
 
 
-def test_a_job_that_ends_well_is_measured(machine):
-    assert machine.run(_fault("none")) == Measured(figures={"fault": "none"})
+def wait_for_end_of(pids, within_s):
+    deadline_s = time.monotonic() + within_s
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
-def test_an_allocation_beyond_the_budget_is_out_of_memory(machine):
-    outcome = machine.run(_fault("allocate"))
-    assert isinstance(outcome, OutOfMemory)
-    assert "can't allocate memory" in outcome.detail
-
-
-def test_a_crash_is_a_crash_even_if_its_message_says_memory(machine):
-    outcome = machine.run(_fault("crash"))
-    assert isinstance(outcome, Crashed)
-    assert "on purpose" in outcome.detail
-
-
-def test_a_job_killed_by_a_signal_is_a_crash(machine):
-    outcome = machine.run(_fault("signal"))
-    assert isinstance(outcome, Crashed)
-    assert "-11" in outcome.detail
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        ("none", Measured, "{'fault': 'none'}"),
+        ("allocate", OutOfMemory, "can't allocate memory"),
+        ("crash", Crashed, "on purpose"),  # its message mentions memory
+        ("signal", Crashed, "-11"),
+    ],
+)
+def test_a_job_ends_as_what_became_of_it(machine, fault, kind, says):
+    outcome = machine.run(_fault(fault))
+    assert isinstance(outcome, kind)
+    assert says in str(outcome.figures if kind is Measured else outcome.detail)
 
 
 def test_a_job_that_hangs_is_ended_in_time(machine):
@@ -74,15 +75,9 @@ def test_an_allocation_within_the_budget_goes_through(forking):
 
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
-    trial = Trial(
-        job="fault", measured={"fault": "leave_child"}, place={"pid_file": str(tmp_path / "pid")}, timeout_s=10
-    )
+    trial = replace(_fault("leave_child"), place={"pid_file": str(tmp_path / "pid")}, timeout_s=10)
     assert isinstance(forking.run(trial), Measured)
-    pid = int((tmp_path / "pid").read_text())
-    deadline_s = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_for_end_of([int((tmp_path / "pid").read_text())], 5)
 
 
 def test_trials_after_a_failure_are_not_affected_by_it(forking):
@@ -111,7 +106,7 @@ def write():
     time.sleep(1)
     open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
 threading.Thread(target=write).start()
-machine.run(Trial(job="fault", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
+machine.run(Trial(job="tests.failing_job", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline_s = time.monotonic() + 60
@@ -122,6 +117,4 @@ machine.run(Trial(job="fault", measured={{"fault": "hang", "local_ranks": 2}}, t
     assert len(pids) == 3  # the server and two ranks
     process.kill()
     process.wait()
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_for_end_of(pids, 60)

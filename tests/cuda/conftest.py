@@ -1,11 +1,13 @@
 """Pretended GPUs for tests; ``tests/nullgpu/README.md`` says what they prove."""
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import write_dataset
 from tests.nullgpu.environment import Environment, find
 from tests.nullgpu.machine import Machine
 
@@ -51,3 +53,11 @@ def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
     yield make
     missed = [plan for machine in machines for plan in machine.missed()]
     assert not missed, f"faults that were planned and did not occur: {missed}"
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """Four hundred samples of random words."""
+    draw = random.Random(0)
+    samples = [[draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))] for _ in range(400)]
+    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)

@@ -2,12 +2,9 @@
 
 import itertools
 import json
-import random
 import tomllib
 
 import pytest
-
-from tests.conftest import write_dataset
 
 pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
@@ -15,13 +12,6 @@ DRIVER = "580.95.05"
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
 QUICK = ("--trial-timeout", "40", "--global-batch-tokens", "16384")
 """The chosen size is timed for at most a quarter of this."""
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    rng = random.Random(0)
-    samples = [[rng.randrange(5, 128) for _ in range(rng.randrange(8, 60))] for _ in range(400)]
-    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
 
 
 class Desk:
@@ -59,19 +49,8 @@ def desk(null_gpus, data) -> Desk:
 
 @pytest.fixture(scope="module")
 def shared_desk(null_gpus, data) -> Desk:
-    words = (
-        "--max-rows",
-        "16",
-        "--ranks",
-        "2",
-        "--granularity",
-        "4",
-        "--layout",
-        "bucketed",
-        "--checkpointing",
-        "selective",
-    )
-    return Desk(null_gpus(devices=2, driver=DRIVER), data, *words)
+    words = "--max-rows 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
+    return Desk(null_gpus(devices=2, driver=DRIVER), data, *words.split())
 
 
 def test_doctor_names_the_gpu_and_its_driver(null_gpu):
@@ -93,30 +72,10 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
 
 
 def test_workers_and_baseline_are_measured_from_it(desk):
-    for words in (
-        ("workers", "--minutes", "0.1", "--window", "0.5"),
-        ("baseline", "--minutes", "0.1", "--window", "0.5"),
-    ):
-        command, *options = words
-        ended = desk(command, "--profile", desk.profile, "--data", desk.data, *options)
+    for command in ("workers", "baseline"):
+        words = ("--profile", desk.profile, "--data", desk.data, "--minutes", "0.1", "--window", "0.5")
+        ended = desk(command, *words)
         assert "profile:" in ended.out, ended
-
-
-@pytest.fixture(scope="module")
-def sizes(null_gpus, data) -> Desk:
-    """With the stubs' own driver, so that sizes are measured and no rate."""
-    return Desk(null_gpus(), data, "--max-rows", "16")
-
-
-def test_on_a_pretended_gpu_sizes_are_kept_and_rates_are_rejected(sizes):
-    probed = tomllib.loads(sizes.profile.read_text())["evidence"]["probe"]
-    assert not probed.get("curve")
-    ended = sizes.ends_with(5, "workers", "--profile", sizes.profile, "--data", sizes.data, "--minutes", "0.1")
-    assert "cannot be measured on a pretended NVIDIA H100 NVL" in ended.err, ended
-    for_gpus = ("plan", "--tokens", "1M", "--profile", sizes.profile)
-    assert "predicted" in sizes(*for_gpus).out
-    ended = sizes.ends_with(6, "scale", "--profile", sizes.profile, "--bandwidth", "100Gbit")
-    assert "no throughput" in ended.err, ended
 
 
 @pytest.mark.parametrize(
@@ -153,20 +112,8 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = [
-        "--explore",
-        "--minutes",
-        "2.5",
-        "--max-rows",
-        "16",
-        "--window",
-        "0.5",
-        "--skip",
-        "workers",
-        "--skip",
-        "baseline",
-    ]
-    desk("tune", *MODEL, *QUICK, "--data", data, *words, "--out", desk.path)
+    words = "--explore --minutes 2.5 --max-rows 16 --window 0.5 --skip workers --skip baseline"
+    desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.path)
     explored = desk.evidence("explore")
     assert explored["windows"] > 0
     assert explored["trials"] > 1

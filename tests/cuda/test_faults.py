@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from autotune.search.trials import records_in
-from tests.nullgpu.machine import CUBLAS_ALLOC_FAILED, NVML_DRIVER_NOT_LOADED, NVML_NOT_SUPPORTED, Faults
+from tests.nullgpu.machine import (
+    CUBLAS_ALLOC_FAILED,
+    CUBLAS_NOT_INITIALIZED,
+    NVML_DRIVER_NOT_LOADED,
+    NVML_NOT_SUPPORTED,
+    Faults,
+)
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
@@ -24,18 +30,18 @@ NOT_TOLD = [
 class Probed:
     """A probe with few trials, and what each of them came to."""
 
-    def __init__(self, machine, data, *words) -> None:
+    def __init__(self, machine, data, *words, code=0) -> None:
         common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24")
         self._profile = machine.folder / "profile.toml"
         files = ("--reports", machine.folder / "reports", "--out", self._profile)
         self.ended = machine.autotune("probe", *common, *files, *words)
+        assert self.ended.code == code, self.ended
         self._ledger = machine.folder / "reports/profile/ledger"
 
     def outcomes(self) -> dict[str, str]:
         return {record.label: record.outcome["kind"] for record in records_in(self._ledger)[0]}
 
     def evidence(self) -> dict[str, Any]:
-        assert self.ended.code == 0, self.ended
         return tomllib.loads(self._profile.read_text())["evidence"]["probe"]
 
 
@@ -48,15 +54,19 @@ class Probed:
             Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"),
             "PyTorch sees NVIDIA H100 NVL, and NVML does not describe it: NVML: Driver Not Loaded",
         ),
+        (
+            Faults(mig="1g.12gb", absent=("nvmlDeviceGetMigMode",)),
+            "error: CUDA computes on NVIDIA H100 NVL MIG 1g.12gb, a slice of a GPU",
+        ),
     ],
-    ids=["neighbour", "MIG", "without NVML"],
+    ids=["neighbour", "MIG", "without NVML", "MIG that is not told"],
 )
 def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replaced_by_the_cpu(
     null_gpu, patterned_dataset, faults, said
 ):
-    ended = Probed(null_gpu(faults=faults), patterned_dataset).ended
-    assert ended.code == 5, ended
+    ended = Probed(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8", code=5).ended
     assert said in ended.err, ended
+    assert ("-mig 0" in ended.err) == bool(faults.mig), ended
     assert ended.counts.total("kernel") == 0
 
 
@@ -66,14 +76,12 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
     probed = Probed(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8")
-    assert probed.ended.code == 0, probed.ended
     assert probed.outcomes() == {"bert-mini: 8 rows": "measured"}
 
 
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
-    probed = Probed(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1")
-    assert probed.ended.code == 4, probed.ended
+    probed = Probed(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1", code=4)
     assert probed.outcomes() == {
         "bert-mini: 1 rows": "out_of_memory",
         "bert-mini: 1 rows without a limit": "measured",
@@ -98,3 +106,69 @@ def test_one_hot_sample_voids_one_trial_of_speed_at_most_and_no_probe(null_gpu, 
     contaminated = [label for label, kind in probed.outcomes().items() if kind == "contaminated"]
     assert len(contaminated) <= 1
     assert all("speed" in label for label in contaminated)
+
+
+def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
+    machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
+    probed = Probed(machine, patterned_dataset, "--max-rows", "8", code=8)
+    assert "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal" in probed.ended.err, probed.ended
+    kinds = probed.outcomes()
+    assert kinds.pop("bert-mini: 8 rows") == "measured"
+    assert set(kinds.values()) == {"contaminated"}
+
+
+NO_HANDLE = """
+import torch
+from trainer.failure import out_of_memory
+free, _ = torch.cuda.mem_get_info()
+kept = torch.empty(int(free * {share}), dtype=torch.uint8, device="cuda")
+x = torch.ones(64, 64, device="cuda")
+try:
+    x @ x
+except RuntimeError as error:
+    print("NOT_INITIALIZED" in str(error), out_of_memory(error) is not None)
+"""
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.1, "True False\n"), (0.999, "True True\n")], ids=["empty", "full"])
+def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(null_gpu, share, expected):
+    machine = null_gpu(memory=20 * GIB, faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"))
+    ended = machine.run("-c", NO_HANDLE.format(share=share))
+    assert ended.out == expected, ended
+
+
+MUTE = """
+import os, time
+from pathlib import Path
+from autotune.errors import MachineLacks
+from autotune.measure.host import SystemHost
+from autotune.measure import nvml
+from autotune.search.site import open_site
+began_s = time.monotonic()
+nvml.ANSWER_WITHIN_S = 0.5
+monitor = nvml.NvmlMonitor()
+sample = monitor.sample(monitor.devices()[0].uuid) if monitor.devices() else None
+print(len(monitor.devices()), monitor.why_absent(), sample, time.monotonic() - began_s < 2, sep="|")
+try:
+    open_site("auto", Path(), SystemHost(), monitor)
+except MachineLacks as error:
+    print(error.exit_code, error.message, error.next_step, sep="|")
+monitor.close()
+"""
+
+
+def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu):
+    ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run("-c", MUTE, timeout_s=60)
+    first, second = ended.out.splitlines()
+    assert first.startswith("0|GPU 0: NVML does not answer: a call has not returned for 0.5 s|None|True"), ended
+    assert second.startswith("5|PyTorch sees NVIDIA H100 NVL, and NVML does not describe it: GPU 0: NVML does not")
+    assert "Mend NVML" in second
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"])
+def test_a_figure_that_never_comes_keeps_no_other_waiting(null_gpu, function):
+    ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run("-c", MUTE, timeout_s=60)
+    assert ended.code == 0, ended
+    assert "does not answer" in ended.out
+    assert ended.out.startswith("1|None|GpuSample(")
+    assert ended.out.splitlines()[0].endswith("|True")

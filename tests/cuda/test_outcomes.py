@@ -2,8 +2,6 @@
 
 import pytest
 
-from autotune.search.trials import records_in
-from tests.conftest import write_dataset
 from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_EXECUTION_FAILED,
@@ -42,12 +40,6 @@ ON_GPUS = NO_DROPOUT | {"train.device": "cuda"}
 NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLtMatmul", "cublasSgemm_v2"))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
-    return write_dataset(tmp_path_factory.mktemp("patterned") / "data", samples, vocab_size=128)
-
-
 @pytest.mark.parametrize(
     ("faults", "memory", "code"),
     [
@@ -58,11 +50,15 @@ def data(tmp_path_factory):
     ],
     ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
 )
-def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, data, tmp_path, faults, memory, code):
+def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(
+    null_gpu, patterned_dataset, tmp_path, faults, memory, code
+):
     (tmp_path / "profile.toml").write_text(PROFILE)
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
     run = tmp_path / "run"
-    ended = machine.run("-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", data, "--out", run)
+    ended = machine.run(
+        "-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", patterned_dataset, "--out", run
+    )
     assert ended.code == code, ended
     assert read_exit(run).exit_code == code
     assert ("error: rank 0: out of memory: " in ended.err) == (code == 4), ended
@@ -97,19 +93,6 @@ def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
     assert ended.out == "15\nout of memory\n", ended
 
 
-def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path):
-    ended = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6)).autotune(
-        "probe", "--model", "bert-mini", "--data", data, "--seq-length", "64", "--max-rows", "8",
-        "--reports", tmp_path / "reports", "--out", tmp_path / "profile.toml",
-    )  # fmt: skip
-    assert ended.code == 8, ended
-    assert "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal" in ended.err, ended
-    records, _ = records_in(tmp_path / "reports/profile/ledger")
-    kinds = {record.label: record.outcome["kind"] for record in records}
-    assert kinds.pop("bert-mini: 8 rows") == "measured"
-    assert set(kinds.values()) == {"contaminated"}
-
-
 def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
     place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
@@ -122,23 +105,25 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
     assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
 
 
-def test_an_nccl_error_while_ranks_meet_ends_all_of_them_soon_and_is_named(null_gpu, tmp_path):
-    end = _left_by_nccl(null_gpu, tmp_path, f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}")
-    assert (end.exit_code, end.requeue) == (70, False)
-    assert "NCCL failed: " in end.reason
-    assert "unhandled system error" in end.reason
-    assert not end.steps
-
-
-def test_an_nccl_error_in_a_step_ends_all_ranks_soon_and_the_run_can_be_resumed(null_gpu, tmp_path):
-    end = _left_by_nccl(null_gpu, tmp_path, f"ncclAllReduce={NCCL_REMOTE_ERROR}@30")
-    assert (end.exit_code, end.requeue) == (RanksLost.exit_code, True)
-    assert "remote process exited or network error" in end.reason
-    assert end.steps > 0
-
-
-def _left_by_nccl(null_gpu, folder, faults):
-    machine = null_gpu(devices=2, values=True, faults=Faults(faults=faults))
-    place = Workplace(folder, python=machine.environment.python, variables=machine.variables_of_commands())
+@pytest.mark.parametrize(
+    ("fault", "code", "requeue", "said"),
+    [
+        (f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}", 70, False, ("NCCL failed: ", "unhandled system error")),
+        (
+            f"ncclAllReduce={NCCL_REMOTE_ERROR}@30",
+            RanksLost.exit_code,
+            True,
+            ("remote process exited or network error",),
+        ),
+    ],
+    ids=["while ranks meet", "in a step"],
+)
+def test_an_nccl_error_ends_all_ranks_soon_and_only_one_of_a_step_can_be_resumed(
+    null_gpu, tmp_path, fault, code, requeue, said
+):
+    machine = null_gpu(devices=2, values=True, faults=Faults(faults=fault))
+    place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
     job = place.job(2, ON_GPUS)
-    return job.leave(job.start(), within_s=60)
+    end = job.leave(job.start(), within_s=60)
+    assert (end.exit_code, end.requeue, end.steps > 0) == (code, requeue, requeue)
+    assert all(part in end.reason for part in said), end.reason

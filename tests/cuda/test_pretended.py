@@ -2,12 +2,10 @@
 
 import html
 import json
-import random
 import re
 
 import pytest
 
-from tests.conftest import write_dataset
 from tests.system.faults.jobs import NO_DROPOUT
 
 pytestmark = pytest.mark.cuda
@@ -22,13 +20,6 @@ SETTINGS = NO_DROPOUT | {
 @pytest.fixture(scope="module")
 def machine(null_gpus):
     return null_gpus(values=True)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    draw = random.Random(0)
-    samples = [[draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))] for _ in range(400)]
-    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +48,16 @@ def test_a_report_of_a_probe_calls_sizes_the_allocators_and_shows_no_rate(machin
         ("largest micro-batch", "under the budget"),
         ("peak memory", "largest micro-batch, allocator"),
     }
+
+
+def test_sizes_are_planned_with_and_rates_are_rejected(machine, data, profile):
+    workers = machine.autotune("workers", "--profile", profile, "--data", data, "--minutes", "0.1")
+    assert workers.code == 5, workers
+    assert "cannot be measured on a pretended NVIDIA H100 NVL" in workers.err, workers
+    assert "predicted" in machine.autotune("plan", "--tokens", "1M", "--profile", profile).out
+    scaled = machine.autotune("scale", "--profile", profile, "--bandwidth", "100Gbit")
+    assert scaled.code == 6, scaled
+    assert "no throughput" in scaled.err, scaled
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """A memory budget that is enforced: by what a GPU has left, by a resource limit on a CPU."""
 
 import ctypes
+import re
 import resource
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -17,27 +17,6 @@ _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
 
-class Budget(Protocol):
-    """Enforces a budget from its creation on, and knows the highest use."""
-
-    @property
-    def outside_allocator_bytes(self) -> int | None:
-        """Device memory outside the allocator; None where there is no such thing."""
-        ...
-
-    def peak_bytes(self) -> int:
-        """The highest use so far, in bytes of the budget."""
-        ...
-
-    def check(self) -> None:
-        """Say so where the work so far went through, and a long run's would not.
-
-        Raises:
-            torch.OutOfMemoryError: If it went through by a second try, or by more than the budget.
-        """
-        ...
-
-
 def keep_one_arena() -> None:
     """Have malloc serve all threads from one heap, before there is a second thread: later it is too late.
 
@@ -46,7 +25,7 @@ def keep_one_arena() -> None:
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> Budget:
+def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> "Budget":
     """Start to enforce a budget; None only measures.
 
     Args:
@@ -65,17 +44,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
             next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
             "or use --device cpu.",
         )
-    warm_up(ranks)
-    if ranks.device.type == "cuda":
-        return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
-    return CpuBudget(budget_bytes)
-
-
-def warm_up(ranks: Ranks) -> None:
-    """Let pools of threads, handles, workspaces and connections come into being: they are not counted as the model's.
-
-    All ranks take part.
-    """
+    # Pools of threads, handles, workspaces and connections are not counted as the model's.
     device = ranks.device
     weight = torch.randn(256, 256, device=device, requires_grad=True)
     (weight @ weight).sum().backward()
@@ -83,6 +52,8 @@ def warm_up(ranks: Ranks) -> None:
     if device.type == "cuda":
         ranks.sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)
+        return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
+    return CpuBudget(budget_bytes)
 
 
 class CpuBudget:
@@ -97,12 +68,12 @@ class CpuBudget:
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of a refusal.
-            resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, hard))
-        self._before_bytes = _status_bytes("VmSize")
+            resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
+        self._before_bytes = status_bytes("VmSize")
 
     def peak_bytes(self) -> int:
         """Growth of the address space to its highest point (the kernel keeps no peak of the limited part alone)."""
-        return max(0, _status_bytes("VmPeak") - self._before_bytes)
+        return max(0, status_bytes("VmPeak") - self._before_bytes)
 
     def check(self) -> None:
         """The kernel's refusal is final: nothing goes through by luck."""
@@ -142,32 +113,35 @@ class CudaBudget:
         return torch.cuda.max_memory_reserved(self._device) + self.outside_allocator_bytes
 
     def check(self) -> None:
-        """Neither may the allocator have given cached blocks back and tried again, nor the outside have grown too far.
+        """Make sure that a long run's work would go through as the work so far did.
 
         Raises:
-            torch.OutOfMemoryError: If one of them did.
+            torch.OutOfMemoryError: If the allocator has given cached blocks back and tried again, or the outside has
+                grown too far.
         """
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
-            reserved, outside = (
-                format_bytes(size)
-                for size in (torch.cuda.max_memory_reserved(self._device), self.outside_allocator_bytes)
-            )
+            reserved_bytes = torch.cuda.max_memory_reserved(self._device)
             raise torch.OutOfMemoryError(
-                f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest {reserved} in "
-                f"PyTorch's allocator and {outside} of non-PyTorch memory"
+                f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest "
+                f"{format_bytes(reserved_bytes)} in PyTorch's allocator and "
+                f"{format_bytes(self.outside_allocator_bytes)} of non-PyTorch memory"
             )
 
     def _outside_now_bytes(self) -> int:
-        reserved_bytes = torch.cuda.memory_reserved(self._device)
         if self._used_before_bytes is None:
             # Whatever is on the device and not the allocator's counts, other programs' memory too.
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
-            return all_bytes - free_bytes - reserved_bytes - self._held_bytes
-        # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
-        used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
-        return used_bytes - reserved_bytes - self._held_bytes
+            used_bytes = all_bytes - free_bytes
+        else:
+            # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
+            used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
+        return used_bytes - torch.cuda.memory_reserved(self._device) - self._held_bytes
+
+
+Budget = CpuBudget | CudaBudget
+"""Enforces a budget from its creation on, and knows the highest use."""
 
 
 def hold_device_memory(size_bytes: int) -> None:
@@ -182,8 +156,9 @@ def hold_device_memory(size_bytes: int) -> None:
             raise RuntimeError(f"cannot hold back {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
 
 
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
+def status_bytes(name: str) -> int:
+    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
+    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {name}")
+    return int(found[1]) * 1024

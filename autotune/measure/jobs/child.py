@@ -6,7 +6,6 @@ import re
 import resource
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +13,35 @@ from trainer.disk import write_atomically
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory
 
-JOBS = frozenset({"step", "feed", "fault", "trace"})
-
 # gloo's and NCCL's texts for another rank that is gone.
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")
 
 
-def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], result_file: Path) -> bool:
-    """Run a job and write how it ended, as ``account`` does."""
-
-    def run() -> dict[str, Any]:
-        if job not in JOBS:
-            raise ValueError(f"unknown job {job!r}")
-        figures: dict[str, Any] = importlib.import_module(f"autotune.measure.jobs.{job}").run(measured, place)
-        return figures
-
-    return account(run, result_file, first_attempt=place.get("first_attempt", False))
-
-
-def account(job: Callable[[], dict[str, Any]], result_file: Path, *, first_attempt: bool = False) -> bool:
+def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[str, Any], *more: object) -> bool:
     """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
 
     Args:
-        job: Returns the figures.
+        job: A module of this folder, or any module by its full name, whose ``run`` returns figures.
         result_file: The account.
-        first_attempt: Whether the same is tried again after a crash. A fault that may or may not be of memory is a
-            crash then: near the limit little is free, and a broken kernel would pass for a smaller limit.
+        measured: Of the trial.
+        place: Of the trial. ``first_attempt`` says that the same is tried again after a crash. A fault that may or may
+            not be of memory is a crash then: near the limit little is free, and a broken kernel would pass for a
+            smaller limit.
+        more: Further arguments of ``run``.
 
     Returns:
         Whether it measured what it was to measure.
     """
     result: dict[str, Any]
     try:
-        result = {"status": "measured", "figures": job()}
+        module = importlib.import_module(job if "." in job else f"autotune.measure.jobs.{job}")
+        result = {"status": "measured", "figures": module.run(measured, place, *more)}
         _lift_limit()
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
-        result = _failure(error, first_attempt)
-    write(result_file, result | {"ended_s": time.monotonic()})
+        result = _failure(error, place.get("first_attempt", False))
+    write_atomically(result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False)
     return bool(result["status"] == "measured")
-
-
-def write(file: Path, value: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    write_atomically(file, json.dumps(value), durable=False)
 
 
 def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:

@@ -27,21 +27,12 @@ from autotune.measure.jobs.tape import Tape
 
 aten = torch.ops.aten
 
-_LIBRARY_OPERATORS = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "convolution_backward",
-    "index_put",
-    "index_add",
+_LIBRARY_OPERATORS = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "index_put", "index_add",
     "embedding_dense_backward",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_efficient_attention_backward",
-)
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
+})  # fmt: skip
 """Kernels that Inductor calls and does not write, so that what they read and write is in memory."""
 
 _REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
@@ -63,11 +54,7 @@ class Compiled:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        module: nn.Module | None,
-        tape: Tape,
-        graphs: dict[Any, Callable[..., Any]],
+        self, function: Callable[..., Any], module: nn.Module | None, tape: Tape, graphs: dict[Any, Callable[..., Any]]
     ) -> None:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
@@ -84,19 +71,21 @@ class Compiled:
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._made(list(state), spec, others)
-        owner = self._tape.owner
-        if self._module is not None and owner != Term.TEMPORARIES:
-            self._tape.owner = activations_of(self._module)
-        try:
+        forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
+        with self._tape.owning(activations_of(self._module) if forward else self._tape.owner):
             return graph(*inputs)
-        finally:
-            self._tape.owner = owner
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
         compile_: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
-        checkpointed = _is_checkpointed(self._module)
+        # Whether activations are checkpointed inside the module's forward; outside it, hooks do the same here.
+        checkpointed = (
+            self._module is not None
+            and self._module.training
+            and bool(getattr(self._module, "gradient_checkpointing", False))
+            and type(self._module).__call__ is nn.Module.__call__
+        )
 
         def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
             state = dict(zip(names, inputs, strict=False))
@@ -109,19 +98,17 @@ class Compiled:
             # Dynamo marks what is checkpointed instead of tracing how it is computed again.
             replaced: dict[str, Any] = {"_compiled_call_impl": None}
             if checkpointed:
-                replaced["_gradient_checkpointing_func"] = _call
+                replaced["_gradient_checkpointing_func"] = lambda function, *given: function(*given)
             with mock.patch.multiple(self._module, **replaced):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
-        def run(graph: fx.GraphModule, _: object) -> Callable[..., Any]:
-            return compile_.make_boxed_func(  # type: ignore[no-any-return]
-                _Plan(graph, self._tape).run
-            )
+        def planned(graph: fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - torch's own
+            return compile_.make_boxed_func(_Plan(graph, self._tape).run)
 
         function = compile_.aot_function(
             whole,
-            fw_compiler=run,
-            bw_compiler=run,
+            fw_compiler=planned,
+            bw_compiler=planned,
             partition_fn=functools.partial(_partition, checkpointed=checkpointed),
             decompositions=select_decomp_table(),
         )
@@ -134,12 +121,7 @@ class Compiled:
 
 
 class _Plan:
-    """A graph whose values are recorded where they are in memory.
-
-    Args:
-        graph: Of one forward or backward.
-        tape: Told when memory is taken; it sees by itself when it is released.
-    """
+    """The graph of one forward or backward, whose values are recorded on the tape where they are in memory."""
 
     def __init__(self, graph: fx.GraphModule, tape: Tape) -> None:
         self._tape = tape
@@ -249,20 +231,6 @@ class _Plan:
         raise AssertionError("a graph without an output")
 
 
-def _is_checkpointed(module: nn.Module | None) -> bool:
-    """Return whether a module checkpoints activations inside its forward; outside it, hooks do the same here."""
-    return (
-        isinstance(module, nn.Module)
-        and module.training
-        and bool(getattr(module, "gradient_checkpointing", False))
-        and type(module).__call__ is nn.Module.__call__
-    )
-
-
-def _call(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
-    return function(*args)
-
-
 def _partition(
     joint: fx.GraphModule,
     inputs: Sequence[Any],
@@ -305,8 +273,7 @@ def _is_read(node: fx.Node) -> bool:
 
 
 def _is_reduction(node: fx.Node) -> bool:
-    name = getattr(node.target, "__name__", "")
-    return name.split(".")[0] in _REDUCTIONS
+    return getattr(node.target, "__name__", "").split(".")[0] in _REDUCTIONS
 
 
 def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
@@ -345,37 +312,25 @@ def _is_library(node: fx.Node) -> bool:
 
 def _base(node: fx.Node) -> fx.Node:
     """The node whose memory a view is of."""
-    while node.op == "call_function":
-        target = node.target
-        view = target is operator.getitem or (
-            isinstance(target, torch._ops.OpOverload)
-            and bool(target._schema.returns)
-            and all(one.alias_info is not None and not one.alias_info.is_write for one in target._schema.returns)
-        )
-        if not view:
-            break
+    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node.target)):
         node = node.all_input_nodes[0]
     return node
 
 
+def _is_view(target: Any) -> bool:  # noqa: ANN401 - what torch calls
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
 def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
     """What a module's graph depends on beside its tensors; modules that are alike but for their number are one kind."""
-    if module is None:
-        return None
-    return tuple(
-        (
-            name,
-            type(part),
-            part.training,
-            "forward" in vars(part),
-            tuple(
-                (key, value)
-                for key, value in vars(part).items()
-                if isinstance(value, int | float | str | tuple) and not key.startswith(("_", "layer_idx"))
-            ),
-        )
-        for name, part in module.named_modules()
-    )
+
+    def settings(part: nn.Module) -> tuple[Any, ...]:
+        plain = ((key, value) for key, value in vars(part).items() if isinstance(value, int | float | str | tuple))
+        return tuple((key, value) for key, value in plain if not key.startswith(("_", "layer_idx")))
+
+    parts = () if module is None else module.named_modules()
+    return tuple((name, type(part), part.training, "forward" in vars(part), settings(part)) for name, part in parts)
 
 
 def _shape(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - to compare

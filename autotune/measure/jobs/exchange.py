@@ -2,20 +2,18 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from autotune.measure.jobs.feed import batches_of
 from autotune.measure.jobs.footprint import Memory
-from trainer.batch import in_rows, make_plan
+from trainer.batch import in_rows
 from trainer.build import build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
 from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
@@ -23,7 +21,6 @@ from trainer.snapshot import make_state
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark
 
-CACHED_BATCHES = 16
 WARM_UP_STEPS = 2
 
 
@@ -49,11 +46,11 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         if traffic is None:
             raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
         traffic.travels = False
-    batches = _batches(dataset, config, ranks)
+    batches = batches_of(dataset, config, ranks)
     each = accumulation_steps(config, ranks.world_size)
     make_state(training)
     training.step.rehearse(next(batches))
-    passes = _Passes(training.shared.module, ranks) if traffic is not None else None
+    passes = _LastPass(training.shared.module, ranks.device) if traffic is not None else None
     results, tokens, owns = [], [], []
     for number in range(WARM_UP_STEPS + measured["steps"]):
         taken = list(itertools.islice(batches, each))
@@ -76,35 +73,12 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     }
 
 
-def _batches(dataset: TokenDataset, config: TrainConfig, ranks: Ranks) -> Iterator[MicroBatch]:
-    plan = make_plan(config, len(dataset), world_size=ranks.world_size)
-    source = MicroBatchSource(dataset, config, plan)
-    plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
-    return itertools.cycle([source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)])
+class _LastPass:
+    """Listens to forward and backward of a module, and knows the moments of the last micro-batch."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """The last micro-batch of a step."""
-
-    began: Mark
-    turned: Mark
-    """Between forward and backward."""
-    ready: tuple[tuple[int, Mark], ...]
-    """Elements of each gradient, and when it was there."""
-
-
-class _Passes:
-    """Listens to forward and backward.
-
-    Args:
-        module: As it is called in a step.
-        ranks: Of the device.
-    """
-
-    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
-        self._device = ranks.device
-        self._began = self._turned = mark(ranks.device)
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._began = self._turned = mark(device)
         self._ready: list[tuple[int, Mark]] = []
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._turn)
@@ -112,9 +86,9 @@ class _Passes:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._note)
 
-    def take(self) -> _Pass:
-        """The last micro-batch's."""
-        return _Pass(began=self._began, turned=self._turned, ready=tuple(self._ready))
+    def take(self) -> tuple[Mark, Mark, list[tuple[int, Mark]]]:
+        """Return when forward began, when backward did, and elements of each gradient and when it was there."""
+        return self._began, self._turned, self._ready
 
     def _begin(self, *_: object) -> None:
         self._began, self._ready = mark(self._device), []
@@ -138,33 +112,29 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _of_passes(results: list[StepResult], passes: list[_Pass], ranks: Ranks) -> dict[str, Any]:
+def _of_passes(
+    results: list[StepResult], passes: list[tuple[Mark, Mark, list[tuple[int, Mark]]]], ranks: Ranks
+) -> dict[str, Any]:
     """What ranks computed, without waiting for each other; nothing where nobody could listen."""
     if not passes:
         return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}
+    forwards = [turned.seconds_since(began) for began, turned, _ in passes]
+    # Seconds from the beginning of backward to each gradient, by step.
+    arrivals = [[there.seconds_since(turned) for _, there in ready] for _, turned, ready in passes]
     computed = [
-        result.asked.seconds_since(result.began) + one.ready[-1][1].seconds_since(result.counted)
-        for result, one in zip(results, passes, strict=True)
+        result.asked.seconds_since(result.began) + ready[-1][1].seconds_since(result.counted)
+        for result, (_, _, ready) in zip(results, passes, strict=True)
     ]
     # A number for each step of each rank: how much ranks differ, and how much steps do.
     by_rank = [ranks.each(seconds) for seconds in computed]
-    middle = passes[0]
-    forwards = [one.turned.seconds_since(one.began) for one in passes]
-    backwards = [one.ready[-1][1].seconds_since(one.turned) for one in passes]
-    forward, backward = ranks.sum(statistics.median(forwards), statistics.median(backwards))
+    forward, backward = ranks.sum(statistics.median(forwards), statistics.median(one[-1] for one in arrivals))
     # Of the first rank, so that all say the same; means over steps, as a single backward may have been held up.
-    shares = [
-        statistics.fmean(
-            one.ready[number][1].seconds_since(one.turned) / one.ready[-1][1].seconds_since(one.turned)
-            for one in passes
-        )
-        for number in range(len(middle.ready))
-    ]
+    shares = [statistics.fmean(one[number] / one[-1] for one in arrivals) for number in range(len(arrivals[0]))]
     return {
         "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
         "forward_share": forward / (forward + backward),
         "gradients": [
             [elements, min(1.0, max(0.0, ranks.tell_number(share)))]
-            for (elements, _), share in zip(middle.ready, shares, strict=True)
+            for (elements, _), share in zip(passes[0][2], shares, strict=True)
         ],
     }

@@ -1,25 +1,29 @@
-"""The ``feed`` job: a window of training on the dataset with so many loader workers, or on batches from memory."""
+"""The ``feed`` job: a window of training on the dataset with so many loader workers, or on batches from memory.
+
+What takes micro-batches is the trainer's own step, or a replay of how long a device took for it.
+"""
 
 import itertools
 import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.measure.jobs import footprint
-from autotune.measure.jobs.consumers import Consumer, ReplayedStep, TrainingStep
 from trainer.batch import in_rows, make_plan
-from trainer.build import build_training
+from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.feed import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks, join_ranks, leave_ranks
 from trainer.schema import parse_table
+from trainer.step import StepResult
+from trainer.stopwatch import Mark, mark
 from trainer.stream import MicroBatchPlan
 
 CACHED_BATCHES = 32
@@ -53,21 +57,38 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    config, micro_batches = _configured(config, dataset, ranks, measured["round"])
-    consumer = _consumer(config, dataset, ranks, micro_batches, measured["replayed_step_s"])
-    loader = _batches(dataset, config, ranks, measured)
-    ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
+    config = in_rows(config, dataset)
+    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))  # they stand for any number
+    changed = {
+        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
+        "global_batch_tokens": None,
+        "global_batch_samples": None,
+        "max_epochs": None,  # no end: the window decides
+        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
+        "seed": config.seed + measured["round"],
+    }
+    config = config.model_copy(update=changed)
+    consumer: Consumer
+    if (replayed_s := measured["replayed_step_s"]) is not None:
+        consumer = ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
+    else:
+        manifest = dataset.manifest
+        training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+        consumer = TrainingStep(training, config, micro_batches, ranks.device)
+    cached = measured["cached"]
+    workers = 0 if cached else config.data.loader_workers
+    loader = batches_of(dataset, config, ranks, cached=cached, sample_delay_s=measured["sample_delay_s"])
+    ready = workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
     step_s = _warm_up(loader, consumer, warm_up)
-    window = Window(
-        measured["window_s"], measured["min_steps"], _volley(config, micro_batches, cached=measured["cached"])
-    )
-    figures = _measure(loader, consumer, ranks, window, step_s)
-    losses = consumer.losses() if measured.get("losses") else []
+    # Workers that began together are where they were after so many steps: a window that cuts a volley miscounts.
+    volley = max(1, workers // math.gcd(workers, micro_batches))
+    figures = _measure(measured, loader, consumer, ranks, volley=volley, step_s=step_s)
+    if measured.get("losses") and isinstance(consumer, TrainingStep):
+        figures["losses"] = consumer.losses()
     leave_ranks(together=True)
     return figures | {
-        **({"losses": losses} if losses else {}),
         "optimizer_steps": warm_up + figures["steps"],
         "discarded_batches": drained + warm_up * micro_batches,
         "micro_batches_per_step": micro_batches,
@@ -75,49 +96,110 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _configured(config: TrainConfig, dataset: TokenDataset, ranks: Ranks, number: int) -> tuple[TrainConfig, int]:
-    """The configuration of the window, and its micro-batches to a step: a few stand for any number above."""
-    config = in_rows(config, dataset)
-    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))
-    changed = {
-        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
-        "global_batch_tokens": None,
-        "global_batch_samples": None,
-        "max_epochs": None,  # no end: the window decides
-        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
-        "seed": config.seed + number,
-    }
-    return config.model_copy(update=changed), micro_batches
+class TrainingStep:
+    """The trainer's step, which reads one step's numbers while the device is at the next."""
+
+    def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
+        self._step, self._config, self._micro_batches = training.step, config, micro_batches
+        self.work = training.work
+        self._taken = 0
+        self._last: StepResult | None = None
+        self._losses: list[torch.Tensor] = []
+        self.wait = DataWait(lambda: mark(device))
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
+        batches = self.wait.take(loader, self._micro_batches)
+        before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
+        self._losses.append(self._last.loss)
+        self.wait.gave(self._last.updated)
+        self._taken += 1
+        if before is not None:
+            before.updated.wait()
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device has done everything.
+
+        Raises:
+            ValueError: If the loss is not a number: nothing was trained then.
+        """
+        if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
+            raise ValueError(f"the loss is {loss}")
+
+    def losses(self) -> list[float]:
+        """Return the loss of each step so far, warm-up included."""
+        return [float(loss) for loss in self._losses]
 
 
-def _consumer(
-    config: TrainConfig, dataset: TokenDataset, ranks: Ranks, micro_batches: int, replayed_s: float | None
-) -> Consumer:
-    if replayed_s is not None:
-        return ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
-    manifest = dataset.manifest
-    training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-    return TrainingStep(training, config, micro_batches, ranks.device)
+class ReplayedStep:
+    """Devices that take a known time for a micro-batch. This process keeps one CPU busy meanwhile.
+
+    So does a host that launches kernels and waits for them; it holds up no other thread of its process. A step begins
+    when all ranks have their data, as they exchange gradients. What it leaves out: copies to the device, and memory
+    bandwidth that a step on the host's side takes.
+
+    Args:
+        micro_batch_s: Of a micro-batch of full rows on the device.
+        row_tokens: Of a full row; narrower ones take less time, in proportion.
+        micro_batches: Of a step.
+        ranks: All of them, as they wait for each other.
+    """
+
+    def __init__(self, micro_batch_s: float, row_tokens: int, micro_batches: int, ranks: Ranks) -> None:
+        self._micro_batch_s, self._row_tokens = micro_batch_s, row_tokens
+        self._micro_batches, self._ranks = micro_batches, ranks
+        self._free_s = time.perf_counter()
+        self.wait = DataWait(lambda: Mark(time.perf_counter()))
+        torch.set_num_threads(1)
+        self._keeps_busy = torch.rand(96, 96)
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and hand them to the device, as far ahead of it as the trainer does."""
+        batches = []
+        begins_s = self._free_s
+        for _ in range(self._micro_batches):
+            (batch,) = self.wait.take(loader, 1)
+            begins_s = self._ranks.max(max(time.perf_counter(), self._free_s))[0]
+            self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._row_tokens
+            self.wait.gave(_Until(self._free_s))
+            batches.append(batch)
+        self._busy_until(begins_s)
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device has done everything."""
+        self._busy_until(self._free_s)
+
+    def _busy_until(self, moment_s: float) -> None:
+        while time.perf_counter() < moment_s:
+            # Without the interpreter's lock, unlike a loop that looks at the clock.
+            torch.mm(self._keeps_busy, self._keeps_busy)
 
 
-def _volley(config: TrainConfig, micro_batches: int, *, cached: bool) -> int:
-    """Steps after which workers that began together are where they were; a window that cuts a volley miscounts."""
-    workers = 0 if cached else config.data.loader_workers
-    return 1 if not workers else workers // math.gcd(workers, micro_batches)
+class _Until(Mark):
+    """A moment that is known ahead."""
+
+    def reached(self) -> bool:
+        assert isinstance(self.moment, float)
+        return time.perf_counter() >= self.moment
 
 
-def _batches(
-    dataset: TokenDataset, config: TrainConfig, ranks: Ranks, measured: dict[str, Any]
+Consumer = TrainingStep | ReplayedStep
+"""Takes optimizer steps, as far ahead of the device as the trainer does."""
+
+
+def batches_of(
+    dataset: TokenDataset, config: TrainConfig, ranks: Ranks, *, cached: bool = True, sample_delay_s: float = 0.0
 ) -> Iterator[MicroBatch]:
+    """Return a rank's micro-batches without end: some from memory again and again, or those that a loader makes."""
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
     source = MicroBatchSource(dataset, config, plan)
-    # Endless: the loader draws from it lazily.
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
-    if measured["cached"]:
-        made = [source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)]
-        pinned = config.data.pin_memory and config.device == "cuda"
-        return itertools.cycle([batch.pin_memory() for batch in made] if pinned else made)
-    return make_loader(_Delayed(source, measured["sample_delay_s"]), config, plans)
+    if not cached:
+        return make_loader(_Delayed(source, sample_delay_s), config, plans)
+    alone = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
+    return itertools.cycle(list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES)))
 
 
 class _Delayed:
@@ -135,12 +217,8 @@ class _Delayed:
 def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
     """Take what the queues hold ready, without a step, so that a slow loader has no head start left.
 
-    Args:
-        loader: Just begun.
-        ready: How many batches its queues hold at most.
-
     Returns:
-        How many were taken: twice as many, or fewer where a batch that was not ready shows that the queues are empty.
+        How many were taken: twice as many, or fewer if a batch that was not ready shows that the queues are empty.
     """
     for number in range(2 * ready):
         asked_s = time.perf_counter()
@@ -159,29 +237,27 @@ def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer, steps: int) -> fl
     return time.perf_counter() - started_s
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How long to count."""
-
-    seconds: float
-    min_steps: int
-    volley: int
-
-    def steps(self, left_s: float, step_s: float, least: int = 1) -> int:
-        """Steps that fill so much time, in whole volleys."""
-        steps = max(least, math.ceil(left_s / max(step_s, 1e-6)))
-        return math.ceil(steps / self.volley) * self.volley
-
-
 def _measure(
-    loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, window: Window, step_s: float
+    measured: dict[str, Any],
+    loader: Iterator[MicroBatch],
+    consumer: Consumer,
+    ranks: Ranks,
+    *,
+    volley: int,
+    step_s: float,
 ) -> dict[str, Any]:
-    """Take steps until the window is full, on all ranks as many."""
+    """Take steps until the window is full, on all ranks as many, in whole volleys."""
+
+    def filling(left_s: float, step_s: float, least: int = 1) -> int:
+        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / volley) * volley
+
+    window_s = measured["window_s"]
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
+    work = consumer.work if isinstance(consumer, TrainingStep) else None
     real_tokens = slots = taken = 0
     flops = 0.0
-    todo = round(ranks.max(window.steps(window.seconds / FIRST_PART, step_s, window.min_steps))[0])
+    todo = round(ranks.max(filling(window_s / FIRST_PART, step_s, measured["min_steps"]))[0])
     ranks.sum(0.0)
     start_s = time.monotonic()
     while todo:
@@ -189,12 +265,12 @@ def _measure(
             batches = consumer.step(loader)
             real_tokens += sum(batch.real_tokens for batch in batches)
             slots += sum(batch.ids_BS.numel() for batch in batches)
-            if consumer.work is not None:
-                flops += sum(consumer.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            if work is not None:
+                flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
         taken += todo
         past_s = ranks.max(time.monotonic() - start_s)[0]
-        left_s = window.seconds - past_s
-        todo = window.steps(left_s, past_s / taken) if left_s > 0 else 0
+        left_s = window_s - past_s
+        todo = filling(left_s, past_s / taken) if left_s > 0 else 0
     consumer.finish()
     end_s = time.monotonic()
     read_after = footprint.storage_read_bytes()
@@ -206,7 +282,7 @@ def _measure(
         "steps": taken,
         "real_tokens_per_s": ranks.sum(real_tokens)[0] / slowest_s,
         "slot_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
-        "model_flops_per_s": None if consumer.work is None else ranks.sum(flops)[0] / slowest_s,
+        "model_flops_per_s": None if work is None else ranks.sum(flops)[0] / slowest_s,
         "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.max(-start_s)[0],
         "window_end_s": ranks.max(end_s)[0],

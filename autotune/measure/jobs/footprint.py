@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from autotune.measure.jobs.budget import status_bytes
 from trainer.parallel import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
@@ -44,11 +45,7 @@ def _family() -> Iterator[psutil.Process]:
 
 
 class Memory:
-    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU.
-
-    Args:
-        ranks: All of them; they take part in everything.
-    """
+    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -64,15 +61,11 @@ class Memory:
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:
-        """Of the rank that needs most; None where the kernel does not tell."""
+        """Return that of the rank that needs most, with all ranks; None if the kernel does not tell."""
         own = math.nan
         if self._before_bytes is not None:
-            own = max(0, self._highest_bytes() - self._before_bytes)
+            on_gpu = self._ranks.device.type == "cuda"
+            highest = torch.cuda.max_memory_reserved(self._ranks.device) if on_gpu else status_bytes("VmHWM")
+            own = max(0, highest - self._before_bytes)
         most = self._ranks.max(own, 1.0 if math.isnan(own) else 0.0)
         return None if most[1] else round(most[0])
-
-    def _highest_bytes(self) -> int:
-        if self._ranks.device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self._ranks.device)
-        status = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))

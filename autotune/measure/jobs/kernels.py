@@ -5,7 +5,6 @@ Shapes: B rows, H heads, S places of a row that ask, E of a head.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -36,74 +35,42 @@ _PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
 """From so many rows on, a layer norm's backward keeps partial sums, of so many values in all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """A call of ``scaled_dot_product_attention``."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    dropout: float
-    causal: bool
-    scale: float | None
-
-    @classmethod
-    def of(  # noqa: PLR0917 - torch's own order
-        cls,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> "Attention":
-        """Read the arguments of a call."""
-        if enable_gqa:
-            groups = query.shape[1] // key.shape[1]
-            key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            additive = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
-        return cls(query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale)
-
-
-def attend(asked: Attention, explicit: Callable[..., torch.Tensor], *, cuda: bool) -> torch.Tensor:
+def attend(  # noqa: PLR0917 - torch's own order
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    *,
+    explicit: Callable[..., torch.Tensor],
+    cuda: bool,
+) -> torch.Tensor:
     """Attention by the kernel that the device would take; shape (B, H, S, E).
 
-    Args:
-        asked: The call.
-        explicit: Computes it with explicit weights.
-        cuda: Whether the device is a GPU.
+    ``explicit`` computes it with explicit weights; other arguments are those of ``scaled_dot_product_attention``, with
+    an additive mask.
     """
-    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    options: dict[str, Any]
     if not cuda:
-        if asked.dropout > 0:  # the CPU's kernel has none
-            return explicit(query, key, value, mask, asked.dropout, asked.causal, scale=asked.scale)
-        return _first(
-            aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, asked.causal, attn_mask=mask, scale=asked.scale
-            )
-        )
-    if mask is None and query.dtype == torch.bfloat16:
-        return _first(
-            aten._scaled_dot_product_flash_attention(
-                query, key, value, asked.dropout, asked.causal, return_debug_mask=False, scale=asked.scale
-            )
-        )
-    if mask is not None:
-        places = mask.shape[-1]
-        if places % _TILE:
-            mask = functional.pad(mask, (0, _TILE - places % _TILE))[..., :places]
-        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    keeps = torch.is_grad_enabled() and query.requires_grad
-    return _first(
-        aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, keeps, asked.dropout, asked.causal, scale=asked.scale
-        )
+        if dropout > 0:  # the CPU's kernel has none
+            return explicit(query, key, value, mask, dropout, causal, scale=scale)
+        call, options = aten._scaled_dot_product_flash_attention_for_cpu, {"attn_mask": mask}
+    elif mask is None and query.dtype == torch.bfloat16:
+        call, options = aten._scaled_dot_product_flash_attention, {"return_debug_mask": False}
+    else:
+        if mask is not None:
+            places = mask.shape[-1]
+            if places % _TILE:
+                mask = functional.pad(mask, (0, _TILE - places % _TILE))[..., :places]
+            mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        keeps = torch.is_grad_enabled() and query.requires_grad
+        call, options = aten._scaled_dot_product_efficient_attention, {"attn_bias": mask, "compute_log_sumexp": keeps}
+    results: tuple[torch.Tensor, ...] = call(
+        query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, **options
     )
+    return results[0]
 
 
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
@@ -137,10 +104,6 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
         sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
     )
     return (OUTPUTS, copied, copied)
-
-
-def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return results[0]
 
 
 def _flash_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:

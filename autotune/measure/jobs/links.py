@@ -1,16 +1,20 @@
 """The ``links`` job: how long messages of many sizes take between ranks, and how fast each rank computes."""
 
 import math
+import os
+import re
+import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from autotune.decide.links import LEAST_REPEATS, lost_share
-from autotune.measure.jobs.carrier import carrier
+from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
 from trainer.parallel import Ranks
 from trainer.stopwatch import Mark, mark
 
@@ -25,6 +29,8 @@ NEIGHBOUR_BYTES = {"cuda": 64 * MIB, "cpu": 4 * MIB}
 NEIGHBOUR_ROUNDS = 3
 MOST_PRODUCTS = 10_000
 """Launched while one message travels."""
+INFINIBAND = Path("/sys/class/infiniband")
+_NO_LOG = "n/a (NCCL wrote no log, as between GPUs of one node; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE ask for it)"
 
 
 def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty where there is one
         member; ``neighbours_bytes_per_s``: of each node and the next, in order, from the slower of two directions;
         ``products_flops_per_s`` by rank; ``slowdown_share``, what computing loses while a message travels; ``nodes``,
-        ``ranks_per_node``; what ``carrier`` says.
+        ``ranks_per_node``; what ``_carrier`` says.
     """
     del place
     nodes = ranks.world_size // ranks.local_world_size
@@ -66,7 +72,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
         "ranks_per_node": ranks.local_world_size,
-        **carrier(ranks),
+        **_carrier(ranks),
     }
 
 
@@ -112,14 +118,19 @@ def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int
 
 
 def _timed(work: Callable[[], None], times: int, ranks: Ranks, *, takes_part: bool) -> float:
-    """Seconds of one of so many in a row, on the slowest rank, by the device's clock; all begin together."""
+    """Seconds of one of so many in a row, on the slowest rank."""
+    return ranks.max(_own_s(work, times if takes_part else 0, ranks))[0]
+
+
+def _own_s(work: Callable[[], None], times: int, ranks: Ranks) -> float:
+    """Seconds of one of so many in a row on this rank, by the device's clock; all begin together."""
     ranks.sum(0.0)
     began = mark(ranks.device)
-    for _ in range(times if takes_part else 0):
+    for _ in range(times):
         work()
     ended = mark(ranks.device)
     ended.wait()
-    return ranks.max(ended.seconds_since(began) / times if takes_part else 0.0)[0]
+    return ended.seconds_since(began) / times if times else 0.0
 
 
 def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
@@ -146,39 +157,34 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
     return found
 
 
-def _slowdown(ranks: Ranks) -> float:
-    """Which part of their time ranks lose to moving a message, when they multiply matrices meanwhile; their mean."""
-    if ranks.world_size == 1:
-        return 0.0
-    dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
-    size = 8 * SMALL_PRODUCT_SIZE if ranks.device.type == "cuda" else SMALL_PRODUCT_SIZE
-    left, right = (torch.randn(size, size, device=ranks.device, dtype=dtype) for _ in range(2))
-    message = torch.zeros(MOVED_BYTES[ranks.device.type] // 4, device=ranks.device)
-    product = torch.empty(size, size, device=ranks.device, dtype=dtype)
+def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], None], int]:
+    """Return what multiplies two matrices, which are eight times as large on a GPU, in bf16, and its FLOPs."""
+    on_gpu = ranks.device.type == "cuda"
+    size *= 8 if on_gpu else 1
+    options: Any = {"device": ranks.device, "dtype": torch.bfloat16 if on_gpu else torch.float32}
+    left, right, product = (torch.randn(size, size, **options) for _ in range(3))
 
     def multiply() -> None:
         torch.mm(left, right, out=product)
 
-    multiply()
-    dist.all_reduce(message)  # connects, as the first product loads its kernel
+    multiply()  # the first loads its kernel
+    return multiply, 2 * size**3
+
+
+def _slowdown(ranks: Ranks) -> float:
+    """Which part of their time ranks lose to moving a message, when they multiply matrices meanwhile; their mean."""
+    if ranks.world_size == 1:
+        return 0.0
+    multiply, _ = _multiplier(SMALL_PRODUCT_SIZE, ranks)
+    message = torch.zeros(MOVED_BYTES[ranks.device.type] // 4, device=ranks.device)
+    dist.all_reduce(message)  # connects
+    travel = _travel_on_gpu if ranks.device.type == "cuda" else _travel_on_host
     lost = []
     for _ in range(SLOWDOWN_ROUNDS):
-        alone_s = _alone_s(multiply, ranks)
+        alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
         ranks.sum(0.0)
-        travel = _travel_on_gpu if ranks.device.type == "cuda" else _travel_on_host
         lost.append(lost_share(*travel(message, multiply, alone_s, ranks), alone_s))
     return ranks.sum(statistics.median(lost))[0] / ranks.world_size
-
-
-def _alone_s(multiply: Callable[[], None], ranks: Ranks) -> float:
-    """Seconds of a product while nothing travels."""
-    ranks.sum(0.0)
-    began = mark(ranks.device)
-    for _ in range(SMALL_PRODUCTS):
-        multiply()
-    ended = mark(ranks.device)
-    ended.wait()
-    return ended.seconds_since(began) / SMALL_PRODUCTS
 
 
 def _travel_on_host(
@@ -221,16 +227,58 @@ def _travel_on_gpu(
 
 def _products(ranks: Ranks) -> float:
     """FLOP/s of matrix products in bf16 on a GPU, in fp32 on a CPU, while all ranks do the same."""
-    dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
-    size = 8 * PRODUCT_SIZE if ranks.device.type == "cuda" else PRODUCT_SIZE
-    left, right = (torch.randn(size, size, device=ranks.device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(PRODUCT_ROUNDS):
-        ranks.sum(0.0)
-        began_s = time.perf_counter()
-        for _ in range(PRODUCTS):
-            left @ right
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
-        seconds.append(time.perf_counter() - began_s)
-    return 2 * size**3 * PRODUCTS / statistics.median(seconds[1:])
+    multiply, flops = _multiplier(PRODUCT_SIZE, ranks)
+    seconds = [_own_s(multiply, PRODUCTS, ranks) for _ in range(PRODUCT_ROUNDS)]
+    return flops / statistics.median(seconds[1:])
+
+
+def _carrier(ranks: Ranks) -> dict[str, Any]:
+    """``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``, of the first rank."""
+    if ranks.device.type != "cuda":
+        name = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of_name()
+        return {
+            "backend": "gloo",
+            "transport": "TCP sockets (gloo)",
+            "interface": name,
+            "interface_bytes_per_s": _ethernet_bytes_per_s(name),
+        }
+    version = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
+    told = nccl_transport(_nccl_log())
+    transport, name = told if told is not None else (_NO_LOG, os.environ.get("NCCL_SOCKET_IFNAME"))
+    return {
+        "backend": f"nccl {'.'.join(map(str, version))}",
+        "transport": transport,
+        "interface": name,
+        "interface_bytes_per_s": _infiniband_bytes_per_s(name) or _ethernet_bytes_per_s(name),
+    }
+
+
+def _nccl_log() -> str:
+    """This process's log, where one was asked for."""
+    pattern = os.environ.get("NCCL_DEBUG_FILE")
+    if not pattern:
+        return ""
+    file = Path(pattern.replace("%h", socket.gethostname().split(".")[0]).replace("%p", str(os.getpid())))
+    return file.read_text(errors="replace")[: 2**20] if file.is_file() else ""
+
+
+def _interface_of_name() -> str | None:
+    """The interface that has the address which this host's name means: gloo takes that one."""
+    try:
+        own = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+    found = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == own for one in addresses))
+    return next(found, None)
+
+
+def _ethernet_bytes_per_s(name: str | None) -> int | None:
+    facts = psutil.net_if_stats().get(name or "")
+    return facts.speed * 125_000 if facts is not None and facts.speed > 0 else None
+
+
+def _infiniband_bytes_per_s(name: str | None) -> int | None:
+    """Of the first port, as the kernel says it: ``100 Gb/sec (4X EDR)``."""
+    file = INFINIBAND / (name or "none") / "ports" / "1" / "rate"
+    match = re.match(r"\s*(\d+(?:\.\d+)?) Gb/sec", file.read_text()) if file.is_file() else None
+    return round(float(match[1]) * 125e6) if match else None

@@ -5,9 +5,9 @@ CPU's dropout keeps its mask in full precision where CUDA keeps a byte. The list
 ``ATen/autocast_mode.h`` (CUDA) and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test holds them against torch's.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.core.allocations import Term
-from autotune.measure.jobs.kernels import Attention, attend
+from autotune.measure.jobs.kernels import attend
 from autotune.measure.jobs.tape import Tape
 
 Kind = Literal["cpu", "cuda"]
@@ -180,10 +180,25 @@ class DeviceRules(TorchFunctionMode):
             return func(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
-    def _attend(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        asked = Attention.of(*args, **kwargs)
+    def _attend(  # noqa: PLR0917 - torch's own order
+        self,
+        func: Any,  # noqa: ANN401
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if enable_gqa:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            additive = torch.zeros_like(attn_mask, dtype=query.dtype)
+            attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
+        tensors = (query, key, value, attn_mask)
         if self._bf16:
-            tensors = (asked.query, asked.key, asked.value, asked.mask)
-            query, key, value, mask = self._cast(tensors, torch.bfloat16)
-            asked = replace(asked, query=query, key=key, value=value, mask=mask)
-        return attend(asked, func, cuda=self._cuda)
+            tensors = self._cast(tensors, torch.bfloat16)
+        return attend(*tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._cuda)

@@ -1,47 +1,186 @@
 """The fork server: loads torch and transformers once, then forks the processes of one trial after the other.
 
+A trial has a process for each local rank; they are watched and ended together.
+
 Speaks JSON lines: a request on standard input, a reply on standard output. It runs no computation itself, so that no
 thread pool and no CUDA context exists when it forks. When its standard input closes, it kills what runs and ends.
 """
 
+import contextlib
+import functools
+import importlib
 import json
 import os
+import re
 import select
-from typing import Any
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 import torch
 import transformers
 
-from autotune.measure.jobs.preload import model_type_of, preload_model, preload_trainer
-from autotune.measure.jobs.processes import run_trial
+from autotune.process import end_with_parent
+
+POLL_S = 0.01
+GRACE_S = 2.0
+"""When a rank has failed, the others get so long to notice it and write what they know."""
+_MODULES = ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo")
 
 
-class Requests:
-    """Standard input, read unbuffered, so that its end is seen while a trial runs."""
+def preload_trainer() -> None:
+    """Import the trainer, the jobs that use it, and what torch would import in the first step."""
+    for module in _MODULES:
+        importlib.import_module(module)
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
 
-    def next(self) -> dict[str, Any] | None:
-        """The next request; None at the end."""
-        while b"\n" not in self._buffer:
-            if not self._read():
-                return None
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer[:] = rest
-        request: dict[str, Any] = json.loads(line)
-        return request
+@functools.cache
+def preload_model(model_type: str | None) -> None:
+    """Import a model type's code, by building its default shape without memory; of none, nothing."""
+    if model_type is None:
+        return
+    try:
+        with torch.device("meta"):
+            config = transformers.AutoConfig.for_model(model_type)
+            transformers.AutoModelForMaskedLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - only a head start is lost: some types have no default shape
+        sys.stderr.write(f"no head start for {model_type}: {error}\n")
 
-    def ended(self, within_s: float) -> bool:
-        """Wait for so long, and say whether there is nobody left who could ask."""
-        readable, _, _ = select.select([0], [], [], within_s)
-        return bool(readable) and not self._read()
 
-    def _read(self) -> bool:
-        chunk = os.read(0, 65536)
-        self._buffer.extend(chunk)
-        return bool(chunk)
+@dataclass(slots=True, kw_only=True)
+class RankProcess:
+    """One rank, in a session of its own."""
+
+    pid: int
+    exit_code: int | None = None
+    ended_s: float | None = None
+    killed: bool = False
+    """Whether it was ended from here."""
+
+    def runs(self) -> bool:
+        """Whether it still runs; if not, whatever it left running is ended."""
+        if self.exit_code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            self.bury()
+        return self.exit_code is None
+
+    def kill(self) -> None:
+        """End it."""
+        self.killed = True
+        os.kill(self.pid, signal.SIGKILL)  # its group follows; it may not have made one yet
+
+    def bury(self) -> None:
+        """Wait for its end, and end its group before its number can become somebody else's."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.exit_code, self.ended_s = os.waitstatus_to_exitcode(status), time.monotonic()
+
+
+def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> dict[str, Any]:
+    """Run a trial in as many processes as it has local ranks.
+
+    Args:
+        request: ``job``, ``measured`` (of which ``local_ranks``), ``place``, ``timeout_s`` and ``directory``, the
+            trial's own.
+        parent_gone: Waits for so many seconds, and says whether nobody wants the answer any more.
+
+    Returns:
+        ``timed_out``, ``killed_by_kernel`` and ``ranks``, as ``classify`` reads them.
+    """
+    directory = Path(request["directory"])
+    kills_before = _kernel_kills()
+    server, local_ranks = os.getpid(), request["measured"].get("local_ranks", 1)
+    ranks: list[RankProcess] = []
+    for rank in range(local_ranks):
+        pid = os.fork()
+        if pid == 0:
+            _child(request, rank, local_ranks, server)
+        ranks.append(RankProcess(pid=pid))
+    timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
+    return {
+        "timed_out": timed_out,
+        "killed_by_kernel": _kernel_kills() > kills_before,
+        "ranks": [_account(process, directory, rank) for rank, process in enumerate(ranks)],
+    }
+
+
+def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
+    """Wait until all ranks have ended, or end them; returns whether that was because of the deadline."""
+    failed = False
+    while running := [process for process in ranks if process.runs()]:
+        if not failed and any(process.exit_code for process in ranks):
+            # The others wait for it, some for as long as nobody ends them.
+            failed, deadline_s = True, min(deadline_s, time.monotonic() + GRACE_S)
+        late = time.monotonic() > deadline_s
+        gone = parent_gone(0 if late else POLL_S)
+        if late or gone:
+            for process in running:
+                process.kill()
+            for process in running:
+                process.bury()
+            if gone:
+                raise SystemExit(0)
+            return not failed
+    return False
+
+
+def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]:
+    """What became of a rank, as ``classify`` reads it; without a result it ended when it was found so."""
+    result_file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
+    result = json.loads(result_file.read_text()) if result_file.exists() else None
+    return {
+        "result": result,
+        "exit_code": process.exit_code,
+        "killed": process.killed,
+        "ended_s": process.ended_s if result is None else result["ended_s"],
+        "log_tail": log.read_text(errors="replace")[-4000:] if log.exists() else "",
+    }
+
+
+def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoReturn:
+    os.setsid()
+    end_with_parent(server)
+    directory, place = Path(request["directory"]), request["place"]
+    if ranks > 1:  # who it is, as torchrun says it, and where it meets the others
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        place |= {"environment": {name: str(number) for name, number in numbers.items()}}
+        place |= {"rendezvous": str(directory / "rendezvous")}
+    log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    # All ranks are on this host; gloo would otherwise go by the host's name, which need not lead anywhere.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    code = 1
+    try:
+        from autotune.measure.jobs.child import run_job
+
+        measured = run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place)
+        code = 0 if measured else 1
+    finally:
+        os._exit(code)  # no interpreter shutdown: handlers of the server are not the child's to run
+
+
+def _kernel_kills() -> int:
+    """How often the kernel killed for memory in this control group (v2, then v1) or, failing that, on this host."""
+    files: list[str] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in {"", "memory"}:
+                of_group = "/memory.events" if controllers == "" else "/memory.oom_control"
+                files.append(f"/sys/fs/cgroup/{controllers}{path}{of_group}")
+    for file in (*files, "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
 
 
 def serve() -> None:
@@ -49,21 +188,21 @@ def serve() -> None:
     # Replies go to the real standard output; whatever a library prints goes to the log.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+    def send(value: dict[str, Any]) -> None:
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    def ended(within_s: float) -> bool:
+        return bool(select.select([0], [], [], within_s)[0])  # nothing is asked meanwhile: this is the end
+
     preload_trainer()
-    _send(replies, {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
-    requests = Requests()
-    preloaded: set[str | None] = set()
-    while (request := requests.next()) is not None:
-        model_type = model_type_of(request["measured"])
-        if model_type not in preloaded:
-            preload_model(model_type)
-            preloaded.add(model_type)
-        _send(replies, run_trial(request, requests.ended))
-
-
-def _send(replies: Any, value: dict[str, Any]) -> None:  # noqa: ANN401 - a text stream
-    replies.write(json.dumps(value) + "\n")
-    replies.flush()
+    send({"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
+    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that its end is seen in a trial
+        for line in iter(requests.readline, b""):
+            request = json.loads(line)
+            preload_model(request["measured"].get("config", {}).get("model", {}).get("config", {}).get("model_type"))
+            send(run_trial(request, ended))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What a rank holds where ranks share the state, on the meta device: ZeRO-1's optimizer, FSDP2's weights.
+"""What a rank among others holds, on the meta device: DDP's gradient buckets, ZeRO-1's optimizer, FSDP2's weights.
 
-A trace has one rank, which would hold everything.
+A trace has one rank, which would hold everything and send nothing; so this is done in the place of torch's own.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +15,16 @@ from torch import nn
 from autotune.core.allocations import Term
 from autotune.measure.jobs.tape import Tape
 from trainer.build import Training
+from trainer.config import TrainConfig
+from trainer.parallel import TORCHS_BUCKET_CAP_MIB
 
 Part = list[nn.Parameter]
 _COMPUTING, _GATHERING, _SENDING = 0, 1, 2
 """Streams: what is gathered and what is received lies apart from what is computed."""
+MIB = 2**20
+_FIRST_BUCKET_BYTES = MIB
+_BROADCAST_BYTES = 250 * MIB
+"""DDP sends the first weights in pieces of this size, two of which exist at a time."""
 
 
 def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool) -> None:
@@ -77,24 +85,16 @@ class Shards:
         for group in training.optimizer.param_groups:
             group["params"] = [self._shards[id(one)] for one in group["params"]]
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Gather and release weights within the block."""
-        handles: list[Any] = [
-            self._module.register_forward_pre_hook(self.forward_begins),
-            self._module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)),
-        ]
+    def keep(self, hooks: contextlib.ExitStack) -> None:
+        """Gather and release weights until the hooks are removed."""
+        module, keep = self._module, hooks.enter_context
+        keep(module.register_forward_pre_hook(self.forward_begins))
+        keep(module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)))
         for number, (layer, part) in enumerate(self._layers):
-            handles += [
-                layer.register_forward_pre_hook(lambda _, given, part=part: self._begins(part, given)),
-                layer.register_forward_hook(lambda _, __, output, number=number: self._computed(number, output)),
-            ]
-        handles += [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._rest]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            keep(layer.register_forward_pre_hook(functools.partial(self._begins, part)))
+            keep(layer.register_forward_hook(functools.partial(self._computed, number)))
+        for one in self._rest:
+            keep(one.register_post_accumulate_grad_hook(self._accumulated))
 
     def step_begins(self, micro_batches: int) -> None:
         """So many micro-batches follow, of which the last one sends its gradients."""
@@ -111,7 +111,7 @@ class Shards:
         self._gathered = None
         self._whole.pop(id(self._rest), None)
 
-    def _begins(self, part: Part, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
+    def _begins(self, part: Part, _: nn.Module, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
         self._needed(part)
         if not self._is_backward and given[0].requires_grad:
             return (_AfterBackward.apply(lambda: self._went_back(part), given[0]), *given[1:])  # type: ignore[no-untyped-call]
@@ -125,11 +125,10 @@ class Shards:
             self._make_whole(part)
 
     def _make_whole(self, part: Part) -> None:
-        owner, self._tape.owner = self._tape.owner, Term.PARAMETERS
-        self._whole[id(part)] = [torch.empty_like(one) for one in part]
-        self._tape.owner = owner
+        with self._tape.owning(Term.PARAMETERS):
+            self._whole[id(part)] = [torch.empty_like(one) for one in part]
 
-    def _computed(self, number: int, output: Any) -> None:  # noqa: ANN401 - a tensor, or a tuple that begins with one
+    def _computed(self, number: int, _: nn.Module, __: object, output: Any) -> None:  # noqa: ANN401 - a layer's result
         if self._is_backward:  # computed again
             return
         del self._whole[id(self._layers[number][1])]
@@ -177,10 +176,8 @@ class Shards:
         return sum(self._shards[id(one)].numel() for one in part)
 
     def _made(self, numbers: int, owner: str, stream: int) -> torch.Tensor:
-        before, self._tape.owner, self._tape.stream = self._tape.owner, owner, stream
-        made = torch.empty(numbers, device=self._rest[0].device)
-        self._tape.owner, self._tape.stream = before, _COMPUTING
-        return made
+        with self._tape.owning(owner, stream):
+            return torch.empty(numbers, device=self._rest[0].device)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -209,3 +206,104 @@ def _trained(parameters: Iterable[nn.Parameter]) -> Part:
 def _shard_of(parameter: nn.Parameter, ranks: int) -> torch.Tensor:
     """A rank's share of the first dimension, rounded up."""
     return torch.empty((-(-parameter.shape[0] // ranks), *parameter.shape[1:]), device=parameter.device)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bucket:
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    size_bytes: int = 0
+    missing: int = 0
+
+
+class GradientBuckets:
+    """Buckets of the gradients of a module's trained parameters; the last backward of every step sends them.
+
+    By the rules of torch's ``reducer.cpp``: one bucket holds all gradients of the first backward. The next forward lays
+    out smaller ones in the order in which gradients became ready. A gradient that was computed is copied into its
+    bucket and becomes a view of it.
+    """
+
+    def __init__(self, module: nn.Module, config: TrainConfig, tape: Tape) -> None:
+        self._module, self._config, self._tape = module, config, tape
+        self._parameters = [one for one in module.parameters() if one.requires_grad]
+        self._backwards = 0
+        self._left: dict[int, int] = {}
+        self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
+        self._ready: list[nn.Parameter] = []
+        """In the order of the first backward that sends."""
+        self._rebuilt = False
+
+    def keep(self, hooks: contextlib.ExitStack) -> None:
+        """Make the buckets, and fill them until the hooks are removed."""
+        pieces = [one.size_bytes for one in _assigned(self._parameters, [_BROADCAST_BYTES])]
+        blocks = [torch.empty(0)] * 2
+        for number, size_bytes in enumerate(pieces):
+            blocks[number % 2] = torch.empty(0)
+            blocks[number % 2] = self._made(size_bytes)
+        del blocks
+        self._lay_out(_assigned(self._parameters, []))
+        for one in self._parameters:
+            hooks.enter_context(one.register_post_accumulate_grad_hook(self._accumulated))
+        hooks.enter_context(self._module.register_forward_pre_hook(self._forward_begins))
+        hooks.enter_context(self._module.register_forward_hook(self._forward_ended))
+
+    def step_begins(self, backwards: int) -> None:
+        """So many micro-batches follow, of which the last one sends."""
+        self._backwards = backwards
+        self._left = dict.fromkeys(map(id, self._parameters), backwards)
+
+    def _made(self, size_bytes: int) -> torch.Tensor:
+        with self._tape.owning(Term.GRADIENTS):
+            return torch.empty(size_bytes // 4, device=self._parameters[0].device)
+
+    def _lay_out(self, buckets: Sequence[_Bucket]) -> None:
+        self._views = {}  # released before others are made, but for those that are some parameter's gradient
+        for bucket in buckets:
+            buffer = self._made(bucket.size_bytes)
+            offset = 0
+            for parameter in bucket.parameters:
+                view = buffer[offset : offset + parameter.numel()].view_as(parameter)
+                self._views[id(parameter)] = bucket, view
+                offset += parameter.numel()
+
+    def _forward_begins(self, *_: object) -> None:
+        if self._ready and not self._rebuilt:
+            self._rebuilt = True
+            cap_mib = self._config.parallel.bucket_cap_mib
+            first = [_FIRST_BUCKET_BYTES] if cap_mib == TORCHS_BUCKET_CAP_MIB else []
+            self._lay_out(_assigned(self._ready, [*first, cap_mib * MIB]))
+
+    def _forward_ended(self, *_: object) -> None:
+        self._backwards -= 1
+        if self._backwards or not self._config.parallel.gradient_as_bucket_view:
+            return
+        for parameter in self._parameters:  # gradients move to the buckets that are going to be sent
+            if parameter.grad is not None:
+                parameter.grad = self._views[id(parameter)][1]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        self._left[id(parameter)] -= 1
+        if self._left[id(parameter)]:
+            return
+        if not self._rebuilt:
+            self._ready.append(parameter)
+        bucket, view = self._views[id(parameter)]
+        if self._config.parallel.gradient_as_bucket_view:
+            parameter.grad = view
+        bucket.missing = (bucket.missing or len(bucket.parameters)) - 1
+        if not bucket.missing:
+            # The norm's squares, and what travels if that is narrower.
+            self._tape.passing(bucket.size_bytes)
+            if self._config.parallel.gradient_dtype != "fp32":
+                self._tape.passing(bucket.size_bytes // 2)
+
+
+def _assigned(parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]) -> list[_Bucket]:
+    """Divide parameters into buckets that are full at so many bytes; the last limit is that of all further ones."""
+    buckets = [_Bucket()]
+    for parameter in parameters:
+        buckets[-1].parameters.append(parameter)
+        buckets[-1].size_bytes += 4 * parameter.numel()
+        if limits_bytes and buckets[-1].size_bytes >= limits_bytes[min(len(buckets), len(limits_bytes)) - 1]:
+            buckets.append(_Bucket())
+    return [bucket for bucket in buckets if bucket.parameters]

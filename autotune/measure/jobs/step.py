@@ -1,21 +1,13 @@
-"""The ``step`` job: real optimizer steps of the trainer's own step, on random full rows, under a memory budget.
-
-``torchrun -m autotune.measure.jobs.step TRIAL.json OUT`` runs the same ranks as torchrun starts them.
-"""
+"""The ``step`` job: real optimizer steps of the trainer's own step, on random full rows, under a memory budget."""
 
 import contextlib
-import json
 import math
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.measure.jobs.budget import Budget, enforce, keep_one_arena
-from autotune.measure.jobs.child import run_job
-from autotune.measure.jobs.fault import fail
 from autotune.measure.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
@@ -41,9 +33,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
             ``special_ids``, ``documents_per_row``, ``memory_budget_bytes`` of each rank (or None), ``warmup_steps`` and
             ``timed_steps``. Its global batch says how many micro-batches a step has.
         place: ``device_used_before_bytes``, NVML's figure from before the trial, or None, or a list of them by local
-            rank; ``first_attempt``, as for ``account``. Where there are several ranks ``environment``, as torchrun
-            sets it, and ``rendezvous``, a file, which torchrun does without. For tests ``budget_bytes_by_rank``, a
-            list, and ``fault_by_rank``, what befalls a rank after the first step, by its number as text.
+            rank. Where there are several ranks ``environment``, as torchrun sets it, and ``rendezvous``, a file, which
+            torchrun does without.
 
     Returns:
         The fields of ``StepFigures``, the same from every rank.
@@ -54,8 +45,10 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
     # What joining made is there by now, and the model is not.
-    budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
-    step_s, loss, flops = _take_steps(measured, place, config, ranks)
+    used: int | list[int] | None = place.get("device_used_before_bytes")
+    before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
+    budget = enforce(measured["memory_budget_bytes"], ranks, before_bytes)
+    step_s, loss, flops = _take_steps(measured, config, ranks)
     budget.check()
     figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.sum(flops)[0]}
     leave_ranks(together=True)
@@ -68,20 +61,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _budget_bytes(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> int | None:
-    by_rank: list[int] | None = place.get("budget_bytes_by_rank")
-    budget_bytes: int | None = measured["memory_budget_bytes"] if by_rank is None else by_rank[ranks.rank]
-    return budget_bytes
-
-
-def _used_before_bytes(place: dict[str, Any], ranks: Ranks) -> int | None:
-    used: int | list[int] | None = place.get("device_used_before_bytes")
-    return used[ranks.local_rank] if isinstance(used, list) else used
-
-
-def _take_steps(
-    measured: dict[str, Any], place: dict[str, Any], config: TrainConfig, ranks: Ranks
-) -> tuple[list[float], float, float]:
+def _take_steps(measured: dict[str, Any], config: TrainConfig, ranks: Ranks) -> tuple[list[float], float, float]:
     """Seconds of each step, the last one's loss, and what this rank computes in a step."""
     special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
     training = build_training(config, measured["vocab_size"], special_ids, ranks)
@@ -103,8 +83,6 @@ def _take_steps(
         # The last step finds the allocator as an evaluation left it, and those before as steps did.
         if number in (measured["warmup_steps"] - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
-        if number == 0:
-            fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))
     loss = float(result.loss)  # waits for the device
     flops = sum(training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in ready[0])
     return [ended.seconds_since(began) for began, ended in spans], loss, flops
@@ -150,22 +128,3 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
         "local_ranks": ranks.local_world_size,
         "loss": loss,
     }
-
-
-def main() -> None:
-    """Run one rank of a trial under torchrun: ``measured`` and ``place`` from a file, the result to ``rank-N.json``."""
-    from autotune.measure.jobs.preload import model_type_of, preload_model, preload_trainer
-
-    request = json.loads(Path(sys.argv[1]).read_text())
-    environment = dict(os.environ)
-    result_file = Path(sys.argv[2]) / f"rank-{environment['RANK']}.json"
-    # Imports are nobody's budget, as in a trial that is forked.
-    preload_trainer()
-    preload_model(model_type_of(request["measured"]))
-    measured = run_job("step", request["measured"], request["place"] | {"environment": environment}, result_file)
-    # At once: the others' connections end with this process, and torchrun ends the others when one has failed.
-    os._exit(0 if measured else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ its kernels request, and when.
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ class Tape(TorchDispatchMode):
             if block in held:
                 self._events.append(-1 - held.pop(block))
             else:
-                held[block] = self.lasting(block.size_bytes, Term.TEMPORARIES)
+                held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
@@ -113,20 +113,28 @@ class Tape(TorchDispatchMode):
         yield
         self._request(requests[split + 1 :], held)
 
-    def passing(self, size_bytes: int, term: str = Term.TEMPORARIES) -> None:
-        """A block that is released at once."""
+    def passing(self, size_bytes: int) -> None:
+        """Record a block that is released at once."""
         if size_bytes:
-            number = self.lasting(size_bytes, term)
-            self._events.append(-1 - number)
+            self._events.append(-1 - self._taken(size_bytes, Term.TEMPORARIES))
 
-    def lasting(self, size_bytes: int, term: str) -> int:
-        """A block that nothing here releases."""
+    def _taken(self, size_bytes: int, term: str) -> int:
         number = len(self._sizes)
         self._sizes.append(size_bytes)
         self._owners.append(term)
         self._streams.append(self.stream)
         self._events.append(number)
         return number
+
+    @contextmanager
+    def owning(self, owner: str, stream: int = 0) -> Iterator[None]:
+        """Record what is allocated within the block as this owner's, on this stream."""
+        before = self.owner, self.stream
+        self.owner, self.stream = owner, stream
+        try:
+            yield
+        finally:
+            self.owner, self.stream = before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -202,18 +210,12 @@ class Tape(TorchDispatchMode):
             return made[0] if func in self._single else tuple(made)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
-            fresh = self._made(result)
             self._single.add(func)
-            results = (result,)
-        elif isinstance(result, tuple) and all(isinstance(one, torch.Tensor) for one in result):
-            fresh, results = self._all_made(func, result), result
-        else:
-            for one in result if isinstance(result, tuple | list) else ():
-                if isinstance(one, torch.Tensor):
-                    self._made(one)
-            return result
-        if fresh and key is not None:
-            self._shapes[key] = [(one.size(), one.stride(), one.dtype, one.device) for one in results]
+        results = result if isinstance(result, tuple | list) else (result,)
+        tensors = [one for one in results if isinstance(one, torch.Tensor)]
+        fresh = self._all_made(func, tensors) and len(tensors) == len(results)
+        if fresh and key is not None and not isinstance(result, list):
+            self._shapes[key] = [(one.size(), one.stride(), one.dtype, one.device) for one in tensors]
         return result
 
     def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
@@ -230,7 +232,7 @@ class Tape(TorchDispatchMode):
         size_bytes = storage.nbytes()
         if not size_bytes:
             return False
-        number = self.lasting(size_bytes, self.owner)
+        number = self._taken(size_bytes, self.owner)
 
         def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
             if live.pop(key, None) is not None:
@@ -294,14 +296,14 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
     return None if value is None else (type(value), value) if value.__hash__ else None
 
 
-@contextmanager
-def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -> Iterator[None]:
-    """Let the innermost module that is being called own what is allocated.
+def own_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
+    """Let the innermost module that is being called own what is allocated, until the hooks are removed.
 
     Args:
         tape: Told who owns.
         module: The whole model; what it allocates itself before its encoder is inputs, and after it the loss.
         head: Parts whose allocations all count as the head's.
+        hooks: Removes them.
     """
     names: WeakIdKeyDictionary = WeakIdKeyDictionary()
     for part in module.modules():
@@ -326,12 +328,6 @@ def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -
         elif tape.owner == Term.INPUTS:
             tape.owner = Term.HEAD  # whatever the model does itself after a part of it was called
 
-    handles = []
     for part in module.modules():
-        handles.append(part.register_forward_pre_hook(enter))
-        handles.append(part.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        hooks.enter_context(part.register_forward_pre_hook(enter))
+        hooks.enter_context(part.register_forward_hook(leave))

@@ -4,25 +4,19 @@
 writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
 """
 
-import importlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from autotune.measure.jobs.child import account, write
+from autotune.measure.jobs.child import run_job
 from autotune.process import end_with_parent
 from trainer.config import TrainConfig
+from trainer.disk import write_atomically
 
-if TYPE_CHECKING:
-    from trainer.parallel import Ranks
-
-JOBS = frozenset({"links", "exchange"})
 END = "end"
 POLL_S = 0.01
-JOINED_FILE = "joined.json"
 
 
 def serve(directory: Path, device: str) -> int:
@@ -35,16 +29,18 @@ def serve(directory: Path, device: str) -> int:
     ranks = join_ranks(_joining(device))
     if ranks.leads:
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
-        write(directory / JOINED_FILE, {"world_size": ranks.world_size, "versions": versions})
-    number = 0
-    while True:
-        told = ranks.tell(_next(directory, number, os.getppid()) if ranks.leads else "")
+        write_atomically(directory / "joined.json", json.dumps({"versions": versions}), durable=False)
+    number, measured = 0, True
+    while measured:
+        place = directory / str(number)
+        told = ranks.tell(_next(place / "trial.json", directory / END, os.getppid()) if ranks.leads else "")
         if told == END:
             leave_ranks(together=True)
             return 0
-        if not _take(json.loads(told), directory / str(number), ranks):
-            return 1
+        trial = json.loads(told)
+        measured = run_job(trial["job"], place / f"rank-{ranks.rank}.json", trial["measured"], trial["place"], ranks)
         number += 1
+    return 1
 
 
 def _joining(device: str) -> TrainConfig:
@@ -60,27 +56,13 @@ def _joining(device: str) -> TrainConfig:
     )
 
 
-def _next(directory: Path, number: int, parent: int) -> str:
+def _next(request: Path, end: Path, parent: int) -> str:
     """Wait for the next request, or for the end of whoever would write it."""
-    request, end = directory / str(number) / "trial.json", directory / END
-    while True:
-        if request.is_file():
-            return request.read_text()
+    while not request.is_file():
         if end.exists() or os.getppid() != parent:
             return END
         time.sleep(POLL_S)
-
-
-def _take(request: dict[str, Any], directory: Path, ranks: "Ranks") -> bool:
-
-    def job() -> dict[str, Any]:
-        if request["job"] not in JOBS:
-            raise ValueError(f"unknown job {request['job']!r}")
-        module = importlib.import_module(f"autotune.measure.jobs.{request['job']}")
-        figures: dict[str, Any] = module.run(request["measured"], request["place"], ranks)
-        return figures
-
-    return account(job, directory / f"rank-{ranks.rank}.json")
+    return request.read_text()
 
 
 def main() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from autotune.core.allocations import Term, Trace
-from autotune.measure.jobs.buckets import GradientBuckets
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
-from autotune.measure.jobs.shards import Shards, keep_largest_part
-from autotune.measure.jobs.tape import Tape, owners_by_module
+from autotune.measure.jobs.shards import GradientBuckets, Shards, keep_largest_part
+from autotune.measure.jobs.tape import Tape, own_by_module
 from autotune.measure.jobs.worst_case import documents_of
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
@@ -86,8 +85,8 @@ def trace_steps(
             _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
-        inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
-        inside.enter_context(_phases(training, parameters, tape))
+        own_by_module(tape, training.module, _head_of(training), inside)
+        _tell_phases(training, parameters, tape, inside)
         buckets = GradientBuckets(training.module, config, tape)
         if ranks > 1:
             training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
@@ -95,9 +94,9 @@ def trace_steps(
         if ranks > 1 and config.parallel.strategy == "fsdp2":
             together = config.parallel.shard_ranks or ranks
             shards = Shards(training, model_layers(training.model), together, tape)
-            inside.enter_context(shards.kept())
+            shards.keep(inside)
         elif ranks > 1:
-            inside.enter_context(buckets.kept())
+            buckets.keep(inside)
             if config.parallel.strategy == "zero1":
                 keep_largest_part(training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients)
         tape.owner = Term.OPTIMIZER
@@ -182,9 +181,10 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
     return [training.model.get_submodule(name) for name in family.head]
 
 
-@contextlib.contextmanager
-def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape) -> Iterator[None]:
-    """Who owns what outside of modules: gradients, and the optimizer's state."""
+def _tell_phases(
+    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, hooks: contextlib.ExitStack
+) -> None:
+    """Tell who owns what outside of modules, gradients and the optimizer's state, until the hooks are removed."""
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], Term.GRADIENTS)
@@ -198,16 +198,10 @@ def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: 
         if parameter.grad is not None:
             tape.relabel([parameter.grad], Term.GRADIENTS)
 
-    handles = [
-        training.optimizer.register_step_pre_hook(update_begins),
-        training.optimizer.register_step_post_hook(update_ends),
-    ]
-    handles += [one.register_post_accumulate_grad_hook(accumulated) for one in parameters]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks.enter_context(training.optimizer.register_step_pre_hook(update_begins))
+    hooks.enter_context(training.optimizer.register_step_post_hook(update_ends))
+    for one in parameters:
+        hooks.enter_context(one.register_post_accumulate_grad_hook(accumulated))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,13 @@
-"""What the accounts of a trial's ranks add up to."""
+"""How ranks account for their ends, and what the accounts of a trial's ranks add up to."""
+
+import json
 
 import pytest
+import torch
 
-from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory
 from autotune.errors import BadInput, MachineLacks
+from autotune.measure.jobs.child import run_job
 from autotune.measure.machine import classify
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
@@ -16,21 +20,15 @@ def account(result=None, ended_s=1.0, *, exit_code=1, killed=False, log_tail="")
     return {"result": result, "exit_code": exit_code, "killed": killed, "ended_s": ended_s, "log_tail": log_tail}
 
 
-def outcome_of(*ranks, timed_out=False, killed_by_kernel=False):
-    return classify({"ranks": list(ranks), "timed_out": timed_out, "killed_by_kernel": killed_by_kernel}, 5)
+def outcome_of(*ranks, killed_by_kernel=False):
+    return classify(ranks, killed_by_kernel=killed_by_kernel)
 
 
-def test_rank_0_speaks_for_all_that_fit():
+def test_a_rank_alone_is_not_named_nor_is_one_where_all_were_refused_and_rank_0_speaks_for_all_that_fit():
     other = {"status": "measured", "figures": {"rank": 1}}
     assert outcome_of(account(FITS), account(other)) == Measured(figures={"rank": 0})
-
-
-def test_a_rank_alone_is_not_named():
     assert outcome_of(account(REFUSED)) == OutOfMemory(detail="refused")
     assert outcome_of(account(BROKEN)) == Crashed(detail="broken")
-
-
-def test_a_refusal_of_all_ranks_is_nobodys_own():
     assert outcome_of(account(REFUSED, 2.0), account(REFUSED, 1.0)) == OutOfMemory(detail="refused")
 
 
@@ -48,10 +46,6 @@ def test_a_refused_rank_decides_over_those_that_it_took_with_it(other):
     assert outcome_of(other, account(REFUSED, 1.0)) == OutOfMemory(detail="rank 1 of 2: refused")
 
 
-def test_a_crash_before_a_refusal_is_a_crash():
-    assert outcome_of(account(BROKEN, 1.0), account(REFUSED, 2.0)) == Crashed(detail="rank 0 of 2: broken")
-
-
 def test_a_refusal_that_could_not_be_raised_counts():
     aborted = account(exit_code=-6, ended_s=1.0, log_tail="terminate called: std::bad_alloc")
     outcome = outcome_of(account(LOST, 0.9), aborted)
@@ -66,21 +60,16 @@ def test_a_rank_that_the_kernel_killed_is_named_and_one_that_the_server_killed_i
     assert outcome.detail.startswith("rank 1 of 2: ")
 
 
-def test_a_rank_that_somebody_killed_is_a_crash():
-    outcome = outcome_of(account(LOST), account(exit_code=-9))
-    assert outcome == Crashed(detail="rank 1 of 2: exit code -9: ")
-
-
-def test_ranks_that_lost_each_other_crashed():
-    assert outcome_of(account(LOST, 2.0), account(LOST, 1.0)) == Crashed(
-        detail="rank 1 of 2: Connection closed by peer"
-    )
-
-
-def test_a_trial_beyond_its_limit_is_late_whatever_some_ranks_wrote():
-    assert outcome_of(account(FITS), account(exit_code=-9, killed=True), timed_out=True) == TimedOut(
-        detail="killed after 5 s"
-    )
+@pytest.mark.parametrize(
+    ("ranks", "detail"),
+    [
+        ([account(BROKEN, 1.0), account(REFUSED, 2.0)], "rank 0 of 2: broken"),
+        ([account(LOST), account(exit_code=-9)], "rank 1 of 2: exit code -9: "),  # somebody killed it
+        ([account(LOST, 2.0), account(LOST, 1.0)], "rank 1 of 2: Connection closed by peer"),
+    ],
+)
+def test_the_first_rank_that_crashed_by_itself_is_named(ranks, detail):
+    assert outcome_of(*ranks) == Crashed(detail=detail)
 
 
 @pytest.mark.parametrize("kind", [BadInput, MachineLacks])
@@ -88,3 +77,35 @@ def test_what_a_rank_cannot_use_is_no_measurement(kind):
     unusable = {"status": "refused", "message": "not usable", "next_step": "Get one.", "exit_code": kind.exit_code}
     with pytest.raises(kind, match="not usable"):
         outcome_of(account(unusable), account(killed=True, exit_code=-9))
+
+
+def status_of(file, text, **place):
+    assert not run_job("tests.failing_job", file, {"fault": f"raise {text}"}, place)
+    return json.loads(file.read_text())["status"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory"),
+        ("Last error:\nCuda failure 2 'out of memory'\nncclRemoteError", "out_of_memory"),
+        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer", "lost_peer"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
+    ],
+)
+def test_a_trial_says_how_it_failed(tmp_path, text, status):
+    assert status_of(tmp_path / "rank-0.json", text) == status
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
+        ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory"),
+    ],
+)
+def test_a_vague_fault_near_the_limit_is_of_memory_only_if_it_comes_again(tmp_path, monkeypatch, text, first):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
+    assert status_of(tmp_path / "rank-0.json", text, first_attempt=True) == first
+    assert status_of(tmp_path / "rank-0.json", text) == "out_of_memory"

@@ -106,10 +106,10 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     assert "both links of node 2" in warning
 
 
-def test_ranks_that_cannot_start_say_why(tmp_path):
-    machine = TogetherMachine(lambda arguments: ["false"], "cpu", tmp_path / "scratch")
-    with pytest.raises(MachineLacks, match="could not be started"):
-        machine.start()
-    machine = TogetherMachine(lambda arguments: ["no-such-command"], "cpu", tmp_path / "other")
-    with pytest.raises(MachineLacks, match="no-such-command is not here"):
+@pytest.mark.parametrize(
+    ("command", "said"), [("false", "could not be started"), ("no-such-command", "no-such-command is not here")]
+)
+def test_ranks_that_cannot_start_say_why(tmp_path, command, said):
+    machine = TogetherMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
+    with pytest.raises(MachineLacks, match=said):
         machine.start()

@@ -1,6 +1,7 @@
 import ctypes
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,15 +32,9 @@ def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, name
     assert torch_gpus.gpus_of_torch() == names
 
 
-def test_without_a_driver_no_child_is_started(python, monkeypatch):
-    def absent(name):
-        raise OSError(name)
-
-    python("echo NVIDIA H200")
-    monkeypatch.setattr(ctypes, "CDLL", absent)
-    assert torch_gpus.gpus_of_torch() == ()
-
-
-def test_a_cpu_build_of_torch_names_none_without_an_error():
+def test_without_a_driver_no_child_is_started_and_a_cpu_build_of_torch_names_none_without_an_error(python, monkeypatch):
     child = subprocess.run([sys.executable, "-c", torch_gpus._CHILD], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == ""
+    python("echo NVIDIA H200")
+    monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError))
+    assert torch_gpus.gpus_of_torch() == ()

@@ -1,14 +1,15 @@
+import re
 from dataclasses import replace
 
 import pytest
 
-from autotune.core.hardware import GpuFacts, GpuProcess, GpuSample, Unavailable
+from autotune.core.hardware import GpuProcess, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import BadInput
 from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
 from autotune.search.probe import CURVE_STEPS, FIT_STEPS
-from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
+from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
 
 GIB = 2**30
 IDLE = GIB // 2
@@ -22,27 +23,8 @@ REFUSED = OutOfMemory(detail="CUDA out of memory")
 
 
 def gpu(*used, index=0, reasons=None, processes=(), counts=(1,)):
-    facts = GpuFacts(
-        uuid=f"GPU-{index}",
-        index=index,
-        name="Card",
-        total_bytes=80 * GIB,
-        mig_enabled=False,
-        power_cap_w=700.0,
-        compute_mode="default",
-        driver="550.1",
-        compute_capability=(9, 0),
-    )
-    sample = GpuSample(
-        time_s=0.0,
-        utilisation=1.0,
-        used_bytes=None,
-        power_w=None,
-        sm_clock_mhz=None,
-        throttle_reasons=reasons,
-        temperature_c=None,
-    )
-    samples = [replace(sample, process_count=count) for count in counts]
+    samples = [replace(SAMPLE, utilisation=1.0, throttle_reasons=reasons, process_count=count) for count in counts]
+    facts = replace(CARD, uuid=f"GPU-{index}", index=index)
     return FakeGpu(facts=facts, used_bytes=used or (IDLE,), samples=samples, processes=(processes,))
 
 
@@ -74,16 +56,14 @@ class Watch:
         return self.clock.monotonic_s() - self.started_s
 
 
-@pytest.mark.parametrize("kind", [HostOutOfMemory, TimedOut, Crashed, OutOfMemory])
-def test_outcomes_on_a_quiet_gpu_pass_through(kind):
-    watch = Watch(gpu(), outcome=kind(detail="d"))
-    assert watch.machine.run(TRIAL) == kind(detail="d")
+@pytest.mark.parametrize(
+    "outcome", [RAN, *(kind(detail="d") for kind in (HostOutOfMemory, TimedOut, Crashed, OutOfMemory))]
+)
+def test_outcomes_on_a_quiet_gpu_pass_through(outcome):
+    watch = Watch(gpu(reasons=("sw_power_cap",)), outcome=outcome)  # which is how a loaded card works
+    assert watch.machine.run(TRIAL) is outcome
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == 0
-
-
-def test_figures_on_a_quiet_gpu_pass_through():
-    assert Watch(gpu()).machine.run(TRIAL) is RAN
 
 
 def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running():
@@ -96,16 +76,11 @@ def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running(
     assert outcome.detail.endswith("and held 512 MiB before the first trial (pid 42: 3 GiB)")
 
 
-def test_trial_runs_when_memory_came_back_late():
-    watch = Watch(gpu(IDLE, TAKEN, TAKEN, TAKEN, IDLE))
+@pytest.mark.parametrize(("used", "waited_s"), [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)])
+def test_memory_may_come_back_late_before_and_after_a_trial(used, waited_s):
+    watch = Watch(gpu(IDLE, *used))
     assert watch.machine.run(TRIAL) is RAN
-    assert watch.waited_s == pytest.approx(0.3)
-
-
-def test_memory_of_a_trial_may_come_back_late_after_it():
-    watch = Watch(gpu(IDLE, IDLE, TAKEN, TAKEN, IDLE))
-    assert watch.machine.run(TRIAL) is RAN
-    assert watch.waited_s == pytest.approx(0.2)
+    assert watch.waited_s == pytest.approx(waited_s)
 
 
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
@@ -124,44 +99,27 @@ def test_crash_under_a_neighbour_stays_a_crash():
     assert watch.machine.run(TRIAL) == Crashed(detail="d")
 
 
-def test_neighbour_that_came_after_a_trial_spoils_only_the_next():
-    watch = Watch(gpu(IDLE, IDLE, IDLE, TAKEN))
+def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
+    watch = Watch(gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE))
     assert watch.machine.run(TRIAL) is RAN
     assert isinstance(watch.machine.run(TRIAL), Contaminated)
     assert watch.fake.trials == [TRIAL]
-
-
-def test_trials_go_on_once_the_neighbour_has_left():
-    polls = int(WAIT_BEFORE_S / 0.1) + 2
-    watch = Watch(gpu(IDLE, *[TAKEN] * polls, IDLE))
-    assert isinstance(watch.machine.run(TRIAL), Contaminated)
     assert watch.machine.run(TRIAL) is RAN
 
 
-def test_every_gpu_in_use_is_watched():
-    watch = Watch(gpu(), gpu(IDLE, IDLE, TAKEN, index=1))
-    outcome = watch.machine.run(ON_TWO)
-    assert isinstance(outcome, Contaminated)
-    assert "GPU 1 still" in outcome.detail
-    assert "GPU 0" not in outcome.detail
-
-
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
-def test_heat_makes_a_trial_void(outcome):
-    found = Watch(gpu(reasons=("sw_power_cap", "hw_thermal")), outcome=outcome, sampler=TwiceSampled).machine.run(TRIAL)
-    assert isinstance(found, Contaminated)
-    assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
-
-
-@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
-def test_heat_says_nothing_about_memory(outcome):
-    fits = replace(TRIAL, measured={"rows": 8, "warmup_steps": FIT_STEPS[0], "timed_steps": FIT_STEPS[1]})
+def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
+    hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
+    warmup, timed_steps = FIT_STEPS
+    fits = replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": timed_steps})
+    assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
+    assert isinstance(Watch(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
     warmup, timed_steps = CURVE_STEPS["cuda"]
     timed = replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": timed_steps})
-    hot = gpu(reasons=("hw_thermal",))
-    assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
-    assert isinstance(Watch(hot, outcome=outcome, sampler=TwiceSampled).machine.run(timed), Contaminated)
-    assert isinstance(Watch(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
+    for trial in (TRIAL, timed):
+        found = Watch(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
+        assert isinstance(found, Contaminated)
+        assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
 
 
 def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
@@ -172,36 +130,37 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     assert watch.waited_s == 0
 
 
-def test_heat_and_a_neighbour_are_both_told():
-    found = Watch(gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",)), sampler=TwiceSampled).machine.run(TRIAL)
-    assert "slowed down: sw_thermal" in found.detail
-    assert "; GPU 0 still holds 4 GiB" in found.detail
-
-
-def test_power_cap_is_how_a_loaded_card_works():
-    assert Watch(gpu(reasons=("sw_power_cap",))).machine.run(TRIAL) is RAN
-
-
 @pytest.mark.parametrize(
     "readings",
     [(UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN)],
     ids=["never read", "no baseline", "not before", "not after"],
 )
 def test_readings_that_are_missing_contaminate_nothing(readings):
-    silent = FakeGpu(facts=gpu().facts, used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
+    silent = FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
     watch = Watch(silent)
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == 0
 
 
-def test_holders_that_cannot_be_read_are_not_invented():
-    outcome = Watch(gpu(IDLE, TAKEN, processes=UNKNOWN)).machine.run(TRIAL)
-    assert "(by whom cannot be read: NVML: Insufficient Permissions)" in outcome.detail
+BOTH = r"GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*"
 
 
-def test_second_process_on_a_gpu_makes_a_trial_void():
-    found = Watch(gpu(), gpu(index=1, counts=(1, 1, 2))).machine.run(ON_TWO)
-    assert found == Contaminated(detail="another process computed on GPU 1: 2 were on it in 1 of 1 samples")
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
+        ([gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))], BOTH),
+        ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(by whom cannot be read: NVML: Insufficient Permissions\)"),
+        (
+            [gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))],
+            "another process computed on GPU 1: 2 were on it in 1 of 2 samples",
+        ),
+    ],
+)
+def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
+    found = Watch(*gpus, sampler=TwiceSampled).machine.run(ON_TWO if len(gpus) > 1 else TRIAL)
+    assert isinstance(found, Contaminated)
+    assert re.fullmatch(said, found.detail)
 
 
 def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
@@ -210,41 +169,22 @@ def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
     found = Watch(gpu(), busy, outcome=window).machine.run(TRIAL)
     assert isinstance(found, Measured)
     assert len(found.figures["gpus"]) == 1
-
-
-def test_company_from_before_a_trial_is_not_held_against_it():
-    assert Watch(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN
+    assert Watch(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN  # company from before the trial
 
 
 def test_figures_of_a_window_get_what_every_gpu_did_in_it():
     window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
-    watch = Watch(gpu(), gpu(index=1), outcome=window, lasts_s=2.5)
-    figures = watch.machine.run(ON_TWO).figures
+    figures = Watch(gpu(), gpu(index=1), outcome=window, lasts_s=2.5).machine.run(ON_TWO).figures
     assert figures["steps"] == 4
     assert [one["samples"] for one in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0
     assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
-
-
-def test_window_without_a_sample_says_why_instead_of_zero():
-    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0})
     (figures,) = Watch(gpu(), outcome=window).machine.run(TRIAL).figures["gpus"]
     assert (figures["samples"], figures["utilisation_share"]) == (0, None)
     assert figures["lacking"]
 
 
-def test_sampling_of_later_trials_goes_on_when_the_machine_raises():
-    def refuse(trial):
-        raise BadInput("no such file", next_step="Name another.")
-
-    monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
-    machine = WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeGpuSampler(monitor, ["GPU-0"]), clock)
-    for _ in range(2):
-        with pytest.raises(BadInput):
-            machine.run(TRIAL)
-
-
-def test_closing_closes_the_machine_stops_the_sampler_and_leaves_the_monitor():
+def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_and_not_the_monitor():
     closed = []
 
     class Closing(FakeMachine):
@@ -255,9 +195,15 @@ def test_closing_closes_the_machine_stops_the_sampler_and_leaves_the_monitor():
         def stop(self):
             closed.append("sampler")
 
-    monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
-    sampler = Stopping(monitor, ["GPU-0"])
-    WatchedMachine(Closing(lambda trial: RAN), monitor, ["GPU-0"], sampler, clock).close()
+    def refuse(trial):
+        raise BadInput("no such file", next_step="Name another.")
+
+    monitor = FakeGpuMonitor([gpu()])
+    machine = WatchedMachine(Closing(refuse), monitor, ["GPU-0"], Stopping(monitor, ["GPU-0"]), FakeClock())
+    for _ in range(2):
+        with pytest.raises(BadInput):
+            machine.run(TRIAL)
+    machine.close()
     assert sorted(closed) == ["machine", "sampler"]
     assert monitor.used_bytes("GPU-0") == IDLE
 
@@ -268,7 +214,4 @@ def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
         "GPU 1 is in use already: 4 GiB are taken (no process on it can be seen from here)",
         "GPU 2 is in use already: 512 MiB are taken (pid 42: 3 GiB)",
     )
-
-
-def test_gpu_that_cannot_be_described_has_no_known_users():
-    assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()
+    assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()  # it cannot be described

@@ -9,7 +9,7 @@ from tests.autotune.profiles import FINGERPRINT
 from tests.autotune.trials import STEP
 from tests.fakes import FakeClock, FakeMachine
 
-TRIAL = Trial(job="fault", measured={"n": 1}, timeout_s=60.0)
+TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 
 
 def runner(tmp_path, *, figures=None, left_s=None, **changes):

@@ -1,10 +1,14 @@
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 
+import psutil
 import pytest
 import torch
 
-from autotune.measure.jobs import budget
+from autotune.measure.jobs import budget, footprint
 from autotune.measure.jobs.budget import CudaBudget
 
 GIB = 2**30
@@ -43,17 +47,12 @@ def gpu(monkeypatch):
     return Gpu().install(monkeypatch)
 
 
-def test_what_the_gpu_has_beyond_the_budget_is_held(gpu):
-    limited = CudaBudget(40 * GIB, DEVICE, BEFORE)
-    assert 80 * GIB - gpu.used() == 40 * GIB - gpu.outside - gpu.reserved
-    assert limited.outside_allocator_bytes == GIB // 2
-
-
-@pytest.mark.parametrize("odd_bytes", [1, 2**20, 2**21 - 1])
-def test_no_byte_beyond_the_budget_is_left_free(gpu, odd_bytes):
-    CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
+@pytest.mark.parametrize("odd_bytes", [0, 1, 2**20, 2**21 - 1])
+def test_what_the_gpu_has_beyond_the_budget_is_held_to_the_last_byte(gpu, odd_bytes):
+    limited = CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
     left_bytes = 80 * GIB - gpu.used()
     assert 0 <= 40 * GIB - odd_bytes - gpu.outside - gpu.reserved - left_bytes < 2**21
+    assert limited.outside_allocator_bytes == GIB // 2
 
 
 def test_a_budget_that_is_used_up_already_leaves_less_than_a_page(gpu):
@@ -98,3 +97,40 @@ def test_a_second_try_of_the_allocators_is_a_refusal(gpu):
     gpu.stats["num_alloc_retries"] = 1
     with pytest.raises(torch.OutOfMemoryError, match="retry"):
         limited.check()
+
+
+HOLDS = "import sys\nheld = bytearray(b'x' * 40 * 2**20)\nprint(flush=True)\nsys.stdin.read()"
+
+
+@pytest.fixture
+def child():
+    """A process that holds 40 MiB."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.stdin.close()
+
+
+def test_children_count_towards_the_memory_and_are_told_apart(child):
+    alone = psutil.Process().memory_full_info().pss
+    assert footprint.memory_bytes() >= alone + 40 * 2**20
+    assert max(footprint.private_bytes_of_children()) >= 40 * 2**20
+
+
+def test_reads_from_storage_never_fall():
+    first = footprint.storage_read_bytes()
+    if first is None:
+        pytest.skip("this kernel does not count what processes read")
+    assert footprint.storage_read_bytes() >= first >= 0
+
+
+def test_a_process_that_ends_meanwhile_makes_figures_unknown_and_not_wrong(monkeypatch):
+    def gone(_):
+        raise psutil.NoSuchProcess(os.getpid())
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", gone)
+    monkeypatch.setattr(psutil.Process, "io_counters", gone)
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive=False: [self])
+    assert footprint.memory_bytes() is None
+    assert footprint.private_bytes_of_children() == []
+    assert footprint.storage_read_bytes() is None

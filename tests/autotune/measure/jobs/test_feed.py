@@ -1,29 +1,26 @@
-"""Real windows: real loader workers and ranks on a tiny dataset."""
+"""Real windows, with real loader workers and ranks on a tiny dataset; and what takes micro-batches in them."""
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures, Trial
-from autotune.measure.jobs.feed import WARM_UP_STEPS
-from autotune.measure.machine import ForkServerMachine
+from autotune.measure.jobs.feed import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from tests.conftest import write_dataset
-
-pytestmark = pytest.mark.system
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.dataset import TokenDataset
+from trainer.parallel import Ranks
 
 TINY = {
     "model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,
 }  # fmt: skip
 ROWS, ROW_TOKENS = 4, 64
-
-
-@pytest.fixture(scope="module")
-def machine():
-    # Threads that wait for others without spinning: ranks and workers share the cores here.
-    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as started:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        started.start()
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def window(machine, data):
+def window(started_server, data):
     """Measures a window."""
 
     def measure(workers: int, **changes) -> FeedFigures:
@@ -49,13 +46,14 @@ def window(machine, data):
             "replayed_step_s": None, "sample_delay_s": 0.0, "beside": [], "storage": "",
         }  # fmt: skip
         trial = Trial(job="feed", measured=measured | changes, place={"data_dir": str(data)}, timeout_s=60)
-        outcome = machine.run(trial)
+        outcome = started_server.run(trial)
         assert isinstance(outcome, Measured), outcome
         return FeedFigures.of(outcome)
 
     return measure
 
 
+@pytest.mark.system
 def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
     alone, two, cached = window(0), window(2), window(0, cached=True)
     for figures in (alone, two, cached):
@@ -76,6 +74,7 @@ def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
     assert 0 < two.worker_bytes < two.memory_bytes
 
 
+@pytest.mark.system
 def test_operations_of_the_model_are_counted_over_all_ranks(window):
     layer = 4 * TINY["hidden_size"] ** 2 + 2 * TINY["hidden_size"] * TINY["intermediate_size"]
     figures = window(0)
@@ -88,6 +87,7 @@ def test_operations_of_the_model_are_counted_over_all_ranks(window):
     assert window(0, replayed_step_s=0.01).model_flops_per_s is None
 
 
+@pytest.mark.system
 def test_a_sleeping_dataset_gives_the_rate_that_follows_from_its_workers(window):
     step_s, sample_s = 0.02, 0.015
     batch_s = ROWS * sample_s
@@ -109,9 +109,109 @@ def test_a_sleeping_dataset_gives_the_rate_that_follows_from_its_workers(window)
     reached(0, step_s, cached=True)
 
 
+@pytest.mark.system
 def test_two_ranks_give_one_figure_of_both(window):
     slept = {"replayed_step_s": 0.05, "window_s": 0.5}
     one, both = window(0, **slept), window(0, **slept, local_ranks=2)
     assert both.local_ranks == 2
     assert both.slot_tokens_per_s == pytest.approx(2 * one.slot_tokens_per_s, rel=0.25)
     assert both.memory_bytes > 1.2 * one.memory_bytes
+
+
+STEP_S = 0.12
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """A replayed step takes torch's threads away."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def full_batch() -> SimpleNamespace:
+    """As much as a replayed step looks at: a row as wide as it can be."""
+    return SimpleNamespace(ids_BS=torch.zeros(1, 8))
+
+
+def replayed(step_s: float) -> ReplayedStep:
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
+    return ReplayedStep(step_s, 8, 1, alone)
+
+
+def delayed(delay_s: float):
+    while True:
+        time.sleep(delay_s)
+        yield full_batch()
+
+
+def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
+    consumer.step(loader)
+    consumer.finish()
+    consumer.wait.read()
+    started_s = time.perf_counter()
+    for _ in range(steps):
+        consumer.step(loader)
+    consumer.finish()
+    return (time.perf_counter() - started_s) / steps
+
+
+def test_a_replayed_step_takes_its_time_lets_threads_run_and_waits_for_no_fast_loader():
+    ticks, stop = [], threading.Event()
+
+    def tick():
+        while not stop.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    consumer = replayed(STEP_S)
+    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.25)
+    assert consumer.wait.read() < STEP_S
+    stop.set()
+    ticking.join()
+    assert len(ticks) >= 5
+
+
+@pytest.mark.parametrize(("delay", "fastest", "slowest"), [(0.5, 0.75, 1.35), (2.5, 1.75, 3.25)])
+def test_a_faster_loader_hides_behind_the_step_and_a_slower_one_sets_the_pace(delay, fastest, slowest):
+    consumer = replayed(STEP_S)
+    assert fastest * STEP_S < seconds_per_step(consumer, delayed(delay * STEP_S)) < slowest * STEP_S
+    # The first batch is waited for before there is a step to hide behind.
+    assert consumer.wait.read() < 2 * STEP_S if delay < 1 else consumer.wait.read() >= 6 * STEP_S
+
+
+def test_a_replayed_step_hands_on_what_the_loader_gave():
+    batches = [full_batch(), full_batch()]
+    loader, consumer = iter(batches), replayed(0.001)
+    assert [consumer.step(loader), consumer.step(loader)] == [[batch] for batch in batches]
+
+
+@pytest.fixture
+def training(patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(micro_batch_rows=4)
+    return training_of(config, dataset), config, iter(micro_batches(dataset, config, steps=4))
+
+
+def test_a_training_step_really_trains(training):
+    built, config, batches = training
+    before = [parameter.detach().clone() for parameter in built.model.parameters()]
+    consumer = TrainingStep(built, config, 1, torch.device("cpu"))
+    for _ in range(3):
+        (batch,) = consumer.step(batches)
+        assert batch.real_tokens > 0
+    consumer.finish()
+    assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
+    assert consumer.wait.read() > 0
+
+
+def test_a_loss_that_is_no_number_is_refused(training):
+    built, config, batches = training
+    with torch.no_grad():
+        for parameter in built.model.parameters():
+            parameter.fill_(float("nan"))
+    consumer = TrainingStep(built, config, 1, torch.device("cpu"))
+    consumer.step(batches)
+    with pytest.raises(ValueError, match="the loss is nan"):
+        consumer.finish()

@@ -1,6 +1,6 @@
 """What is timed of messages, on a device whose clock is simulated."""
 
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,15 +8,6 @@ import torch
 from autotune.measure.jobs import links
 
 MESSAGE_S, START_S = 15e-6, 100e-6
-
-
-@dataclass
-class Clock:
-    """Seconds of a device that takes 0.1 ms to be asked and waited for, and 15 us for a message."""
-
-    now_s: float = 0.0
-    messages: int = 0
-    made: list[int] = field(default_factory=list)
 
 
 class Moment:
@@ -31,26 +22,18 @@ class Moment:
         return self.moment - earlier.moment
 
 
-@dataclass
-class FakeRanks:
+def two_ranks(device):
     """The first of two ranks, each a node of its own."""
-
-    device: object
-    rank: int = 0
-    local_rank: int = 0
-    local_world_size: int = 1
-    world_size: int = 2
-
-    def sum(self, *values):
-        return list(values)
-
-    def max(self, *values):
-        return list(values)
+    return SimpleNamespace(
+        device=torch.device(device), rank=0, local_rank=0, local_world_size=1, world_size=2,
+        sum=lambda *values: list(values), max=lambda *values: list(values),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
+    """Seconds of a device that takes 0.1 ms to be asked and waited for, and 15 us for a message."""
+    found = SimpleNamespace(now_s=0.0, messages=0, made=[])
 
     def travel(*_, **__):
         found.now_s += MESSAGE_S
@@ -75,7 +58,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(("device", "off"), [("cuda", 0.15), ("cpu", 1.5)])
 def test_the_time_to_start_and_wait_is_shared_by_messages_in_a_row(clock, device, off):
-    ranks = FakeRanks(torch.device(device))
+    ranks = two_ranks(device)
     found = links._all_reduces(None, [4096], 6, 3.0, ranks, takes_part=True)
     assert [size for size, _ in found] == [4096] * 6
     assert [seconds for _, seconds in found] == pytest.approx([MESSAGE_S] * 6, rel=off)
@@ -84,14 +67,12 @@ def test_the_time_to_start_and_wait_is_shared_by_messages_in_a_row(clock, device
 
 
 def test_a_slow_network_is_not_asked_for_many_messages_in_a_row():
-    ranks = FakeRanks(torch.device("cuda"))
-    assert links._in_a_row(1e-5, 3.0, 12, ranks) == 50
-    assert links._in_a_row(0.04, 3.0, 12, ranks) == 6
-    assert links._in_a_row(2.0, 3.0, 12, ranks) == 1
+    ranks = two_ranks("cuda")
+    assert [links._in_a_row(first_s, 3.0, 12, ranks) for first_s in (1e-5, 0.04, 2.0)] == [50, 6, 1]
 
 
 def test_neighbours_swap_the_same_tensors_many_times_in_a_row(clock):
-    (rate,) = links._neighbours(FakeRanks(torch.device("cuda")), 2, 3.0)
+    (rate,) = links._neighbours(two_ranks("cuda"), 2, 3.0)
     assert clock.made == [0, 0]  # made before anything travelled
     # Two messages a swap; start and wait are a fifteenth of fifty swaps' time.
     assert rate == pytest.approx(64 * 2**20 / (2 * MESSAGE_S), rel=0.08)

@@ -12,8 +12,7 @@ import pytest
 from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import StepFigures, Trial
 from autotune.errors import MachineLacks
-from autotune.measure.jobs.processes import GRACE_S
-from autotune.measure.machine import ForkServerMachine
+from autotune.measure.jobs.server import GRACE_S
 
 pytestmark = pytest.mark.system
 
@@ -38,22 +37,14 @@ def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTE
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def machine():
-    # Threads that wait for others without spinning: ranks share the cores here.
-    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as started:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        started.start()
-        yield started
-
-
 @pytest.fixture
-def run(machine):
+def run(started_server):
     """Runs a step trial, and sees to it that nothing is left of it."""
 
     def run_trial(what: dict, timeout_s: float = 120, **place):
-        outcome = machine.run(Trial(job="step", measured=what, place=place, timeout_s=timeout_s))
-        assert psutil.Process(machine._server.pid).children(recursive=True) == []
+        job = "tests.failing_job" if place else "step"
+        outcome = started_server.run(Trial(job=job, measured=what, place=place, timeout_s=timeout_s))
+        assert psutil.Process(started_server._server.pid).children(recursive=True) == []
         return outcome
 
     return run_trial
@@ -79,28 +70,24 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
 
-def test_the_loss_is_that_of_all_ranks(run):
-    alone, both = run(measured(local_ranks=1)), run(measured())
-    assert both.figures["loss"] == pytest.approx(alone.figures["loss"], rel=0.05)
+def test_two_ranks_have_one_loss_and_what_they_need_to_talk_is_not_counted_as_the_models(run):
+    alone, both = (run(measured(rows=8, local_ranks=ranks)).figures for ranks in (1, 2))
+    assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
+    assert both["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.15)
 
 
-def test_what_ranks_need_to_talk_is_not_counted_as_the_models(run):
-    peaks = [run(measured(rows=8, local_ranks=ranks)).figures["peak_bytes"] for ranks in (1, 2)]
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.15)
-
-
-def test_all_ranks_refused_are_out_of_memory(run, promptly):
-    outcome = run(measured(budget_bytes=SMALL_BYTES))
-    assert isinstance(outcome, OutOfMemory)
-
-
-@pytest.mark.parametrize("refused", [0, 1])
-def test_one_rank_refused_is_out_of_memory_and_named(run, promptly, refused):
-    budgets = [AMPLE_BYTES, AMPLE_BYTES]
-    budgets[refused] = SMALL_BYTES
+@pytest.mark.parametrize(
+    ("budgets", "detail"),
+    [
+        ((SMALL_BYTES, SMALL_BYTES), ""),
+        ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
+        ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
+    ],
+)
+def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(run, promptly, budgets, detail):
     outcome = run(measured(), budget_bytes_by_rank=budgets)
     assert isinstance(outcome, OutOfMemory), outcome
-    assert outcome.detail.startswith(f"rank {refused} of 2: ")
+    assert outcome.detail.startswith(detail)
 
 
 def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run):
@@ -151,9 +138,9 @@ def _under_torchrun(what: dict, out: Path) -> set[str]:
     """How the ranks ended that wrote of their end."""
     out.mkdir()
     trial = out / "trial.json"
-    trial.write_text(json.dumps({"measured": what, "place": {}}))
+    trial.write_text(json.dumps(what))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    job = ["-m", "autotune.measure.jobs.step", str(trial), str(out)]
+    job = ["-m", "tests.failing_job", str(trial), str(out)]
     ended = subprocess.run([*command, *job], capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
     found = {json.loads(file.read_text())["status"] for file in out.glob("rank-*.json")}
     assert found, ended.stderr[-3000:]

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +14,8 @@ from trainer.presets import model_settings
 class ScriptedRanks:
     """Rank 0 of some, whose other ranks' numbers are given."""
 
-    others: dict[str, list[list[float]]] = field(default_factory=dict)
+    others: dict[str, list[list[float]]]
     local_world_size: int = 2
-    local_rank: int = 1
-    rank: int = 1
 
     def each(self, value):
         return [value, *self.others["each"].pop(0)]
@@ -45,25 +43,17 @@ def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
     }  # fmt: skip
 
 
-def test_ranks_that_took_different_numbers_of_steps_have_no_figures():
-    with pytest.raises(ValueError, match="different numbers of steps"):
-        figures_of(steps=(1.0,))
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_of_all_ranks_that_is_no_number_is_noticed(loss):
-    with pytest.raises(ValueError, match=f"the loss is {loss}"):
-        figures_of(loss=loss)
-
-
-@pytest.mark.parametrize(("place", "expected"), [({}, 50), ({"budget_bytes_by_rank": [10, 20]}, 20)])
-def test_a_budget_is_everybodys_unless_each_has_its_own(place, expected):
-    assert step._budget_bytes({"memory_budget_bytes": 50}, place, ScriptedRanks()) == expected
-
-
-@pytest.mark.parametrize(("given", "expected"), [(5, 5), ([5, 6], 6), (None, None)])
-def test_use_from_before_may_differ_between_the_gpus_of_local_ranks(given, expected):
-    assert step._used_before_bytes({"device_used_before_bytes": given}, ScriptedRanks()) == expected
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": (1.0,)}, "different numbers of steps"),
+        ({"loss": math.nan}, "the loss is nan"),
+        ({"loss": math.inf}, "the loss is inf"),
+    ],
+)
+def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_figures(changes, said):
+    with pytest.raises(ValueError, match=said):
+        figures_of(**changes)
 
 
 class Device:
@@ -113,7 +103,7 @@ def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
     ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     measured = {"vocab_size": 99, "special_ids": ids, "warmup_steps": 3, "timed_steps": 10}
     ranks = SimpleNamespace(device="cuda", rank=0, sum=lambda _: None)
-    seconds, loss, flops = step._take_steps(measured, {}, config, ranks)
+    seconds, loss, flops = step._take_steps(measured, config, ranks)
     assert (loss, flops) == (1.5, 7.0)
     assert len(made) == step.PREPARED
     assert device.most_unfinished == step.IN_FLIGHT

@@ -152,18 +152,12 @@ def test_gradients_that_accumulate_exist_while_the_next_micro_batch_is_computed(
     assert terms_at_peak(twice)[Term.GRADIENTS] > 0.9 * terms_at_peak(twice)[Term.PARAMETERS]
 
 
-def test_the_optimizers_state_is_twice_the_parameters():
-    terms = terms_at_peak(traced(BASE))
-    assert terms[Term.OPTIMIZER] == pytest.approx(2 * terms[Term.PARAMETERS], rel=0.02)
-
-
-def test_further_steps_end_with_what_they_began_with():
+def test_further_steps_end_with_what_they_began_with_and_nothing_is_released_that_was_not_made_or_twice():
     trace = traced(BASE)
     flag = Counter({Term.TEMPORARIES: 4})  # of the optimizer, which the first step makes
     assert terms_after(trace, len(trace.events)) - between_steps(trace) == flag
-
-
-def test_nothing_is_released_that_was_not_made_or_twice():
+    terms = terms_at_peak(trace)
+    assert terms[Term.OPTIMIZER] == pytest.approx(2 * terms[Term.PARAMETERS], rel=0.02)
     live: set[int] = set()
     for event in traced(CASES[4]).events:
         if event >= 0:
@@ -176,13 +170,9 @@ def test_nothing_is_released_that_was_not_made_or_twice():
 def test_a_job_traces_every_size_that_it_is_asked_for_and_says_what_the_model_is():
     measured = {
         "config": BASE.config.model_dump(mode="json") | {"device": "cuda", "precision": "bf16"},
-        "vocab_size": 512,
-        "special_ids": SPECIAL_IDS.model_dump(),
-        "sizes": [2, 5],
-        "micro_batches": 3,
-        "documents_per_row": 2.0,
-        "ranks": 2,
-    }
+        "vocab_size": 512, "special_ids": SPECIAL_IDS.model_dump(), "sizes": [2, 5], "micro_batches": 3,
+        "documents_per_row": 2.0, "ranks": 2,
+    }  # fmt: skip
     found = trace_job.run(measured, {})
     traces = [Trace.of(one) for one in found["traces"]]
     assert [one.rows for one in traces] == [2, 5]
@@ -203,15 +193,15 @@ GPU = {"device": "cuda", "precision": "bf16", "attention": "varlen"}
 DEEP = replace(BASE, rows=64, shape=SHAPE | {"num_hidden_layers": 6})
 
 
-def kept_of(trace: Trace) -> int:
-    return sum(size for term, size in terms_at_peak(trace).items() if term.startswith("activations"))
-
-
 def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
-    eager = {kind: kept_of(traced(DEEP, **GPU, checkpointing=kind)) for kind in ("none", "full")}
-    compiled = {
-        kind: kept_of(traced(DEEP, **GPU, checkpointing=kind, compile_layers=True)) for kind in ("none", "full")
-    }
+    def kept(**settings: object) -> int:
+        terms = terms_at_peak(traced(DEEP, **GPU, **settings))
+        return sum(size for term, size in terms.items() if term.startswith("activations"))
+
+    eager, compiled = (
+        {kind: kept(checkpointing=kind, compile_layers=compiles) for kind in ("none", "full")}
+        for compiles in (False, True)
+    )
     assert 0.5 * eager["none"] < compiled["none"] < 0.9 * eager["none"]
     assert compiled["full"] < 0.4 * compiled["none"]
     assert compiled["full"] < eager["full"]

@@ -38,15 +38,11 @@ def test_the_batch_says_of_itself_what_it_holds(rows):
     assert batch.predicted_P.tolist() == sorted(batch.predicted_P.tolist())
 
 
-def test_targets_are_ordinary_words_and_masks_stand_in_their_place():
-    batch = fullest_batch(config_of(4), 500, SPECIAL_IDS)
+def test_targets_are_ordinary_words_with_masks_in_their_place_and_chance_changes_no_shape():
+    batch, other = (fullest_batch(config_of(4), 500, SPECIAL_IDS) for _ in range(2))
     assert (batch.ids_BS.flatten()[batch.predicted_P.long()] == SPECIAL_IDS.mask).all()
     assert int((batch.ids_BS == SPECIAL_IDS.mask).sum()) == batch.predicted_tokens
     assert int(batch.targets_P.long().min()) > max(SPECIAL_IDS.all())
-
-
-def test_chance_changes_words_and_places_but_no_shape():
-    first, second = fullest_batch(config_of(4), 500, SPECIAL_IDS), fullest_batch(config_of(4), 500, SPECIAL_IDS)
-    assert first.predicted_P.tolist() != second.predicted_P.tolist()
-    assert first.predicted_P.shape == second.predicted_P.shape
-    assert first.most_predicted_in_row == second.most_predicted_in_row
+    assert batch.predicted_P.tolist() != other.predicted_P.tolist()
+    assert batch.predicted_P.shape == other.predicted_P.shape
+    assert batch.most_predicted_in_row == other.most_predicted_in_row
