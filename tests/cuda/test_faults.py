@@ -111,7 +111,8 @@ def test_one_hot_sample_voids_one_trial_of_speed_at_most_and_no_probe(null_gpu, 
 def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
     probed = Probed(machine, patterned_dataset, "--max-rows", "8", code=8)
-    assert "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal" in probed.ended.err, probed.ended
+    said = "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
+    assert said in probed.ended.err, probed.ended
     kinds = probed.outcomes()
     assert kinds.pop("bert-mini: 8 rows") == "measured"
     assert set(kinds.values()) == {"contaminated"}

@@ -30,7 +30,7 @@ LEVELS = {
     "attention": ("auto",),
     "checkpointing": get_args(Checkpointing),
     "compile_layers": (False, True),
-    "layout": get_args(Layout),
+    "layout": ("padded", "bucketed", "packed"),
 }
 UNEXPLORED = Configuration(
     precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
