@@ -258,6 +258,20 @@ class TrainConfig(Table):
         return self
 
 
+class BatchSplit(Table):
+    """How the rows of a global batch become the micro-batches of ranks."""
+
+    layout: Layout
+    global_batch_rows: int
+    accumulation_steps: int
+    world_size: int
+
+    @property
+    def rows_per_microbatch_per_rank(self) -> int:
+        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
+        return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
+
+
 def accumulation_steps(config: TrainConfig, world_size: int) -> int:
     """Micro-batches per optimizer step on each rank so that ``global_batch_rows`` is kept exactly."""
     return math.ceil(config.global_batch_rows / (config.micro_batch_rows * world_size))

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from trainer.build import Training
-from trainer.config import TrainConfig
+from trainer.config import BatchSplit, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.events import utc_now
 from trainer.parallel import Ranks
 from trainer.peaks import peak_flops_per_s, product_format
-from trainer.plan import BatchPlan, BatchSplit
+from trainer.plan import BatchPlan
 from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start, job_name

@@ -17,8 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import Layout
-from trainer.schema import Table
+from trainer.config import BatchSplit
 
 Int64 = npt.NDArray[np.int64]
 Uint64 = npt.NDArray[np.uint64]
@@ -180,20 +179,6 @@ class SampleIndex(Protocol):
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
         """Shard, first id in the shard, and number of ids of each sample; shapes (N,)."""
         ...
-
-
-class BatchSplit(Table):
-    """How the rows of a global batch become the micro-batches of ranks."""
-
-    layout: Layout
-    global_batch_rows: int
-    accumulation_steps: int
-    world_size: int
-
-    @property
-    def rows_per_microbatch_per_rank(self) -> int:
-        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
-        return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
 
 
 class BatchPlan(BatchSplit):

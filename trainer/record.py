@@ -26,9 +26,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from trainer.config import BatchSplit
 from trainer.errors import BadConfig
 from trainer.events import EventRow, utc_now
-from trainer.plan import BatchSplit
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
 from trainer.watch import REQUEUE
 
