@@ -15,7 +15,7 @@ DEMO := demo
 DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
 DEMO_FUNCTIONS := 3000
 DEMO_MEMORY := 256MiB
-DEMO_MINUTES := 3
+DEMO_MINUTES := 4
 DEMO_STEPS := 30
 
 GPU_MINUTES := 10
