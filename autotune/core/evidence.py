@@ -1,6 +1,5 @@
 """The evidence of a profile: what was measured or predicted for each decision, as tables of the profile."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -238,9 +237,8 @@ class ComputeEvidence(Table):
 class ExchangeSplit(Table):
     """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
 
-    shard_ranks: Positive | None = None
-
     strategy: Strategy
+    shard_ranks: Positive | None = None
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
     micro_batches: Positive
@@ -306,25 +304,6 @@ class ScalingRow(ExchangeSplit):
     """Part of the step that it costs; None where that is next to nothing, or where a figure was measured."""
     measured: bool
     """Whether it ran, or is predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
-
-    name: str
-    global_batch_tokens: int
-    rows: tuple[ScalingRow, ...]
-    useful_nodes: int
-    """The most that are at least 90 % efficient; predicted."""
-    levers: tuple[str, ...]
-    steps_per_epoch: float | None
-    """None if the dataset's size is not known."""
-    bound: tuple[tuple[int, float], ...]
-    """Nodes, and the efficiency if every micro-batch's backward could hide the gradient synchronisation."""
-    least_tokens_per_rank: float
-    """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
-    sources: tuple[str, ...]
 
 
 class NetworkEvidence(Table):

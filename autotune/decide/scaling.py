@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from autotune.core.evidence import ScalingRow
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
 from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
@@ -20,6 +21,25 @@ BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
 MORE_MICRO_BATCHES = 2
 AS_FAST_SHARE = 0.005
 """What an exchange must gain before it is preferred to a simpler one: no model tells less apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
+
+    name: str
+    global_batch_tokens: int
+    rows: tuple[ScalingRow, ...]
+    useful_nodes: int
+    """The most that are at least 90 % efficient; predicted."""
+    levers: tuple[str, ...]
+    steps_per_epoch: float | None
+    """None if the dataset's size is not known."""
+    bound: tuple[tuple[int, float], ...]
+    """Nodes, and the efficiency if every micro-batch's backward could hide the gradient synchronisation."""
+    least_tokens_per_rank: float
+    """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.core.evidence import Scaling
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
@@ -14,6 +13,7 @@ from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run,
 from autotune.decide.counters import counters_of_profile
 from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
+from autotune.decide.scaling import Scaling
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
 from autotune.search.profiles import StoredProfile, read_profile, read_trials

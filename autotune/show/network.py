@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.evidence import ExchangeSplit, NetworkEvidence, Scaling, ScalingRow
+from autotune.core.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.decide.scaling import Scaling
 from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, facts, table_of, told
 from autotune.show.drawing import Axis, Line, Lines, Point
 from autotune.show.intervals import bounds, plural

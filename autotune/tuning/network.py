@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
-from autotune.core.evidence import NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.scaling import ScalingModel
+from autotune.decide.scaling import Scaling, ScalingModel
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
