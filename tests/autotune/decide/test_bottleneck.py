@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.bottleneck import Bottleneck, StepPart
-from autotune.core.profile import Profile
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
 from autotune.decide.counters import Counters, counters_of_profile, data_share, with_counters
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
@@ -30,223 +29,208 @@ def judged(seed: int) -> tuple[SimulatedRun, Bottleneck, Bottleneck]:
     return one, of_run, of_profile
 
 
-class TestSimulatedRuns:
-    def test_at_least_97_per_cent_of_causes_are_found(self):
-        right = [of_run.limit == one.cause for one, of_run, _ in map(judged, range(RUNS))]
-        assert sum(right) >= 0.97 * len(right)
-
-    def test_at_least_97_per_cent_are_found_in_profiles_that_tell_them(self):
-        right = [of_profile.limit == one.cause for one, _, of_profile in map(judged, range(RUNS)) if one.in_profile]
-        assert len(right) > RUNS / 2
-        assert sum(right) >= 0.97 * len(right)
-
-    def test_every_cause_is_among_them(self):
-        assert {judged(seed)[0].cause for seed in range(RUNS)} == set(CAUSES)
-
-    @given(st.integers(0, RUNS - 1))
-    def test_parts_add_up_to_the_step_and_lie_within_their_bounds(self, seed):
-        for found in judged(seed)[1:]:
-            assert sum(part.share for part in found.parts) == pytest.approx(1, abs=0.02)
-            assert list(found.parts) == sorted(found.parts, key=lambda part: -part.share)
-            for part in found.parts:
-                assert 0 <= part.share <= 1
-                assert part.low is None or part.high is None or part.low <= part.share <= part.high
+def test_at_least_97_per_cent_of_causes_are_found_in_runs_and_in_profiles_that_tell_them():
+    every = [judged(seed) for seed in range(RUNS)]
+    assert {one.cause for one, _, _ in every} == set(CAUSES)
+    of_runs = [of_run.limit == one.cause for one, of_run, _ in every]
+    of_profiles = [of_profile.limit == one.cause for one, _, of_profile in every if one.in_profile]
+    assert len(of_profiles) > RUNS / 2
+    assert all(sum(right) >= 0.97 * len(right) for right in (of_runs, of_profiles))
 
 
-GPU = World()
+@given(st.integers(0, RUNS - 1))
+def test_parts_add_up_to_the_step_and_lie_within_their_bounds(seed):
+    for found in judged(seed)[1:]:
+        assert sum(part.share for part in found.parts) == pytest.approx(1, abs=0.02)
+        assert list(found.parts) == sorted(found.parts, key=lambda part: -part.share)
+        for part in found.parts:
+            assert 0 <= part.share <= 1
+            assert part.low is None or part.high is None or part.low <= part.share <= part.high
+
+
+GPU, RANKS = World(), World(ranks_per_node=4)
+
+
+def trained(world, steps=40, **changes):
+    return run_of(world, settings(world, **changes), steps=steps)
 
 
 def found_in(run, counters=None, **changed) -> Bottleneck:
-    """What is said of a run, with every row changed, or of a profile."""
-    if isinstance(run, Profile):
-        found = bottleneck_of_profile(run)
-    else:
-        steps = [row.model_copy(update={key: told(row) for key, told in changed.items()}) for row in run.steps]
-        found = bottleneck_of_run(replace(run, steps=tuple(steps)), counters)
+    """What is said of a run with every row changed."""
+    steps = [row.model_copy(update={key: told(row) for key, told in changed.items()}) for row in run.steps]
+    found = bottleneck_of_run(replace(run, steps=tuple(steps)), counters)
     assert found is not None
     return found
 
 
-class TestRun:
-    def test_the_first_step_does_not_count(self):
-        run = run_of(GPU, settings(GPU))
-        slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
-        found = found_in(replace(run, steps=(slow, *run.steps[1:])))
-        assert found.limit == "computation"
-        assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
-        few = found_in(replace(run, steps=run.steps[:4]))
-        assert all(part.low is None for part in few.parts)  # of few steps no spread is known
-
-    def test_a_slow_rank_is_no_slow_network(self):
-        world = World(nodes=1, ranks_per_node=4, slow_rank=1.5)
-        found = found_in(run_of(world, settings(world)))
-        assert found.limit == "straggler"
-        assert found.part("network").share < 0.02
-
-    def test_another_rank_that_waits_for_its_loader_is_no_slow_network(self):
-        world = World(nodes=1, ranks_per_node=4)
-        run = run_of(world, settings(world))
-        late_s = 0.5 * run.steps[0].step_s
-        found = found_in(
-            run,
-            step_s=lambda row: row.step_s + late_s,
-            communication_s=lambda row: (row.communication_s or 0.0) + late_s,
-            longest_data_wait_s=lambda row: row.data_wait_s + late_s,
-            longest_data_wait_rank=lambda _: 2,
-        )
-        assert found.limit == "input"
-        assert found.part("input").share == pytest.approx(1 / 3, abs=0.03)
-        assert found.part("network").share < 0.02
-
-    def test_a_wait_of_all_ranks_counts_once(self):
-        world = World(nodes=1, ranks_per_node=4, load_s_per_row=2e-3)
-        run = run_of(world, settings(world))
-        assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)
-
-    @pytest.mark.parametrize(("workers", "limit"), [(2, "input"), (0, "network")])
-    def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(self, workers, limit):
-        world = World(gpu_name=None, nodes=2)
-        run = run_of(world, settings(world, data__loader_workers=workers))
-        step_s = run.steps[0].step_s
-        waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
-        changed = {key: lambda _, value=value: value for key, value in (waits | {"slowest_rank_ratio": 1.0}).items()}
-        assert found_in(run, **changed).limit == limit
-
-    def test_what_a_later_row_tells_of_the_first_step_does_not_count(self):
-        world = World(nodes=1, ranks_per_node=4)
-        run = run_of(world, settings(world), steps=12)
-        unknown = dict.fromkeys(("slowest_rank", "slowest_rank_ratio"))
-        first, second, *others = run.steps
-        waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
-        late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
-        found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
-        assert found.limit == "computation"
-
-    def test_computing_and_waiting_that_cannot_be_told_apart_is_said(self):
-        world = World(nodes=2, node_bytes_per_s=1e11)
-        run = run_of(world, settings(world))
-        found = found_in(run, communication_s=lambda _: None)
-        assert any("gradients" in words for words in found.untold)
-
-    def test_counters_tell_launches_from_computing(self):
-        run = run_of(GPU, settings(GPU))
-        idle = Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters")
-        found = found_in(run, idle)
-        assert found.limit == "host"
-        assert not any("launches" in words for words in found.untold)
+def test_the_first_step_does_not_count():
+    run = trained(GPU)
+    slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
+    assert found_in(replace(run, steps=(slow, *run.steps[1:]))).limit == "computation"
+    assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
+    few = found_in(replace(run, steps=run.steps[:4]))
+    assert all(part.low is None for part in few.parts)  # of few steps no spread is known
 
 
-class TestProfile:
-    def test_a_profile_without_a_sweep_says_nothing(self):
-        assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
-
-    def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has(self):
-        world = World(load_s_per_row=2e-3)
-        train = settings(world, data__loader_workers=1)
-        found = found_in(profile_of(world, train))
-        true = step(world, train)
-        assert found.limit == "input"
-        assert found.part("input").share == pytest.approx(true.data_wait_s / true.step_s, rel=0.1)
-
-    def test_how_far_from_the_roof_is_told_where_windows_counted_it(self):
-        profile = profile_of(GPU, settings(GPU))
-        assert found_in(profile).mfu is None
-        flops = [0.38 * 835e12, 0.42 * 835e12]
-        rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
-        workers = profile.evidence.workers.model_copy(update={"rows": rows})
-        found = found_in(but(profile, evidence={"workers": workers}))
-        assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
+def test_a_slow_rank_is_no_slow_network():
+    found = found_in(trained(replace(RANKS, slow_rank=1.5)))
+    assert found.limit == "straggler"
+    assert found.part("network").share < 0.02
 
 
-TWO = World(ranks_per_node=2, slow_rank=1.5)
+def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
+    run = trained(RANKS)
+    late_s = 0.5 * run.steps[0].step_s
+    found = found_in(
+        run,
+        step_s=lambda row: row.step_s + late_s,
+        communication_s=lambda row: (row.communication_s or 0.0) + late_s,
+        longest_data_wait_s=lambda row: row.data_wait_s + late_s,
+        longest_data_wait_rank=lambda _: 2,
+    )
+    assert found.limit == "input"
+    assert found.part("input").share == pytest.approx(1 / 3, abs=0.03)
+    assert found.part("network").share < 0.02
+
+
+def test_a_wait_of_all_ranks_counts_once():
+    run = trained(replace(RANKS, load_s_per_row=2e-3))
+    assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)
+
+
+@pytest.mark.parametrize(("workers", "limit"), [(2, "input"), (0, "network")])
+def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(workers, limit):
+    run = trained(World(gpu_name=None, nodes=2), data__loader_workers=workers)
+    step_s = run.steps[0].step_s
+    waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
+    changed = {key: lambda _, value=value: value for key, value in (waits | {"slowest_rank_ratio": 1.0}).items()}
+    assert found_in(run, **changed).limit == limit
+
+
+def test_what_a_later_row_tells_of_the_first_step_does_not_count():
+    run = trained(RANKS, steps=12)
+    unknown = dict.fromkeys(("slowest_rank", "slowest_rank_ratio"))
+    first, second, *others = run.steps
+    waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
+    late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
+    found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
+    assert found.limit == "computation"
+
+
+def test_computing_and_waiting_that_cannot_be_told_apart_is_said():
+    found = found_in(trained(World(nodes=2, node_bytes_per_s=1e11)), communication_s=lambda _: None)
+    assert any("gradients" in words for words in found.untold)
+
+
+def test_counters_tell_launches_from_computing():
+    found = found_in(trained(GPU), Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters"))
+    assert found.limit == "host"
+    assert not any("launches" in words for words in found.untold)
+
+
+def test_a_profile_without_a_sweep_says_nothing():
+    assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
+
+
+def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has():
+    world = World(load_s_per_row=2e-3)
+    train = settings(world, data__loader_workers=1)
+    found, true = bottleneck_of_profile(profile_of(world, train)), step(world, train)
+    assert found.limit == "input"
+    assert found.part("input").share == pytest.approx(true.seconds["waiting"] / true.step_s, rel=0.1)
+
+
+def test_how_far_from_the_roof_is_told_where_windows_counted_it():
+    profile = profile_of(GPU, settings(GPU))
+    assert bottleneck_of_profile(profile).mfu is None
+    flops = [0.38 * 835e12, 0.42 * 835e12]
+    rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
+    workers = profile.evidence.workers.model_copy(update={"rows": rows})
+    found = bottleneck_of_profile(but(profile, evidence={"workers": workers}))
+    assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
 
 
 def rows(**changes: object) -> list[StepRow]:
-    return [row.model_copy(update=changes) for row in run_of(TWO, settings(TWO), steps=12).steps]
+    return [row.model_copy(update=changes) for row in trained(World(ranks_per_node=2, slow_rank=1.5), steps=12).steps]
 
 
 def share(of: list[StepRow], cause: str) -> float:
     return next(part.share for part in parts_of_rows(of, "x", 1.0) if part.cause == cause)
 
 
-class TestRowsOfAllRanks:
-    @pytest.mark.parametrize(
-        ("changes", "untold", "cause"),
-        [
-            ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
-            ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "input"),
-        ],
-    )
-    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self, changes, untold, cause):
-        told = rows(**changes)
-        late = [row.model_copy(update=dict.fromkeys(untold)) for row in told[:6]] + told[6:]
-        assert share(late, cause) == pytest.approx(share(told, cause), rel=0.05)
+@pytest.mark.parametrize(
+    ("changes", "untold", "cause"),
+    [
+        ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
+        ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "input"),
+    ],
+)
+def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(changes, untold, cause):
+    told = rows(**changes)
+    late = [row.model_copy(update=dict.fromkeys(untold)) for row in told[:6]] + told[6:]
+    assert share(late, cause) == pytest.approx(share(told, cause), rel=0.05)
 
-    def test_one_slow_rank_is_not_uneven(self):
-        assert uneven_share(rows()) == 0
 
-    def test_another_slow_rank_every_time_is_uneven_where_rows_are_alike(self):
-        turns = [row.model_copy(update={"slowest_rank": number % 2}) for number, row in enumerate(rows())]
-        assert uneven_share(turns) > 0.1
-        widths = [row.model_copy(update={"slot_tokens": 1000 + number}) for number, row in enumerate(turns)]
-        assert uneven_share(widths) == 0
+def test_only_another_slow_rank_every_time_is_uneven_and_only_where_rows_are_alike():
+    assert uneven_share(rows()) == 0
+    turns = [row.model_copy(update={"slowest_rank": number % 2}) for number, row in enumerate(rows())]
+    assert uneven_share(turns) > 0.1
+    widths = [row.model_copy(update={"slot_tokens": 1000 + number}) for number, row in enumerate(turns)]
+    assert uneven_share(widths) == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "ratio", "expected"),
+    [
+        (0.8, 0.9, 0.1),  # of ranks that wait at once counts once
+        (0.001, 0.97, 0.001),  # slower without waits is slower by chance
+    ],
+)
+def test_data_share_is_what_windows_lose_by_waiting(waits, ratio, expected):
+    row = example_profile().evidence.workers.rows[0]
+    found = data_share(row.model_copy(update={"data_wait_share": waits, "ratio_to_ceiling": ratio}))
+    assert found == pytest.approx(expected)
 
 
 shares = st.floats(0, 0.3)
 
 
-def parts(**known: float) -> list[StepPart]:
-    return [StepPart(cause=cause, share=share) for cause, share in known.items()]  # type: ignore[arg-type]
+def told(counters: dict[str, float], uneven: float = 0.0, **known: float) -> dict[str, float]:
+    """Shares by cause, of parts and counters."""
+    parts = [StepPart(cause=cause, share=share) for cause, share in known.items()]  # type: ignore[arg-type]
+    return {one.cause: one.share for one in with_counters(parts, Counters(**counters, source="x"), uneven)[0]}
 
 
-def window(**changes: object):
-    world = World()
-    evidence = profile_of(world, settings(world)).evidence.workers
-    assert evidence is not None
-    return evidence.rows[0].model_copy(update=changes)
+def test_devices_that_wait_for_other_ranks_do_not_wait_for_launches():
+    counters = {"busy_share": 0.54, "tensor_share": 0.4, "memory_share": 0.2}
+    assert told(counters, straggler=0.4)["host"] == pytest.approx(0, abs=1e-9)
+    assert told(counters, straggler=0.0)["host"] == pytest.approx(0.4)
 
 
-def told(known: list[StepPart], counters: Counters, uneven: float = 0.0) -> dict[str, float]:
-    return {one.cause: one.share for one in with_counters(known, counters, uneven)[0]}
+def test_ranks_that_wait_for_another_one_every_time_wait_for_programs():
+    found = told({"busy_share": 0.6}, 0.3, straggler=0.3, network=0.1)
+    assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
+    assert found["host"] >= 0.3
 
 
-class TestDataShare:
-    def test_waits_of_ranks_that_wait_at_once_count_once(self):
-        assert data_share(window(data_wait_share=0.8, ratio_to_ceiling=0.9)) == pytest.approx(0.1)
-
-    def test_a_window_that_is_slower_without_waits_is_slower_by_chance(self):
-        assert data_share(window(data_wait_share=0.001, ratio_to_ceiling=0.97)) == 0.001
+def test_an_update_is_no_traffic_of_kernels_that_compute():
+    counters = {"busy_share": 0.95, "tensor_share": 0.35, "memory_share": 0.52}
+    assert told(counters, update=0.5)["memory"] < 0.05
+    assert told(counters, update=0.0)["memory"] > 0.4
 
 
-class TestWithCounters:
-    def test_devices_that_wait_for_other_ranks_do_not_wait_for_launches(self):
-        counters = Counters(busy_share=0.54, tensor_share=0.4, memory_share=0.2, source="x")
-        assert told(parts(straggler=0.4), counters)["host"] == pytest.approx(0, abs=1e-9)
-        assert told(parts(straggler=0.0), counters)["host"] == pytest.approx(0.4)
+@given(shares, shares, shares, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_parts_are_never_more_than_the_step(waits, updates, padding, busy, tensor, memory):
+    counters = {"busy_share": busy, "tensor_share": tensor, "memory_share": memory}
+    found = told(counters, network=waits, update=updates, padding=padding * (1 - waits - updates))
+    assert all(share >= 0 for share in found.values())
+    assert sum(found.values()) <= 1 + 1e-9
 
-    def test_ranks_that_wait_for_another_one_every_time_wait_for_programs(self):
-        counters = Counters(busy_share=0.6, source="x")
-        found = told(parts(straggler=0.3, network=0.1), counters, 0.3)
-        assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
-        assert found["host"] >= 0.3
 
-    def test_an_update_is_no_traffic_of_kernels_that_compute(self):
-        counters = Counters(busy_share=0.95, tensor_share=0.35, memory_share=0.52, source="x")
-        assert told(parts(update=0.5), counters)["memory"] < 0.05
-        assert told(parts(update=0.0), counters)["memory"] > 0.4
-
-    @given(shares, shares, shares, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-    def test_parts_are_never_more_than_the_step(self, waits, updates, padding, busy, tensor, memory):
-        known = parts(network=waits, update=updates, padding=padding * (1 - waits - updates))
-        found = told(known, Counters(busy_share=busy, tensor_share=tensor, memory_share=memory, source="x"))
-        assert all(share >= 0 for share in found.values())
-        assert sum(found.values()) <= 1 + 1e-9
-
-    @given(st.floats(0, 1), st.floats(0, 1))
-    def test_more_traffic_is_never_less_waiting_for_memory(self, one, other):
-        less, more = sorted((one, other))
-        found = [
-            told([], Counters(busy_share=0.9, tensor_share=0.4, memory_share=memory, source="x"))["memory"]
-            for memory in (less, more)
-        ]
-        assert found[0] <= found[1]
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_more_traffic_is_never_less_waiting_for_memory(one, other):
+    less, more = (
+        told({"busy_share": 0.9, "tensor_share": 0.4, "memory_share": memory})["memory"]
+        for memory in sorted((one, other))
+    )
+    assert less <= more

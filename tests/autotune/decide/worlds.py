@@ -8,16 +8,22 @@ optimizer goes over its state. What a record or a measurement reads is that, tim
 
 import math
 import random
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
+from autotune.core.advice import SettingChange
 from autotune.core.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Profile
 from autotune.core.trial import GpuUse
+from autotune.decide.advice.table import with_changes
+from autotune.decide.choose import deal
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.record import Run
 
-BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "bf16": 110.0}
+PEAKS_FLOPS_PER_S = {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12}
+VOCAB_SIZE = 16_384
+FILL = {"packed": 0.995, "bucketed": 0.9}
+BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "tf32": 190.0, "bf16": 110.0}
 """Moved by one layer outside of its products, forward and backward, for each element of its hidden state."""
 FUSED_SHARE = {"memory": 0.5, "launches": 0.3}
 """What compiling leaves of it, and of launches."""
@@ -25,7 +31,6 @@ KERNELS_PER_LAYER = 75
 BYTES_PER_LOGIT = 14.0
 SDPA_OVER_VARLEN = 1.6
 """What attention under a mask takes of attention without, for the same products."""
-BUCKETED_FILL = 0.9
 NOISE_SHARE = 0.02
 """Of every time that is read."""
 
@@ -35,7 +40,6 @@ class World:
     """A model, a dataset and a machine."""
 
     gpu_name: str | None = "NVIDIA H100 NVL"
-    peaks_flops_per_s: dict[str, float] = field(default_factory=lambda: {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12})
     reached: dict[str, float] = field(default_factory=lambda: {"bf16": 0.55, "tf32": 0.66, "fp32": 0.85})
     """Of the peaks, by products of a model's size."""
     memory_bytes_per_s: float = 3.9e12 * 0.8
@@ -45,14 +49,12 @@ class World:
     """Spent between steps, if every step is logged."""
     layers: int = 12
     hidden: int = 768
-    vocab_size: int = 16_384
     seq_length: int = 512
     mean_document_tokens: float = 190.0
-    packed_fill: float = 0.995
     load_s_per_row: float = 5e-5
     """Of one worker, or of the trainer itself without any; of a sequence that is full."""
     storage_rows_per_s: float = math.inf
-    staged: bool = True
+    """Of a shared file system; without end if data is staged."""
     nodes: int = 1
     ranks_per_node: int = 1
     node_bytes_per_s: float = 2.5e9
@@ -62,8 +64,6 @@ class World:
     """How many times as long its loader takes for a sequence."""
     uneven_rows: float = 0.0
     """How much longer the rank with the longest sequences computes in a step, if they are as wide as their content."""
-    slow_link: float = 1.0
-    """Part of the others' speed that one link has."""
 
     @property
     def ranks(self) -> int:
@@ -71,33 +71,18 @@ class World:
 
     @property
     def parameters(self) -> int:
-        return self.layers * 12 * self.hidden**2 + self.hidden * (self.vocab_size + self.seq_length + self.hidden)
-
-    @property
-    def peak_flops_per_s(self) -> float | None:
-        return self.peaks_flops_per_s["bf16"] if self.gpu_name else None
+        return self.layers * 12 * self.hidden**2 + self.hidden * (VOCAB_SIZE + self.seq_length + self.hidden)
 
     @property
     def filesystem(self) -> str:
-        return "ext4" if self.staged else "lustre"
+        return "ext4" if math.isinf(self.storage_rows_per_s) else "lustre"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Where a step's time goes, in seconds, on a rank that is not slow."""
+class Step:
+    """Where a step's time goes, on a rank that is not slow, and what counters read meanwhile."""
 
-    compute_s: float
-    straggling_s: float
-    data_wait_s: float
-    starving_s: float
-    """How much longer the second rank waits for its loader, and all others for it."""
-    network_s: float
-    update_s: float
-    between_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Times):
+    seconds: dict[str, float]
     busy_share: float
     tensor_share: float
     memory_share: float
@@ -106,7 +91,7 @@ class Step(Times):
 
     @property
     def step_s(self) -> float:
-        return float(sum(getattr(self, one.name) for one in fields(Times)))
+        return sum(self.seconds.values())
 
     @property
     def real_tokens_per_s(self) -> float:
@@ -130,18 +115,13 @@ def settings(world: World, **changes: object) -> TrainConfig:
 
 def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
     """The same with differences; a double underscore stands for a dot."""
-    tables = train.model_dump(mode="json")
-    for key, value in changes.items():
-        *path, last = key.split("__")
-        table = tables
-        for name in path:
-            table = table[name]
-        table[last] = value
-    return TrainConfig.model_validate(tables)
+    wishes = [SettingChange(key=key.replace("__", "."), old=None, new=value) for key, value in changes.items()]
+    return with_changes(train, wishes)
 
 
 def step(world: World, train: TrainConfig) -> Step:
-    micro_batches, rows = split(world, train)
+    dealt = deal(train.global_batch_rows, train.micro_batch_rows, world.ranks)
+    micro_batches, rows = dealt.micro_batches, dealt.rows_per_micro_batch
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
     launches_s *= FUSED_SHARE["launches"] if train.compile_layers else 1
@@ -149,18 +129,21 @@ def step(world: World, train: TrainConfig) -> Step:
     micro_s = max(device_s, launches_s)
     wait_s = _wait(world, train, rows, micro_s)
     late = replace(world, load_s_per_row=world.load_s_per_row * world.slow_loader)
-    starving_s = _wait(late, train, rows, micro_s) - wait_s if world.ranks > 1 else 0.0
     state_bytes = 28 * world.parameters / (world.ranks if train.parallel.strategy == "zero1" else 1)
     compute_s = micro_batches * micro_s
-    uneven = world.uneven_rows if train.layout == "bucketed" else 0.0
+    slower = world.slow_rank - 1 + (world.uneven_rows if train.layout == "bucketed" else 0.0)
+    alone = world.ranks == 1
     return Step(
-        compute_s=compute_s,
-        straggling_s=(world.slow_rank - 1 + uneven) * compute_s if world.ranks > 1 else 0.0,
-        data_wait_s=micro_batches * wait_s,
-        starving_s=micro_batches * starving_s,
-        network_s=_exposed(world, train, micro_s),
-        update_s=state_bytes / world.memory_bytes_per_s,
-        between_s=world.between_s / train.log_interval_steps,
+        seconds={
+            "computing": compute_s,
+            "straggling": 0.0 if alone else slower * compute_s,
+            "waiting": micro_batches * wait_s,
+            # How much longer the second rank waits for its loader, and all others for it.
+            "starving": 0.0 if alone else micro_batches * (_wait(late, train, rows, micro_s) - wait_s),
+            "network": _exposed(world, train, micro_s),
+            "update": state_bytes / world.memory_bytes_per_s,
+            "between": world.between_s / train.log_interval_steps,
+        },
         busy_share=min(1.0, device_s / micro_s),
         tensor_share=world.reached["bf16" if train.precision == "bf16" else "tf32"] * products_s / micro_s,
         memory_share=min(1.0, moving_s / micro_s + 0.3 * products_s / micro_s),
@@ -169,16 +152,9 @@ def step(world: World, train: TrainConfig) -> Step:
     )
 
 
-def split(world: World, train: TrainConfig) -> tuple[int, int]:
-    """Micro-batches of a rank, and sequences of each; the last ones may be empty."""
-    micro_batches = math.ceil(train.global_batch_rows / (train.micro_batch_rows * world.ranks))
-    return micro_batches, math.ceil(train.global_batch_rows / (micro_batches * world.ranks))
-
-
 def fill(world: World, train: TrainConfig) -> float:
     """Non-padding tokens in a position, on average."""
-    padded = min(1.0, world.mean_document_tokens / world.seq_length)
-    return {"packed": world.packed_fill, "bucketed": BUCKETED_FILL}.get(train.layout, padded)
+    return FILL.get(train.layout, min(1.0, world.mean_document_tokens / world.seq_length))
 
 
 def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
@@ -190,22 +166,21 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     own = train.model.config["attention_probs_dropout_prob"]
     dropout = own if train.attention_dropout is None else train.attention_dropout
     varlen = dropout == 0 and train.layout == "packed" and kind == "bf16"
-    span = world.mean_document_tokens if varlen else world.seq_length
-    attention = 4 * hidden * span * (1.0 if varlen else SDPA_OVER_VARLEN) * tokens * layers_worked
+    attention = 4 * hidden * (world.mean_document_tokens if varlen else SDPA_OVER_VARLEN * world.seq_length)
     flops = 3 * (
-        24 * hidden**2 * tokens * layers_worked + attention + 2 * hidden * (hidden + world.vocab_size) * places
-    )
-    moved = BYTES_PER_ELEMENT_AND_LAYER["bf16" if kind == "bf16" else "fp32"] * tokens * hidden * layers_worked
+        (24 * hidden**2 + attention) * tokens * layers_worked + 2 * hidden * (hidden + VOCAB_SIZE) * places
+    )  # fmt: skip
+    moved = BYTES_PER_ELEMENT_AND_LAYER[kind] * tokens * hidden * layers_worked
     moved *= FUSED_SHARE["memory"] if train.compile_layers else 1.0
-    moved += BYTES_PER_LOGIT * places * world.vocab_size
-    return flops / (world.peaks_flops_per_s[kind] * world.reached[kind]), moved / world.memory_bytes_per_s
+    moved += BYTES_PER_LOGIT * places * VOCAB_SIZE
+    return flops / (PEAKS_FLOPS_PER_S[kind] * world.reached[kind]), moved / world.memory_bytes_per_s
 
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
     made_s = rows * fill(world, train) * world.load_s_per_row
     workers = train.data.loader_workers
     supply_s = made_s / max(1, workers)
-    if not (world.staged or train.data.stage_to):
+    if not train.data.stage_to:
         supply_s = max(supply_s, rows / world.storage_rows_per_s)
     return made_s if workers == 0 and supply_s == made_s else max(0.0, supply_s - micro_s)
 
@@ -215,7 +190,7 @@ def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
     if world.nodes == 1:
         return 0.0
     sent_bytes = (4 if train.parallel.gradient_dtype == "fp32" else 2) * world.parameters
-    around_s = 2 * sent_bytes * (world.nodes - 1) / world.nodes / (world.node_bytes_per_s * world.slow_link)
+    around_s = 2 * sent_bytes * (world.nodes - 1) / world.nodes / world.node_bytes_per_s
     return max(0.02 * around_s, around_s - 2 / 3 * micro_s)
 
 
@@ -228,55 +203,54 @@ def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
         "gradients": 4 * world.parameters // whole,
         "optimizer": 8 * world.parameters // share,
         "activations: layers": int(rows * per_row),
-        "head and loss": int(rows * world.seq_length * 0.15 * world.vocab_size * BYTES_PER_LOGIT),
+        "head and loss": int(rows * world.seq_length * 0.15 * VOCAB_SIZE * BYTES_PER_LOGIT),
         "outside the allocator": 10**9,
     }
 
 
-def memory_bytes(world: World, train: TrainConfig, rows: int) -> float:
-    return float(sum(memory_terms(world, train, rows).values()))
+def memory_bytes(world: World, train: TrainConfig, rows: int) -> int:
+    return sum(memory_terms(world, train, rows).values())
 
 
 def most_rows(world: World, train: TrainConfig) -> int:
     fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
-    return max(1, int((world.memory_bytes - fixed) / (one - fixed)))
+    return max(1, (world.memory_bytes - fixed) // (one - fixed))
 
 
 def run_of(
-    world: World, train: TrainConfig, *, seed: int = 0, steps: int = 40, noise_scale: float | None = None,
-    first_step: int = 1,
-) -> Run:  # fmt: skip
-    draw, true = random.Random(seed), step(world, train)
+    world: World, train: TrainConfig, *, steps: int = 40, noise_scale: float | None = None, first_step: int = 1
+) -> Run:
+    draw, true = random.Random(0), step(world, train)
+    peak = PEAKS_FLOPS_PER_S["bf16"] if world.gpu_name else None
     rows = []
     for number in range(first_step, first_step + steps):
-        times = {one.name: getattr(true, one.name) * _noise(draw, NOISE_SHARE) for one in fields(Times)}
+        seconds = {name: true_s * _noise(draw, NOISE_SHARE) for name, true_s in true.seconds.items()}
         told: dict[str, float | int | None] = {}
         if noise_scale is not None:
             told["gradient_noise_scale_tokens"] = noise_scale * draw.uniform(0.8, 1.25)
         if world.ranks > 1:
             told |= {
-                "slowest_rank": 1, "slowest_rank_ratio": 1 + times["straggling_s"] / times["compute_s"],
-                "longest_data_wait_s": times["data_wait_s"] + times["starving_s"], "longest_data_wait_rank": 1,
+                "slowest_rank": 1, "slowest_rank_ratio": 1 + seconds["straggling"] / seconds["computing"],
+                "longest_data_wait_s": seconds["waiting"] + seconds["starving"], "longest_data_wait_rank": 1,
             }  # fmt: skip
         rows.append(
             step_row(
-                number, (true.real_tokens, true.slot_tokens), step_s=sum(times.values()), ranks=world.ranks,
-                parameters=world.parameters, peak=world.peak_flops_per_s, data_wait_s=times["data_wait_s"],
-                compute_s=times["compute_s"], optimizer_s=times["update_s"],
-                communication_s=times["network_s"] + times["straggling_s"] + times["starving_s"], **told,
+                number, (true.real_tokens, true.slot_tokens), step_s=sum(seconds.values()), ranks=world.ranks,
+                parameters=world.parameters, peak=peak, data_wait_s=seconds["waiting"],
+                compute_s=seconds["computing"], optimizer_s=seconds["update"],
+                communication_s=seconds["network"] + seconds["straggling"] + seconds["starving"], **told,
             )
         )  # fmt: skip
+    micro_batches = deal(train.global_batch_rows, train.micro_batch_rows, world.ranks).micro_batches
     return run_of_rows(
-        train, rows, ranks=world.ranks, accumulation_steps=split(world, train)[0], parameters=world.parameters,
-        device=world.gpu_name or "cpu", peak=world.peak_flops_per_s,
+        train, rows, ranks=world.ranks, accumulation_steps=micro_batches, parameters=world.parameters,
+        device=world.gpu_name or "cpu", peak=peak,
     )  # fmt: skip
 
 
-def profile_of(
-    world: World, train: TrainConfig, *, seed: int = 0, counts: tuple[int, ...] = (0, 1, 2, 4, 8)
-) -> Profile:
+def profile_of(world: World, train: TrainConfig) -> Profile:
     """What tuning would have written: a curve, a sweep of loader workers, and the GPU's counters."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     most = most_rows(world, train)
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)
     curve = []
@@ -290,28 +264,26 @@ def profile_of(
             )
         )  # fmt: skip
     probe = ProbeEvidence(
-        feasible_max=most, infeasible_min=most + 1, feasible_peak_bytes=int(memory_bytes(world, train, most)),
+        feasible_max=most, infeasible_min=most + 1, feasible_peak_bytes=memory_bytes(world, train, most),
         search_trials=2, seconds=60.0, mean_real_tokens_per_row=fill(world, train) * world.seq_length, curve=curve,
         parameters=world.parameters, traced_terms_bytes=memory_terms(world, train, most), choice="",
         local_ranks=world.ranks_per_node,
     )  # fmt: skip
     return profile_with(
-        train, probe, _sweep(world, train, counts, draw), gpu_name=world.gpu_name, memory_bytes=world.memory_bytes,
+        train, probe, _sweep(world, train, draw), gpu_name=world.gpu_name, memory_bytes=world.memory_bytes,
         filesystem=world.filesystem,
     )  # fmt: skip
 
 
-def _sweep(world: World, train: TrainConfig, counts: tuple[int, ...], draw: random.Random) -> WorkersEvidence:
+def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvidence:
     alone = replace(world, nodes=1, ranks_per_node=1)
     few = train.model_copy(update={"global_batch_rows": 4 * train.micro_batch_rows})
     ceiling = step(replace(alone, load_s_per_row=0.0, storage_rows_per_s=math.inf), few)
-    rows, chosen = [], None
-    for count in counts:
+    rows = []
+    for count in (0, 1, 2, 4, 8):
         one = step(alone, settings_with(few, data__loader_workers=count))
         ratio = ceiling.step_s / one.step_s * _noise(draw, NOISE_SHARE / 2)
-        if ratio >= 0.98 and chosen is None:
-            chosen = count
-        waits = one.data_wait_s / one.step_s
+        waits = one.seconds["waiting"] / one.step_s
         # Over the whole window, in which nothing is busy while data is waited for.
         gpu = GpuUse(
             utilisation_share=0.98, gpm_sm_share=one.busy_share * (1 - waits),
@@ -323,10 +295,11 @@ def _sweep(world: World, train: TrainConfig, counts: tuple[int, ...], draw: rand
                 slot_tokens_per_s=[one.slot_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2) for _ in range(4)],
                 ratio_to_ceiling=ratio, ratio_low=ratio * 0.985, ratio_high=ratio * 1.015,
                 verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=waits,
-                memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if not world.staged else 0.0,
+                memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if world.filesystem == "lustre" else 0.0,
                 gpu=gpu if world.gpu_name else None,
             )
         )  # fmt: skip
+    chosen = next((row.loader_workers for row in rows if row.verdict == "proven"), None)
     return sweep_with(
         rows, [ceiling.slot_tokens / ceiling.step_s], chosen, local_ranks=world.ranks_per_node,
         filesystem=world.filesystem,

@@ -6,19 +6,22 @@ optimizer, ``tests.simulators.sizes`` measures it.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.core.advice import Advice
+from autotune.core.evidence import ExchangeRow, NetworkEvidence
+from autotune.core.interval import Interval
 from autotune.core.outcome import Contaminated, Measured, Outcome
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.decide.advice.situation import DataFacts, Foreign, Situation
+from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from tests.autotune.decide.worlds import (
+    FILL,
     World,
     memory_bytes,
     most_rows,
@@ -29,6 +32,7 @@ from tests.autotune.decide.worlds import (
     step,
 )
 from tests.autotune.profiles import but
+from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from trainer.config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")
@@ -42,22 +46,20 @@ class Scenario:
 
     rule: str
     what: str
-    speaks: Callable[[], Situation]
-    silent: Callable[[], Situation]
+    speaks: Situation
+    silent: Situation
     delivered: Benefit | None = None
     """The ratio of what the gain is of; None if the rule promises none."""
 
     def spoken(self) -> Advice | None:
-        return next((one for one in advise(self.speaks()) if one.rule == self.rule), None)
+        return next((one for one in advise(self.speaks) if one.rule == self.rule), None)
 
     def is_silent(self) -> bool:
-        return all(one.rule != self.rule for one in advise(self.silent()))
+        return all(one.rule != self.rule for one in advise(self.silent))
 
 
 def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
     """All of them, in worlds that differ by their seed; all but the first a little faster here and slower there."""
-    from tests.autotune.decide.advice.scenarios_of_networks import of_network
-
     draw = random.Random(seed)
     gpu, cluster = World(), World(nodes=8, ranks_per_node=2, node_bytes_per_s=2e11)
     if seed:
@@ -65,8 +67,10 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
             replace(world, **{name: getattr(world, name) * draw.uniform(0.75, 1.33) for name in VARIED})
             for world in (gpu, cluster)
         )
-    parts = (of_loader(gpu, cluster), of_batch(gpu), of_compute(gpu, cluster), of_network(gpu, cluster))
-    return (*(one for part in parts for one in part), *of_condition(gpu))
+    return (
+        *_of_loader(gpu, cluster), *_of_batch(gpu), *_of_compute(gpu, cluster), *_of_network(gpu, cluster),
+        *_of_spread(replace(cluster, nodes=64, node_bytes_per_s=2e10)), *_of_condition(gpu),
+    )  # fmt: skip
 
 
 # What is known in a world, put together for rules to look at.
@@ -85,253 +89,278 @@ def ran(world: World, train: TrainConfig, *, with_profile: bool = False, noise_s
     return Situation(train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA)
 
 
-def rates(world: World, train: TrainConfig) -> Benefit:
+def _rates(world: World, train: TrainConfig) -> Benefit:
     """True tokens/s with the advice followed, to those without."""
-    return lambda advice: speed(world, with_changes(train, advice.changes)) / speed(world, train)
+    return lambda advice: _speed(world, with_changes(train, advice.changes)) / _speed(world, train)
 
 
-def speed(world: World, train: TrainConfig) -> float:
+def _speed(world: World, train: TrainConfig) -> float:
     return step(world, train).real_tokens_per_s
 
 
-def trial_of(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
+def _trial(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
     trial = Trial(job=job, measured=measured, timeout_s=0.0)
     return FinishedTrial(trial=trial, outcome=outcome, seconds=10.0, label="", from_ledger=True)
 
 
-def step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
+def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
     """A trial of such a micro-batch that ran, with its peak."""
-    peak = Measured(figures={"peak_bytes": int(memory_bytes(gpu, train, rows))})
-    return trial_of("step", peak, config={"micro_batch_rows": rows})
+    peak = Measured(figures={"peak_bytes": memory_bytes(gpu, train, rows)})
+    return _trial("step", peak, config={"micro_batch_rows": rows})
 
 
-# Data and loader workers.
-
-
-def of_loader(gpu: World, cluster: World) -> tuple[Scenario, ...]:
-    slow = replace(gpu, load_s_per_row=2e-3)
-    starved, many = settings(slow, data__loader_workers=1), settings(slow, data__loader_workers=8)
-    shared = replace(gpu, staged=False, storage_rows_per_s=900.0)
-    reading, good = settings(shared, data__loader_workers=8), settings(cluster)
-    hindered, even = replace(cluster, slow_loader=100.0), replace(cluster, load_s_per_row=2e-3)
+def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     raw = DataFacts(path="RAW", prepared=False, kinds=("elf",), raw_bytes=10**9)
+    without_settings = Situation(train=None, data=DATA)
+    yield Scenario("raw-data", "a directory of programs", replace(without_settings, data=raw), without_settings)
+
+    shared = replace(gpu, storage_rows_per_s=900.0)
+    reading, staged = (ran(one, settings(one, data__loader_workers=8), with_profile=True) for one in (shared, gpu))
+    what = "eight nodes read one shared file system"
+    yield Scenario("staging", what, reading, staged, _rates(shared, settings(shared, data__loader_workers=8)))
+
+    slow = replace(gpu, load_s_per_row=2e-3)
+    starved, many = (tuned(slow, settings(slow, data__loader_workers=workers)) for workers in (1, 8))
+    enough = tuned(slow, settings(slow, data__loader_workers=1), data__loader_workers=8)
+    what = "one worker for a device that could take several times as much"
+    yield Scenario("more-workers", what, starved, enough, _rates(slow, settings(slow, data__loader_workers=1)))
 
     def memory(advice: Advice) -> float:
         after, before = (2**30 + int(count) * 2**29 for count in (advice.changes[0].new, advice.changes[0].old))
         return after / before
 
-    def undecided() -> Situation:
-        now = tuned(slow, starved)
-        assert now.profile is not None and now.workers is not None
-        workers = now.workers.model_copy(update={"undecided_between": [2, 4]})
-        return replace(now, profile=but(now.profile, evidence={"workers": workers}))
+    yield Scenario("fewer-workers", "sixteen workers where two are enough", many, starved, memory)
 
-    return (
-        Scenario(
-            "raw-data", "a directory of programs",
-            lambda: Situation(train=None, data=raw), lambda: Situation(train=None, data=DATA),
-        ),
-        Scenario(
-            "staging", "eight nodes read one shared file system", lambda: ran(shared, reading, with_profile=True),
-            lambda: ran(gpu, settings(gpu, data__loader_workers=8), with_profile=True), rates(shared, reading),
-        ),
-        Scenario(
-            "more-workers", "one worker for a device that could take several times as much",
-            lambda: tuned(slow, starved), lambda: tuned(slow, starved, data__loader_workers=8), rates(slow, starved),
-        ),
-        Scenario(
-            "starved-rank", "the loader of one rank of sixteen is a hundred times as slow as the others'",
-            lambda: ran(hindered, good), lambda: ran(even, settings(even, data__loader_workers=1)),
-            lambda _: speed(cluster, good) / speed(hindered, good),
-        ),
-        Scenario(
-            "fewer-workers", "sixteen workers where two are enough",
-            lambda: tuned(slow, many, data__loader_workers=8), lambda: tuned(slow, starved), memory,
-        ),
-        Scenario("undecided-workers", "a sweep that noise did not let end", undecided, lambda: tuned(slow, many)),
+    assert starved.profile is not None and starved.workers is not None
+    workers = starved.workers.model_copy(update={"undecided_between": [2, 4]})
+    undecided = replace(starved, profile=but(starved.profile, evidence={"workers": workers}))
+    yield Scenario("undecided-workers", "a sweep that noise did not let end", undecided, many)
+
+    hindered, even = replace(cluster, slow_loader=100.0), replace(cluster, load_s_per_row=2e-3)
+    good = settings(cluster)
+    yield Scenario(
+        "starved-rank", "the loader of one rank of sixteen is a hundred times as slow as the others'",
+        ran(hindered, good), ran(even, settings(even, data__loader_workers=1)),
+        lambda _: _speed(cluster, good) / _speed(hindered, good),
     )  # fmt: skip
 
 
-# The micro-batch and the global batch.
-
-
-def of_batch(gpu: World) -> tuple[Scenario, ...]:
+def _of_batch(gpu: World) -> Iterator[Scenario]:
     small = settings(gpu, micro_batch_rows=2, global_batch_rows=256)
     large = settings(gpu, global_batch_rows=4096)
     most = most_rows(gpu, large)
-
-    def full() -> Situation:
-        trials = tuple(step_trial(gpu, large, rows) for rows in (8, 16, 32, 64, 128, 256, most - 10))
-        return replace(tuned(gpu, large, micro_batch_rows=most - 10), trials=trials)
+    medium = tuned(gpu, large)
+    yield Scenario("beyond-memory", "more than was shown to fit", tuned(gpu, large, micro_batch_rows=most + 5), medium)
+    what = "two sequences on a device that wants dozens"
+    yield Scenario("below-knee", what, tuned(gpu, small), medium, _rates(gpu, small))
 
     def memory(advice: Advice) -> float:
-        after = with_changes(settings_with(large, micro_batch_rows=most - 10), advice.changes)
-        return memory_bytes(gpu, large, after.micro_batch_rows) / memory_bytes(gpu, large, most - 10)
+        return memory_bytes(gpu, large, advice.changes[0].new) / memory_bytes(gpu, large, most - 10)
 
-    return (
-        Scenario(
-            "beyond-memory", "more than was shown to fit",
-            lambda: tuned(gpu, large, micro_batch_rows=most + 5), lambda: tuned(gpu, large),
-        ),
-        Scenario(
-            "below-knee", "two sequences on a device that wants dozens",
-            lambda: tuned(gpu, small), lambda: tuned(gpu, large, micro_batch_rows=64), rates(gpu, small),
-        ),
-        Scenario(
-            "beyond-knee", "as many as fit, though a few are as fast",
-            full, lambda: tuned(gpu, large, micro_batch_rows=16), memory,
-        ),
-        Scenario(
-            "beyond-noise-scale", "a noisy quadratic, descended with the best rate of each batch",
-            lambda: ran(gpu, large, noise_scale=2e5), lambda: ran(gpu, large, noise_scale=4e6),
-            _tokens_to_loss(gpu, large, 2e5),
-        ),
+    trials = tuple(_step_trial(gpu, large, rows) for rows in (8, 16, 32, 64, 128, 256, most - 10))
+    full = replace(tuned(gpu, large, micro_batch_rows=most - 10), trials=trials)
+    what = "as many as fit, though a few are as fast"
+    yield Scenario("beyond-knee", what, full, tuned(gpu, large, micro_batch_rows=16), memory)
+
+    def tokens(rows: int) -> float:
+        """Tokens for each bit that the loss of a quadratic falls by a step with the best rate."""
+        batch = rows * large.seq_length_tokens * FILL["packed"]
+        # Everywhere 1 away from the minimum, with noise whose covariance has the trace that makes the noise scale.
+        noisy = 1 + np.random.default_rng(0).normal(0, np.sqrt(2e5 / batch), (400, 200))
+        losses = [np.square(1 - rate * noisy).sum(axis=1).mean() for rate in np.linspace(0.01, 1.5, 150)]
+        return batch / float(200 - min(losses))
+
+    yield Scenario(
+        "beyond-noise-scale", "a noisy quadratic, descended with the best rate of each batch",
+        ran(gpu, large, noise_scale=2e5), ran(gpu, large, noise_scale=4e6),
+        lambda advice: tokens(advice.changes[0].new) / tokens(large.global_batch_rows),
     )  # fmt: skip
 
 
-def _tokens_to_loss(gpu: World, train: TrainConfig, noise_scale: float) -> Benefit:
-    """Tokens for each bit that the loss of a quadratic falls by a step with the best rate; the new batch to the old."""
-    dimensions, tries = 200, 400
+def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
+    good = settings(gpu)
+    tuned_well, ran_well = tuned(gpu, good), ran(gpu, good)
+    for rule, what, changes in (
+        ("padding", "every document in a sequence of its own", {"layout": "padded"}),
+        ("dense-head", "logits everywhere", {"head": "dense", "last_layer": "all"}),
+        ("whole-last-layer", "a last layer that is not needed", {"last_layer": "all"}),
+        ("attention-dropout", "BERT's own dropout, packed", {"attention_dropout": 0.1}),
+    ):
+        train = settings(gpu, **changes)
+        yield Scenario(rule, what, ran(gpu, train), ran_well, _rates(gpu, train))
+    ran_padded = ran(gpu, settings(gpu, layout="padded"))
+    yield Scenario("computing", "good settings", ran_well, ran_padded)
+    yield Scenario(NOTHING, "good settings, all measured", ran_well, ran_padded)
+    exact, halved = settings(gpu, precision="fp32"), settings(gpu, parallel__gradient_dtype="fp16")
+    yield Scenario("full-precision", "TF32 on an H100", tuned(gpu, exact), tuned_well, _rates(gpu, exact))
+    yield Scenario("half-precision", "gradients in fp16", ran(gpu, halved), ran_well)
 
-    def tokens(batch: float) -> float:
-        draw = np.random.default_rng(0)
-        place = np.ones(dimensions)  # of curvature 1, so this is the gradient as well
-        # Noise whose covariance has the trace that makes the noise scale of the gradient here.
-        spread = np.sqrt(noise_scale * np.square(place).sum() / dimensions)
-        noisy = place + draw.normal(0, spread / np.sqrt(batch), (tries, dimensions))
-        losses = [np.square(place - rate * noisy).sum(axis=1).mean() for rate in np.linspace(0.01, 1.5, 150)]
-        return batch / float(np.square(place).sum() - min(losses))
-
-    per_row = train.seq_length_tokens * gpu.packed_fill
-    return lambda advice: tokens(advice.changes[0].new * per_row) / tokens(train.global_batch_rows * per_row)
-
-
-# What a rank computes, and what its device waits for.
-
-
-def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
-    good, padded = settings(gpu), settings(gpu, layout="padded")
-    dense, whole = settings(gpu, head="dense", last_layer="all"), settings(gpu, last_layer="all")
-    exact, dropping = settings(gpu, precision="fp32"), settings(gpu, attention_dropout=0.1)
     gappy, logged = replace(gpu, launch_s=1e-4), replace(gpu, between_s=0.2)
-    slow_memory, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile_layers=True)
+    slow, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile_layers=True)
+    yield Scenario("host-bound", "a host that launches slowly", tuned(gappy, good), tuned_well, _rates(gappy, good))
+    yield Scenario("host-bound", "every step logged at length", ran(logged, good), ran_well, _rates(logged, good))
+    what = "slow memory under fast products"
+    yield Scenario("memory-bound", what, tuned(slow, good), tuned(slow, fused), _rates(slow, good))
     updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
     few = settings(updating, micro_batch_rows=4, global_batch_rows=32)
+    yield Scenario("update-bound", "small steps of eight ranks", ran(updating, few), ran_well, _rates(updating, few))
     uneven = replace(gpu, ranks_per_node=32, seq_length=8192, mean_document_tokens=3000.0)
-    odd = settings(uneven, micro_batch_rows=64, global_batch_rows=33)
+    odd, two = (settings(uneven, global_batch_rows=rows) for rows in (33, 64))
+    yield Scenario("empty-rows", "33 sequences for 32 ranks", ran(uneven, odd), ran(uneven, two), _rates(uneven, odd))
+    assert ran_well.run is not None
+    young = replace(ran_well, run=replace(ran_well.run, steps=ran_well.run.steps[:1]), bottleneck=None)
+    yield Scenario(TOO_LITTLE, "a run of one step", young, ran_well)
+
     tight = replace(gpu, memory_bytes=12 * 10**9)
-    most = most_rows(tight, settings(tight))
-    full = tuned(tight, settings(tight, micro_batch_rows=most))
-    tighter = replace(full, trials=(step_trial(tight, settings(tight), most),))
-
-    def copied(advice: Advice) -> float:
-        # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
-        peak = memory_bytes(tight, settings(tight), most)
-        return peak / (peak + 4 * tight.parameters)
-
-    def tuned_well() -> Situation:
-        return tuned(gpu, good)
-
-    def ran_well() -> Situation:
-        return ran(gpu, good)
-
-    def ran_padded() -> Situation:
-        return ran(gpu, padded)
-
-    def young() -> Situation:
-        now = ran_well()
-        assert now.run is not None
-        return replace(now, run=replace(now.run, steps=now.run.steps[:1]), bottleneck=None)
-
-    return (
-        Scenario("padding", "every document in a sequence of its own", ran_padded, ran_well, rates(gpu, padded)),
-        Scenario(
-            "empty-rows", "33 sequences for 32 ranks",
-            lambda: ran(uneven, odd), lambda: ran(uneven, settings_with(odd, global_batch_rows=64)), rates(uneven, odd),
-        ),
-        Scenario("full-precision", "TF32 on an H100", lambda: tuned(gpu, exact), tuned_well, rates(gpu, exact)),
-        Scenario(
-            "half-precision", "gradients in fp16",
-            lambda: ran(gpu, settings(gpu, parallel__gradient_dtype="fp16")), ran_well,
-        ),
-        Scenario("dense-head", "logits everywhere", lambda: ran(gpu, dense), ran_well, rates(gpu, dense)),
-        Scenario(
-            "whole-last-layer", "a last layer that is not needed", lambda: ran(gpu, whole), ran_well, rates(gpu, whole)
-        ),
-        Scenario(
-            "attention-dropout", "BERT's own dropout, packed",
-            lambda: ran(gpu, dropping), ran_well, rates(gpu, dropping),
-        ),
-        Scenario(
-            "host-bound", "a host that launches slowly", lambda: tuned(gappy, good), tuned_well, rates(gappy, good)
-        ),
-        Scenario(
-            "host-bound", "every step logged at length", lambda: ran(logged, good), ran_well, rates(logged, good)
-        ),
-        Scenario(
-            "memory-bound", "slow memory under fast products",
-            lambda: tuned(slow_memory, good), lambda: tuned(slow_memory, fused), rates(slow_memory, good),
-        ),
-        Scenario(
-            "update-bound", "small steps of eight ranks", lambda: ran(updating, few), ran_well, rates(updating, few)
-        ),
-        Scenario(
-            "foreach-optimizer", "another trainer's optimizer in a full memory",
-            lambda: replace(tighter, foreign=Foreign(is_foreach=True)),
-            lambda: replace(tighter, foreign=Foreign()), copied,
-        ),
-        Scenario("computing", "good settings", ran_well, ran_padded),
-        Scenario(TOO_LITTLE, "a run of one step", young, ran_well),
-        Scenario(NOTHING, "good settings, all measured", ran_well, ran_padded),
-        _too_big(),
+    most = most_rows(tight, good)
+    full = replace(tuned(tight, good, micro_batch_rows=most), trials=(_step_trial(tight, good, most),))
+    foreach, own = (replace(full, foreign=Foreign(is_foreach=is_foreach)) for is_foreach in (True, False))
+    peak = memory_bytes(tight, good, most)
+    # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
+    yield Scenario(
+        "foreach-optimizer", "another trainer's optimizer in a full memory", foreach, own,
+        lambda _: peak / (peak + 4 * tight.parameters),
     )  # fmt: skip
 
-
-def _too_big() -> Scenario:
-    world = World(layers=24, hidden=1024, ranks_per_node=8, memory_bytes=9 * 10**9, launch_s=1.2e-5)
-    train = settings(world, micro_batch_rows=4, global_batch_rows=32 * 8)
-    roomy = replace(world, memory_bytes=94 * 10**9)
+    big = World(layers=24, hidden=1024, ranks_per_node=8, memory_bytes=9 * 10**9, launch_s=1.2e-5)
+    roomy = replace(big, memory_bytes=94 * 10**9)
+    train = settings(big, micro_batch_rows=4, global_batch_rows=32 * 8)
 
     def best(config: TrainConfig) -> float:
-        rows = most_rows(world, config)
-        return speed(world, config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": 8 * rows}))
+        rows = most_rows(big, config)
+        return _speed(big, config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": 8 * rows}))
 
-    return Scenario(
-        "too-big-for-ddp", "a third of a billion weights on 9 GB",
-        lambda: tuned(world, train), lambda: tuned(roomy, settings(roomy)),
+    yield Scenario(
+        "too-big-for-ddp", "a third of a billion weights on 9 GB", tuned(big, train), tuned(roomy, settings(roomy)),
         lambda advice: best(with_changes(train, advice.changes)) / best(train),
     )  # fmt: skip
 
 
-# What is wrong with a machine or a profile.
+def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
+    slow, limping = replace(cluster, node_bytes_per_s=5e9), replace(cluster, slow_rank=1.3)
+    train = settings(cluster)  # in all of these worlds
+    halved = settings(cluster, parallel__gradient_dtype="bf16")
+    good, limped = ran(cluster, train), ran(limping, train)
+    yield Scenario(
+        "network-bound", "gradients that travel longer than backward", ran(slow, train), good,
+        lambda _: _speed(slow, halved) / _speed(slow, train),
+    )  # fmt: skip
+    yield Scenario(
+        "slow-rank", "a rank that takes 1.3 times as long", limped, good,
+        lambda _: _speed(cluster, train) / _speed(limping, train),
+    )  # fmt: skip
+
+    mixed = replace(cluster, uneven_rows=0.3)
+    uneven = settings(mixed, layout="bucketed", attention_dropout=0.1)
+    run = run_of(mixed, uneven)
+    run = replace(run, steps=tuple(row.model_copy(update={"slowest_rank": 1 + row.step % 7}) for row in run.steps))
+    in_turns = Situation(train=uneven, run=run, bottleneck=bottleneck_of_run(run), data=DATA)
+    what = "every step another rank that has more to do"
+    yield Scenario("uneven-ranks", what, in_turns, limped, _rates(mixed, uneven))
+
+    linked, one_slow = (replace(cluster, node_bytes_per_s=bytes_per_s) for bytes_per_s in (1e10, 3e9))
+
+    def links(world: World) -> Situation:
+        neighbours = [linked.node_bytes_per_s] * world.nodes
+        neighbours[2] = world.node_bytes_per_s
+        figures = {
+            "all": [], "within": [], "between": [], "neighbours_bytes_per_s": neighbours, "products_flops_per_s": [],
+            "nodes": world.nodes, "ranks_per_node": 2, "backend": "nccl", "transport": "tcp", "interface": None,
+            "interface_bytes_per_s": None,
+        }  # fmt: skip
+        return replace(ran(world, train), trials=(_trial("links", Measured(figures=figures)),))
+
+    yield Scenario(
+        "slow-link", "one link with a third of the others' speed", links(one_slow), links(linked),
+        lambda _: _speed(linked, train) / _speed(one_slow, train),
+    )  # fmt: skip
+
+    def bucketed(advice: Advice) -> float:
+        cap = {change.key: change for change in advice.changes}["parallel.bucket_cap_mib"]
+        return _simulated_step_s(cap.old, seed=1) / _simulated_step_s(cap.new, seed=2)
+
+    small, large = (_exchanges(gpu, cap_mib) for cap_mib in (5, 100))
+    yield Scenario("exchange", "default buckets where others were measured to be faster", small, large, bucketed)
 
 
-def of_condition(gpu: World) -> tuple[Scenario, ...]:
+def _of_spread(world: World) -> Iterator[Scenario]:
+    def train(batch: int) -> TrainConfig:
+        return settings(world, micro_batch_rows=64, global_batch_rows=batch * 2 * 64 * 32)
+
+    def efficiency(nodes: int, batch: int = 1) -> float:
+        speed, alone = (_speed(replace(world, nodes=count), train(batch)) for count in (nodes, 1))
+        return speed / nodes / alone
+
+    useful = max(count for count in range(1, 65) if efficiency(count) >= 0.9)
+
+    def spread(nodes: int, twice: float | None = None) -> Situation:
+        found = NodesMeant(
+            nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful,
+            useful_efficiency=efficiency(useful), tokens_per_rank=64 * 32 * 512 * FILL["packed"] / nodes,
+            least_tokens_per_rank=60_000.0, twice_the_batch_efficiency=twice, source="simulated",
+        )  # fmt: skip
+        return replace(ran(world, train(1)), spread=found)
+
+    yield Scenario(
+        "too-many-nodes", "64 nodes for a batch that keeps a few busy", spread(64), spread(1),
+        lambda _: efficiency(64) / efficiency(useful),
+    )  # fmt: skip
+    yield Scenario(
+        "below-t-min", "the same, with a batch that may grow", spread(64, twice=efficiency(64, batch=2)),
+        spread(1, twice=1.0), lambda _: _speed(world, train(2)) / _speed(world, train(1)),
+    )  # fmt: skip
+
+
+def _simulated_step_s(cap_mib: int, seed: int) -> float:
+    """Of a cluster that is simulated bucket by bucket, with high latency, which small buckets pay more often."""
+    cluster = SimulatedCluster(
+        name="distant", ranks_per_node=2, flops_per_s=2e14, most_micro_batch_tokens=2**17, inter_bytes_per_s=1e10,
+        inter_latency_s=4e-4, intra_bytes_per_s=2e11, intra_latency_s=1e-5, micro_batch_extra_s=1e-3,
+        update_elements_per_s=5e10, jitter_share=0.01, slowdown_share=0.05,
+    )  # fmt: skip
+    simulator = Simulator(SimulatedModel(name="base", layers=12, hidden=768, intermediate=3072), cluster, seed)
+    recipe = Recipe(nodes=16, global_tokens=2**20, micro_batches=1, bucket_cap_bytes=cap_mib * 2**20)
+    return simulator.step_s(recipe, steps=20)
+
+
+def _exchanges(gpu: World, cap_mib: int) -> Situation:
+    """Buckets of several sizes were measured, and the profile has one of them."""
+    now = tuned(gpu, settings(gpu, parallel__bucket_cap_mib=cap_mib))
+    assert now.profile is not None
+    rows = []
+    for cap in (25, 5, 100):
+        step_s = _simulated_step_s(cap, seed=0)
+        rounds = sorted(_simulated_step_s(25, seed) / _simulated_step_s(cap, seed) for seed in (3, 4, 5))
+        against = {"ratio_to_default": rounds[1], "ratio_low": rounds[0] * 0.98, "ratio_high": rounds[2] * 1.02}
+        rows.append(
+            ExchangeRow(
+                strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, micro_batches=1, rows=64, step_s=step_s,
+                steps=20, real_tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
+                **({} if cap == 25 else against),
+            )
+        )  # fmt: skip
+    network = NetworkEvidence(
+        nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], products_flops_per_s=[1.0, 1.0],
+        exchanges=rows, choice="", windows=3, seconds=1.0,
+    )  # fmt: skip
+    return replace(now, profile=but(now.profile, evidence={"network": network}))
+
+
+def _of_condition(gpu: World) -> Iterator[Scenario]:
     good = settings(gpu)
+    now = tuned(gpu, good)
     hot, shared = (
-        trial_of("step", Contaminated(detail=detail))
+        replace(now, trials=(_trial("step", Contaminated(detail=detail)), _step_trial(gpu, good, 8)))
         for detail in (
             "GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C",
             "another process computed on GPU 0: 2 were on it in 3 of 9 samples",
         )
     )
+    yield Scenario("thermal", "a GPU that is too hot", hot, shared)
+    yield Scenario("company", "a neighbour on the GPU", shared, hot)
     lazy = replace(gpu, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})
-
-    def now(**changes: object) -> Situation:
-        return replace(tuned(gpu, good), **changes)
-
-    def beside(void: FinishedTrial) -> Callable[[], Situation]:
-        return lambda: now(trials=(void, step_trial(gpu, good, 8)))
-
-    return (
-        Scenario("thermal", "a GPU that is too hot", beside(hot), beside(shared)),
-        Scenario("company", "a neighbour on the GPU", beside(shared), beside(hot)),
-        Scenario(
-            "utilisation", "98 % utilisation at a tenth of the peak",
-            lambda: ran(lazy, good, with_profile=True), lambda: ran(gpu, good),
-        ),
-        Scenario("edited", "a profile that was edited", lambda: now(intact=False), now),
-        Scenario(
-            "not-measured", "no sweep of workers", lambda: now(missing=(("loader workers", "autotune workers"),)), now
-        ),
-    )  # fmt: skip
+    what = "98 % utilisation at a tenth of the peak"
+    yield Scenario("utilisation", what, ran(lazy, good, with_profile=True), ran(gpu, good))
+    yield Scenario("edited", "a profile that was edited", replace(now, intact=False), now)
+    unknown = replace(now, missing=(("loader workers", "autotune workers"),))
+    yield Scenario("not-measured", "no sweep of workers", unknown, now)
