@@ -13,6 +13,11 @@ def _of(profile, key):
     return found
 
 
+def _asked(key, evidence=None, **train):
+    """The explanation of a setting of the example with other settings and evidence."""
+    return _of(but(example_profile(), train=train, evidence=evidence or {}), key)
+
+
 def test_every_setting_is_explained_once_and_the_models_config_is_one():
     keys = [one.key for one in explanations(example_profile())]
     assert len(keys) == len(set(keys))
@@ -22,19 +27,13 @@ def test_every_setting_is_explained_once_and_the_models_config_is_one():
     assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
-def test_the_micro_batch_was_measured_and_others_rejected():
-    found = _of(example_profile(), "micro_batch_rows")
-    assert (found.origin, found.because) == ("measured", "because")
-    assert found.evidence[0].value == 900.0
-    assert found.evidence[0].n == 4
-    assert found.rejected == ("1 row: 55.6% of the fastest, 2 rows", "3 rows: refused for want of memory")
-
-
-def test_the_loader_workers_were_measured_with_an_interval():
-    found = _of(example_profile(), "data.loader_workers")
-    assert found.origin == "measured"
-    assert (found.evidence[0].low, found.evidence[0].high, found.evidence[0].n) == (0.985, 0.995, 3)
-    assert found.rejected == ("0 workers: 50.0% of the ceiling, too few", "0 is slow")
+def test_what_was_measured_has_its_figures_and_what_was_rejected():
+    rows, workers = _asked("micro_batch_rows"), _asked("data.loader_workers")
+    assert (rows.origin, rows.because, workers.origin) == ("measured", "because", "measured")
+    assert (rows.evidence[0].value, rows.evidence[0].n) == (900.0, 4)
+    assert rows.rejected == ("1 row: 55.6% of the fastest, 2 rows", "3 rows: refused for want of memory")
+    assert (workers.evidence[0].low, workers.evidence[0].high, workers.evidence[0].n) == (0.985, 0.995, 3)
+    assert workers.rejected == ("0 workers: 50.0% of the ceiling, too few", "0 is slow")
 
 
 def test_what_a_joint_search_found_has_its_proof():
@@ -42,35 +41,30 @@ def test_what_a_joint_search_found_has_its_proof():
         trials=5, loader_workers=1, prefetch_batches=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
         ratio_high=1.3, adopted=True,
     )  # fmt: skip
-    workers = example_profile().evidence.workers.model_copy(update={"joint": joint})
-    profile = but(example_profile(), evidence={"workers": workers})
-    found = _of(profile, "data.prefetch_batches")
+    evidence = {"workers": example_profile().evidence.workers.model_copy(update={"joint": joint})}
+    found = _asked("data.prefetch_batches", evidence)
     assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
     assert found.because.startswith("a search over workers, prefetching and pinning together")
-    assert _of(profile, "data.pin_memory").origin == "changed"
+    assert _asked("data.pin_memory", evidence).origin == "changed"
 
 
 @pytest.mark.parametrize(
-    ("train", "key", "words"),
+    ("train", "key", "origin", "words"),
     [
-        ({"micro_batch_rows": 1}, "micro_batch_rows", "2 rows were measured"),
-        ({"data": DataSettings(loader_workers=0)}, "data.loader_workers", "1 was measured"),
-        ({"global_batch_rows": 99}, "global_batch_rows", "122 rows would hold"),
-        ({"max_steps": 7}, "max_steps", "the default is 1000"),
+        ({"micro_batch_rows": 1}, "micro_batch_rows", "changed", "2 rows were measured"),
+        ({"data": DataSettings(loader_workers=0)}, "data.loader_workers", "changed", "1 was measured"),
+        ({"global_batch_rows": 99}, "global_batch_rows", "changed", "122 rows would hold"),
+        ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
+        ({"global_batch_rows": 122}, "global_batch_rows", "constraint", ""),
+        ({"attention_dropout": 0.0}, "attention_dropout", "asked for", ""),
+        ({}, "max_steps", "default", ""),
+        ({}, "precision", "default", "all figures were measured with it"),
     ],
 )
-def test_what_no_figure_supports_was_changed(train, key, words):
-    found = _of(but(example_profile(), train=train), key)
-    assert found.origin == "changed"
+def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(train, key, origin, words):
+    found = _asked(key, **train)
+    assert found.origin == origin
     assert words in found.because
-
-
-def test_defaults_and_what_the_probe_was_asked_for_are_told_apart():
-    profile = but(example_profile(), train={"attention_dropout": 0.0})
-    assert _of(but(profile, train={"global_batch_rows": 122}), "global_batch_rows").origin == "constraint"
-    assert _of(profile, "attention_dropout").origin == "asked for"
-    assert _of(profile, "max_steps").origin == "default"
-    assert "all figures were measured with it" in _of(profile, "precision").because
 
 
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
@@ -83,18 +77,21 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
         nodes=2, ranks_per_node=1, backend="gloo", transport="tcp", links=[], products_flops_per_s=[1.0],
         exchanges=rows, choice="the default: nothing is proven to be faster", windows=3, seconds=9.0,
     )  # fmt: skip
-    profile = but(example_profile(), evidence={"network": network})
-    found = _of(profile, "parallel.strategy")
+    found = _asked("parallel.strategy", {"network": network})
     assert (found.origin, found.because) == ("measured", network.choice)
     assert found.rejected == ("zero1, fp32, 25 MiB, 2 micro-batches: 90 real tokens/s, ran",)
-    profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
-    assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
+    changed = {"parallel": ParallelSettings(bucket_cap_mib=7)}
+    assert _asked("parallel.bucket_cap_mib", {"network": network}, **changed).origin == "changed"
 
 
-def test_a_group_and_the_prefix_of_the_table_are_keys_too():
+def test_a_group_and_the_prefix_of_the_table_are_keys_too_and_an_unknown_one_suggests_the_nearest():
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
     assert {one.key.partition(".")[0] for one in of_key(found, "data")} == {"data"}
+    for key in ("data.loader_workrs", "loader_workers"):
+        with pytest.raises(BadInput) as refused:
+            of_key(found, key)
+        assert "data.loader_workers" in refused.value.next_step
 
 
 def test_a_setting_means_what_the_schema_says_under_it_in_one_line():
@@ -103,15 +100,6 @@ def test_a_setting_means_what_the_schema_says_under_it_in_one_line():
     meanings = [one.meaning for one in explanations(example_profile()) if one.meaning]
     assert len(meanings) > 50
     assert "\n" not in "".join(meanings)
-
-
-@pytest.mark.parametrize(
-    ("key", "nearest"), [("data.loader_workrs", "data.loader_workers"), ("loader_workers", "data.loader_workers")]
-)
-def test_an_unknown_key_suggests_the_nearest(key, nearest):
-    with pytest.raises(BadInput) as refused:
-        of_key(explanations(example_profile()), key)
-    assert nearest in refused.value.next_step
 
 
 def explored(*, adopted=False, **train):
@@ -144,39 +132,35 @@ def test_what_was_taken_has_its_proof():
     assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
 
 
-def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default():
-    found = _of(explored(), "checkpointing")
-    assert (found.value, found.origin) == ("none", "measured")
+@pytest.mark.parametrize(
+    ("key", "value", "ratio", "by"),
+    [("checkpointing", "none", "full: at best 0.720", "64 packed rows, bf16, full checkpointing"),
+     ("layout", "packed", "bucketed: at best 0.910", "64 bucketed rows, bf16")],
+)  # fmt: skip
+def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
+    found = _of(explored(), key)
+    assert (found.value, found.origin) == (value, "measured")
     assert "is not proven to be faster" in found.because
-    assert found.rejected == ("full: at best 0.720 times the unexplored settings, with 64 packed rows, bf16, full "
-                              "checkpointing",)  # fmt: skip
+    assert found.rejected == (f"{ratio} times the unexplored settings, with {by}",)
 
 
-def test_values_that_did_not_run_say_what_became_of_them():
-    found = _of(explored(), "layout")
-    assert (found.value, found.origin) == ("packed", "measured")
-    assert found.rejected == ("bucketed: at best 0.910 times the unexplored settings, with 64 bucketed rows, bf16",)
-    assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
-
-
-@pytest.mark.parametrize(("key", "value"), [("micro_batch_rows", "64"), ("compile_layers", "false")])
-def test_the_value_that_was_left_is_named_as_the_unexplored_one(key, value):
+@pytest.mark.parametrize(
+    ("key", "left", "changed"), [("micro_batch_rows", "64", 8), ("compile_layers", "false", False)]
+)
+def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(key, left, changed):
     found = _of(explored(adopted=True), key)
     assert found.origin == "measured"
     words = "nothing with it was faster than the unexplored settings, which have it"
-    assert found.rejected[0] == f"{value}: {words}"
-
-
-@pytest.mark.parametrize(("key", "value"), [("compile_layers", False), ("micro_batch_rows", 8)])
-def test_what_somebody_changed_afterwards_is_said_to_be(key, value):
-    found = _of(explored(adopted=True, **{key: value}), key)
+    assert found.rejected[0] == f"{left}: {words}"
+    found = _of(explored(adopted=True, **{key: changed}), key)
     assert found.origin == "changed"
     assert "was chosen; explored together" in found.because
 
 
-def test_what_was_not_explored_or_not_taken_is_explained_as_without_a_search():
+def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(explored(), "precision").origin == "asked for"
     assert _of(explored(), "micro_batch_rows").because.endswith(explored().evidence.probe.choice)
+    assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
 
 
 def test_an_exchange_that_dealt_the_global_batch_anew_says_so():

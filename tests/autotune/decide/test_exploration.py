@@ -28,63 +28,26 @@ from autotune.decide.exploration import (
     with_dealt_rows,
 )
 
-CELLS = tuple(
-    Configuration(
-        precision=precision, attention="auto", checkpointing=checkpointing, compile_layers=False, layout=layout,
-        micro_batch_rows=rows,
-    )
-    for precision, checkpointing, layout, rows in itertools.product(
-        ("fp32", "bf16"), ("none", "full"), ("packed", "padded"), (1, 4, 16)
-    )
-)  # fmt: skip
-LOGS = st.floats(-1.5, 1.5).map(lambda one: round(one, 6))
-READINGS = st.lists(
-    st.builds(Seen, cell=st.integers(0, len(CELLS) - 1), log_ratio=LOGS, short=st.booleans()), min_size=1, max_size=30
+UNEXPLORED = Configuration(
+    precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
 )
-
-
-def read(rates, times=1, noise=0.0, seed=0):
-    """Windows of cells by their place."""
-    rng = random.Random(seed)
-    return [Seen(cell=cell, log_ratio=rate + rng.gauss(0, noise)) for cell, rate in rates.items() for _ in range(times)]
-
-
-def additive(cell):
-    return 0.4 * (cell.precision == "bf16") - 0.3 * (cell.checkpointing == "full") + 0.1 * math.log2(
-        cell.micro_batch_rows
-    )  # fmt: skip
-
-
-def place_of(**values):
-    return next(n for n, cell in enumerate(CELLS) if all(getattr(cell, name) == one for name, one in values.items()))
-
-
-@settings(max_examples=25)
-@given(READINGS, st.randoms(use_true_random=False))
-def test_the_order_of_readings_does_not_matter(seen, rng):
-    mixed = list(seen)
-    rng.shuffle(mixed)
-    one, other = posterior(CELLS, seen), posterior(CELLS, mixed)
-    assert one.noise_sigma == other.noise_sigma
-    assert (one.mean == other.mean).all()
-    assert (one.covariance == other.covariance).all()
-
-
-def likely(among, y):
-    return -0.5 * y @ np.linalg.solve(among, y) - 0.5 * np.linalg.slogdet(among)[1]
+AXES = {
+    "precision": ("fp32", "bf16"), "checkpointing": ("none", "full"), "layout": ("packed", "padded"),
+    "micro_batch_rows": (1, 4, 16),
+}  # fmt: skip
+CELLS = tuple(UNEXPLORED.but(**dict(zip(AXES, one, strict=True))) for one in itertools.product(*AXES.values()))
 
 
 def alike(name):
-    values = [getattr(cell, name) for cell in CELLS]
+    values = np.array([getattr(cell, name) for cell in CELLS])
     if name == "micro_batch_rows":
-        logs = np.log2(values)
-        return np.exp(-((logs[:, None] - logs) ** 2) / (2 * ROWS_SCALE**2))
-    return np.array([[one == other for other in values] for one in values], dtype=float)
+        return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * ROWS_SCALE**2))
+    return (values[:, None] == values).astype(float)
 
 
 def posterior_of_single_windows(seen):
     """The same without taking windows of a cell together, straight from the formulas: mean, covariance and noise."""
-    each = [alike(name) for name in ("precision", "checkpointing", "layout", "micro_batch_rows")]
+    each = [alike(name) for name in AXES]
     singles = sum(each)
     pairs = sum(one * other for one, other in itertools.combinations(each, 2))
     at = [one.cell for one in seen]
@@ -96,12 +59,13 @@ def posterior_of_single_windows(seen):
         among = prior[np.ix_(at, at)] + noise**2 * wider
         across = prior[:, at]
         mean, taken = across @ np.linalg.solve(among, y), across @ np.linalg.solve(among, across.T)
-        found.append((likely(among, y), mean, prior - taken, noise))
+        likely = -0.5 * y @ np.linalg.solve(among, y) - 0.5 * np.linalg.slogdet(among)[1]
+        found.append((likely, mean, prior - taken, noise))
     return max(found, key=lambda one: one[0])[1:]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_windows_of_a_cell_taken_together_say_what_they_say_one_by_one(seed):
+def test_windows_of_a_cell_taken_together_say_what_they_say_one_by_one_in_any_order(seed):
     rng = random.Random(seed)
     cells = [rng.randrange(len(CELLS)) for _ in range(6)] * 3 + [rng.randrange(len(CELLS)) for _ in range(4)]
     seen = [Seen(cell=cell, log_ratio=rng.gauss(0.05 * cell, 0.03), short=rng.random() < 0.3) for cell in cells]
@@ -110,28 +74,40 @@ def test_windows_of_a_cell_taken_together_say_what_they_say_one_by_one(seed):
     assert found.noise_sigma == noise
     assert found.mean == pytest.approx(mean, abs=1e-8)
     assert found.covariance == pytest.approx(covariance, abs=1e-8)
+    mixed = posterior(CELLS, rng.sample(seen, len(seen)))
+    assert mixed.noise_sigma == found.noise_sigma
+    assert (mixed.mean == found.mean).all()
+    assert (mixed.covariance == found.covariance).all()
+
+
+def learnt(rate, cells):
+    """The posterior of four noisy windows of each of these cells."""
+    rng = random.Random(0)
+    return posterior(
+        CELLS, [Seen(cell=cell, log_ratio=rate(CELLS[cell]) + rng.gauss(0, 0.01)) for cell in cells for _ in range(4)]
+    )
 
 
 def test_effects_add_up_for_cells_that_were_never_read():
-    seen = {n: additive(CELLS[n]) for n in random.Random(0).sample(range(len(CELLS)), 10)}
-    found = posterior(CELLS, read(seen, times=4, noise=0.01))
-    unread = [n for n in range(len(CELLS)) if n not in seen]
-    errors = [abs(found.mean[n] - additive(CELLS[n])) for n in unread]
+    def rate(cell):
+        rows = math.log2(cell.micro_batch_rows)
+        return 0.4 * (cell.precision == "bf16") - 0.3 * (cell.checkpointing == "full") + 0.1 * rows
+
+    seen = random.Random(0).sample(range(len(CELLS)), 10)
+    rates, found = [rate(cell) for cell in CELLS], learnt(rate, seen)
+    errors = [abs(found.mean[n] - rates[n]) for n in range(len(CELLS)) if n not in seen]
     assert max(errors) < 0.15
-    spread = max(map(additive, CELLS)) - min(map(additive, CELLS))
-    assert sum(errors) / len(errors) < 0.06 * spread
+    assert sum(errors) / len(errors) < 0.06 * (max(rates) - min(rates))
 
 
 def test_pairs_that_do_not_add_up_are_seen():
     def rate(cell):
         return 0.6 * (cell.precision == "bf16" and cell.layout == "packed")
 
-    seen = {n: rate(cell) for n, cell in enumerate(CELLS) if cell.checkpointing == "none"}
-    found = posterior(CELLS, read(seen, times=4, noise=0.01))
-    together = place_of(precision="bf16", layout="packed", checkpointing="full", micro_batch_rows=4)
-    alone = place_of(precision="bf16", layout="padded", checkpointing="full", micro_batch_rows=4)
-    assert found.mean[together] == pytest.approx(0.6, abs=0.15)
-    assert found.mean[alone] == pytest.approx(0.0, abs=0.15)
+    found = learnt(rate, [n for n, cell in enumerate(CELLS) if cell.checkpointing == "none"])
+    full = CELLS[0].but(checkpointing="full", precision="bf16", micro_batch_rows=4)
+    assert found.mean[CELLS.index(full)] == pytest.approx(0.6, abs=0.15)
+    assert found.mean[CELLS.index(full.but(layout="padded"))] == pytest.approx(0.0, abs=0.15)
 
 
 def test_without_a_reading_there_is_nothing_to_say():
@@ -159,23 +135,16 @@ def test_expected_improvement_is_that_of_a_normal_distribution():
     assert expected_improvement(found, 0.15) == pytest.approx(expected, rel=0.02)
 
 
-UNEXPLORED = Configuration(
-    precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
-)
-LEVELS = {
-    "precision": ("fp32", "bf16"),
-    "attention": ("auto", "sdpa"),
-    "checkpointing": ("none", "full"),
-    "compile_layers": (False, True),
-    "layout": ("packed", "padded"),
-}
+LEVELS = {name: AXES[name] for name in ("precision", "checkpointing", "layout")} | {
+    "attention": ("auto", "sdpa"), "compile_layers": (False, True),
+}  # fmt: skip
 GLOBAL = st.fixed_dictionaries({"packed": st.integers(8, 300), "padded": st.integers(8, 600)})
 RANKS = st.integers(1, 8)
 MOST = st.integers(1, 1000)
 
 
-def space(global_rows, ranks, most, unexplored=UNEXPLORED):
-    return knob_space(unexplored, LEVELS, global_rows, ranks, lambda knobs: most)
+def space(global_rows, ranks, most):
+    return knob_space(UNEXPLORED, LEVELS, global_rows, ranks, lambda knobs: most)
 
 
 @settings(max_examples=25)
@@ -216,13 +185,9 @@ def test_a_layout_whose_global_batch_leaves_ranks_without_a_row_has_no_cells():
 
 
 def test_what_may_be_tried_bounds_the_micro_batches_of_its_kind_alone():
-    def most(knobs):
-        return 4 if knobs.checkpointing == "none" else 16
-
-    cells = knob_space(UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, most)[1:]
-    largest = {kind: max(cell.micro_batch_rows for cell in cells if cell.checkpointing == kind)
-               for kind in ("none", "full")}  # fmt: skip
-    assert largest == {"none": 4, "full": 16}
+    most = {"none": 4, "full": 16}
+    cells = knob_space(UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, lambda knobs: most[knobs.checkpointing])[1:]
+    assert most == {kind: max(cell.micro_batch_rows for cell in cells if cell.checkpointing == kind) for kind in most}
 
 
 def test_a_cell_is_named_by_what_people_would_change():
@@ -230,4 +195,4 @@ def test_a_cell_is_named_by_what_people_would_change():
     assert UNEXPLORED.name == "8 packed rows, fp32"
     assert odd.name == "8 packed rows, bf16, sdpa, full checkpointing, compiled"
     names = [cell.name for cell in space({"packed": 32, "padded": 64}, 1, 64)]
-    assert all(one != other for one, other in itertools.combinations(names, 2))
+    assert len(set(names)) == len(names)

@@ -25,12 +25,9 @@ def _hold(real_tokens, samples):
 KNOWN = _hold(500.0, 2.0)
 
 
-def _profile(evidence=None, **changes):
-    return but(example_profile(), train=changes, evidence=evidence or {})
-
-
-def _export(hold=KNOWN, ranks=1, **changes):
-    return export_profile(_profile(**changes), hold, nodes=1, ranks_per_node=ranks)
+def _export(hold=KNOWN, ranks=1, evidence=None, **changes):
+    profile = but(example_profile(), train=changes, evidence=evidence or {})
+    return export_profile(profile, hold, nodes=1, ranks_per_node=ranks)
 
 
 def _told(export, setting):
@@ -66,8 +63,6 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
 )
 def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
     assert _told(_export(**changes), setting).equivalence == equivalence
-    assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
-    assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +83,11 @@ def test_arguments_are_written_only_if_they_say_something(changes, argument, val
     assert _export(**changes).arguments.get(argument) == value
 
 
+def test_the_call_says_what_is_no_argument():
+    assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
+    assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
+
+
 def test_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
     export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_rows=100)
     step_s = export.batch.real_tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
@@ -96,12 +96,10 @@ def test_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
 
 
 def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
-    changes = {"layout": "packed", "micro_batch_rows": 8, "global_batch_rows": 32, "seq_length_tokens": 512}
-    export = _export(_hold(510.0, 2.5), ranks=2, **changes)
+    export = _export(_hold(510.0, 2.5), 2, layout="packed", micro_batch_rows=8, global_batch_rows=32)
     batch = export.batch
     assert (batch.samples_per_microbatch_per_rank, batch.accumulation_steps) == (8, 5)
-    assert batch.exported_samples_per_step == 80
-    assert batch.real_tokens_per_step == 32 * 510
+    assert (batch.exported_samples_per_step, batch.real_tokens_per_step) == (80, 32 * 510)
     assert batch.exported_real_tokens_per_step == 80 * 510 / 2.5
     assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
 
@@ -122,7 +120,7 @@ def test_a_batch_in_tokens_or_samples_decides(given, rows):
 def test_no_micro_batch_is_larger_than_what_fits_and_the_step_is_as_near_as_whole_ones_allow(
     rows, micro, ranks, samples
 ):
-    profile = _profile(layout="packed", micro_batch_rows=micro, global_batch_rows=rows)
+    profile = but(example_profile(), train={"layout": "packed", "micro_batch_rows": micro, "global_batch_rows": rows})
     batch = exported_batch(profile, _hold(100.0, samples), ranks)
     each, steps = batch.samples_per_microbatch_per_rank, batch.accumulation_steps
     assert 1 <= each <= micro

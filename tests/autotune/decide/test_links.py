@@ -49,12 +49,9 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
     once = fit_link(times(30e-6, 2.5e9, 2, repeats=1), 2)
     assert [fit.bytes_per_s, once.bytes_per_s] == pytest.approx([2.5e9] * 2, rel=1e-3)
     assert (once.bytes_per_s_low, once.latency_s_high, once.ends) == (None, None, None)
-
-
-@pytest.mark.parametrize(("found", "members"), [([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)])
-def test_too_little_tells_no_line(found, members):
-    with pytest.raises(ValueError, match="tell no line"):
-        fit_link(found, members)
+    for found, members in (([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)):
+        with pytest.raises(ValueError, match="tell no line"):
+            fit_link(found, members)
 
 
 def test_who_is_slow_is_named():

@@ -10,6 +10,7 @@ from autotune.errors import DoesNotFit
 from tests.fakes import FakeHost
 
 MIB = 2**20
+CPUS = {"cpus_slurm": 3, "cpus_quota": 3.5, "cpus_affinity": 3}
 HOST = replace(
     FakeHost().facts([Path()]),
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_available_bytes=2**36, shm_free_bytes=2**34,
@@ -28,11 +29,6 @@ def test_ranks_share_the_allotted_cpus_and_each_may_have_one(ranks, most):
     assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
 
 
-@pytest.mark.parametrize("limit", [{"cpus_slurm": 3}, {"cpus_quota": 3.5}, {"cpus_affinity": 3}])
-def test_only_cpus_that_this_process_may_use_count(limit):
-    assert with_host(**limit).most()[0] == 3
-
-
 def ram_for(workers: float) -> int:
     """Free memory of which so many workers take the usable part."""
     return round(workers * (WORKER_BYTES + 2 * MIB) / USABLE_SHARE)
@@ -41,6 +37,7 @@ def ram_for(workers: float) -> int:
 @pytest.mark.parametrize(
     ("facts", "most", "words"),
     [
+        *(({name: count}, 3, "3 allotted CPUs") for name, count in CPUS.items()),
         ({"ram_available_bytes": ram_for(3.5)}, 3, "8 loader workers on each of 1 local ranks need about "),
         ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed) of the "),
         ({"ram_available_bytes": MIB}, 0, "8 loader workers"),
@@ -48,7 +45,7 @@ def ram_for(workers: float) -> int:
         ({"shm_free_bytes": None}, 8, "8 allotted CPUs"),
     ],
 )
-def test_memory_that_is_short_allows_fewer_and_says_so(facts, most, words):
+def test_cpus_that_others_have_and_memory_that_is_short_allow_fewer_and_that_is_said(facts, most, words):
     found, because = with_host(**facts).most()
     assert found == most
     assert words in because
