@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
 from autotune.decide.counters import Counters, counters_of_profile, data_share, with_counters
-from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
+from tests.autotune.decide.worlds import World, profile_of, run_of, settings
 from tests.autotune.profiles import but, example_profile
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
@@ -72,12 +72,6 @@ def test_the_first_step_does_not_count():
     assert all(part.low is None for part in few.parts)  # of few steps no spread is known
 
 
-def test_a_slow_rank_is_no_slow_network():
-    found = found_in(trained(replace(RANKS, slow_rank=1.5)))
-    assert found.limit == "straggler"
-    assert found.part("network").share < 0.02
-
-
 def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
     run = trained(RANKS)
     late_s = 0.5 * run.steps[0].step_s
@@ -130,14 +124,6 @@ def test_counters_tell_launches_from_computing():
 
 def test_a_profile_without_a_sweep_says_nothing():
     assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
-
-
-def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has():
-    world = World(load_s_per_row=2e-3)
-    train = settings(world, data__loader_workers=1)
-    found, true = bottleneck_of_profile(profile_of(world, train)), step(world, train)
-    assert found.limit == "input"
-    assert found.part("input").share == pytest.approx(true.seconds["waiting"] / true.step_s, rel=0.1)
 
 
 def test_how_far_from_the_roof_is_told_where_windows_counted_it():

@@ -16,12 +16,12 @@ from autotune.decide.contamination import (
     gpu_use,
     is_above_baseline,
     judge,
-    mean_power_w,
     with_gpus,
 )
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
+HOLDER = GpuProcess(pid=42, used_bytes=GIB // 4)
 FREE = GpuHolders(gpu="GPU 3", used_bytes=GIB // 2, processes=())
 SAMPLE = GpuSample(
     time_s=10.0, utilisation=0.5, used_bytes=100, power_w=300.0, sm_clock_mhz=1500, throttle_reasons=(),
@@ -41,18 +41,12 @@ def test_only_what_exceeds_the_tolerance_is_above_the_baseline(baseline, differe
     assert not is_above_baseline(baseline, UNKNOWN)
 
 
-@pytest.mark.parametrize(
-    ("processes", "words"),
-    [
-        ((GpuProcess(pid=42, used_bytes=3 * GIB), GpuProcess(pid=7, used_bytes=None)), "(pid 42: 3 GiB, pid 7: n/a)"),
-        ((), "(no process on it can be seen from here)"),
-        (UNKNOWN, "(by whom cannot be read: NVML: Insufficient Permissions)"),
-    ],
-)
-def test_growth_is_told_with_gpu_bytes_and_holders(processes, words):
-    use = GpuHolders(gpu="GPU 3", used_bytes=int(3.5 * GIB), processes=processes)
-    expected = f"GPU 3 still holds 3.5 GiB after 30 s of waiting, and held 512 MiB before the first trial {words}"
-    assert describe_growth(use, GIB // 2, 30.0) == expected
+def test_growth_is_told_with_gpu_bytes_and_holders():
+    use = replace(FREE, used_bytes=int(3.5 * GIB), processes=(HOLDER, GpuProcess(pid=7, used_bytes=None)))
+    assert describe_growth(use, GIB // 2, 30.0) == (
+        "GPU 3 still holds 3.5 GiB after 30 s of waiting, and held 512 MiB before the first trial "
+        "(pid 42: 256 MiB, pid 7: n/a)"
+    )
 
 
 def sampled(*reasons):
@@ -109,7 +103,7 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
     ("changes", "words"),
     [
         ({"used_bytes": 3 * GIB}, "3 GiB are taken (no process on it can be seen from here)"),
-        ({"processes": (GpuProcess(pid=42, used_bytes=GIB // 4),)}, "512 MiB are taken (pid 42: 256 MiB)"),
+        ({"processes": (HOLDER,)}, "512 MiB are taken (pid 42: 256 MiB)"),
         (
             {"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)},
             "n/a are taken (pid 42: n/a)",
@@ -152,21 +146,22 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_no
     assert none.used_bytes == 100
 
 
-def test_power_is_what_the_energy_between_first_and_last_sample_makes():
-    lagging = [replace(SAMPLE, time_s=10.0 + second, energy_j=1e6 + 600.0 * second) for second in range(3)]
-    assert mean_power_w(lagging) == pytest.approx(600.0)  # NVML's own is still that of before
-    assert mean_power_w([SAMPLE, *lagging, SAMPLE]) == pytest.approx(600.0)
-    assert gpu_use(GpuSeries(samples=tuple(lagging))).power_w == pytest.approx(600.0)
-
-
-@pytest.mark.parametrize("energies_j", [(None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0)])
-def test_power_without_a_count_of_energy_that_grows_is_the_mean_of_the_readings(energies_j):
+@pytest.mark.parametrize(
+    ("energies_j", "power_w"),
+    [
+        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
+        ((None, 1e6, 1e6 + 600, None), 600.0),
+        # Without a count that grows the mean of the readings is taken.
+        *((energies_j, 350.0) for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))),
+        ((), None),
+    ],
+)
+def test_power_is_what_the_energy_between_first_and_last_sample_makes(energies_j, power_w):
     samples = [
         replace(SAMPLE, time_s=10.0 + second, power_w=300.0 + 100 * second, energy_j=energy_j)
         for second, energy_j in enumerate(energies_j)
     ]
-    assert mean_power_w(samples) == 350.0
-    assert mean_power_w([]) is None
+    assert gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
 
 
 def test_without_samples_the_drivers_reason_is_told_or_that_none_fell_into_the_window():
@@ -184,15 +179,10 @@ def test_only_what_lies_in_the_window_counts_for_each_gpu():
         gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)),
     )
     found = with_gpus(outcome, [one, GpuSeries(lacking="lost")]).figures
+    first, lost = found["gpus"]
     assert found["steps"] == 3
-    assert [gpu["samples"] for gpu in found["gpus"]] == [1, 0]
-    assert [gpu["gpm_windows"] for gpu in found["gpus"]] == [1, 0]
-    assert found["gpus"][0]["utilisation_share"] == 0.5
-    assert found["gpus"][0]["series"]["time_s"] == [10.0]
-    assert found["gpus"][1]["lacking"] == "lost"
-    assert found["gpus"][1]["series"] == {}
-
-
-@pytest.mark.parametrize("outcome", [Crashed(detail="boom"), Measured(figures={"loss": 1.0})])
-def test_what_is_no_window_stays_as_it_is(outcome):
-    assert with_gpus(outcome, [GpuSeries(samples=(SAMPLE,))]) is outcome
+    assert (first["samples"], first["gpm_windows"], first["utilisation_share"]) == (1, 1, 0.5)
+    assert first["series"]["time_s"] == [10.0]
+    assert (lost["samples"], lost["gpm_windows"], lost["lacking"], lost["series"]) == (0, 0, "lost", {})
+    for without_window in (Crashed(detail="boom"), Measured(figures={"loss": 1.0})):
+        assert with_gpus(without_window, [one]) is without_window

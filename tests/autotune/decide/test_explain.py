@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.core.evidence import Evidence, ExchangeRow, JointChoice, NetworkEvidence
+from autotune.core.evidence import Evidence, JointChoice
 from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
 from tests.autotune.profiles import but, example_profile
@@ -68,20 +68,12 @@ def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(train, ke
 
 
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
-    rows = [
-        ExchangeRow(strategy=strategy, gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=2, rows=2, steps=6,
-                    step_s=1.0, real_tokens_per_s=speed, outcome="ran")
-        for strategy, speed in (("ddp", 100.0), ("zero1", 90.0))
-    ]  # fmt: skip
-    network = NetworkEvidence(
-        nodes=2, ranks_per_node=1, backend="gloo", transport="tcp", links=[], products_flops_per_s=[1.0],
-        exchanges=rows, choice="the default: nothing is proven to be faster", windows=3, seconds=9.0,
-    )  # fmt: skip
-    found = _asked("parallel.strategy", {"network": network})
-    assert (found.origin, found.because) == ("measured", network.choice)
-    assert found.rejected == ("zero1, fp32, 25 MiB, 2 micro-batches: 90 real tokens/s, ran",)
-    changed = {"parallel": ParallelSettings(bucket_cap_mib=7)}
-    assert _asked("parallel.bucket_cap_mib", {"network": network}, **changed).origin == "changed"
+    profile = tuned_profile("d")
+    found = _of(profile, "parallel.gradient_dtype")
+    assert (found.origin, found.because) == ("measured", profile.evidence.network.choice)
+    assert found.rejected == ("ddp, fp32, 25 MiB, 4 micro-batches: 560,000 real tokens/s, the default",)
+    profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
+    assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too_and_an_unknown_one_suggests_the_nearest():

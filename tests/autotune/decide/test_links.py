@@ -3,7 +3,7 @@ import random
 import pytest
 
 from autotune.core.trial import LinkFigures
-from autotune.decide.links import fit_link, link_warnings, lost_share, nccl_transport, slow_members
+from autotune.decide.links import fit_link, link_warnings, lost_share, nccl_transport
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
 
@@ -52,11 +52,6 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
     for found, members in (([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)):
         with pytest.raises(ValueError, match="tell no line"):
             fit_link(found, members)
-
-
-def test_who_is_slow_is_named():
-    assert slow_members({"a": 10.0, "b": 10.1, "c": 5.0}) == {"c": pytest.approx(0.5)}
-    assert slow_members({}) == slow_members({"a": 10.0, "b": 9.5}) == {}
 
 
 def warnings(neighbours=(), products=(1.0, 1.0), *, reached=None, says=None):
