@@ -59,23 +59,19 @@ def test_a_measured_worker_takes_the_place_of_the_assumed_one():
     assert WORKER_BYTES < 2**30
 
 
-def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning():
+def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyond_memory():
     asked = replace(LIMITS, asked=12, local_ranks=2)
     assert asked.most() == (12, "--max-workers")
     assert asked.warning() == (
         "--max-workers 12 is more than the 4 CPUs that each of 2 ranks has: workers will take turns"
     )
     assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [None] * 4
-
-
-@pytest.mark.parametrize("short", [{"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}])
-def test_what_the_user_asks_for_does_not_go_beyond_memory(short):
-    limits = replace(with_host(**short), asked=6)
-    fitting = with_host(**short).most()[0]
-    with pytest.raises(DoesNotFit, match="6 loader workers") as refused:
-        limits.most()
-    assert f"--max-workers {fitting}" in refused.value.next_step
-    assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")
+    for short in ({"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}):
+        limits, fitting = replace(with_host(**short), asked=6), with_host(**short).most()[0]
+        with pytest.raises(DoesNotFit, match="6 loader workers") as refused:
+            limits.most()
+        assert f"--max-workers {fitting}" in refused.value.next_step
+        assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")
 
 
 @given(
