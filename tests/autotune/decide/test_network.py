@@ -27,7 +27,7 @@ def compute(parts=((1_000_000, 0.5), (1_000_000, 1.0)), *, seconds=0.3, **change
     return RankCompute(row_s=seconds, micro_batch_s=0.0, update_s=0.0, gradients=gradients, **changes)
 
 
-SLOW = Link(latency_s=0.0, bytes_per_s=4e6)
+SLOW = replace(CARD, bytes_per_s=4e6)
 """1 s for each part of ``compute`` between two nodes."""
 
 
@@ -35,19 +35,18 @@ def step(micro_batches=1, *, over=None, rows=1, of=None, **exchange):
     return step_time(of or compute(), rows, micro_batches, Exchange(**exchange), over or network(2, between=SLOW))
 
 
-def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_more_and_one_node_sends_nothing():
+@given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
+def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_more_and_one_node_sends_nothing(
+    nodes, size, latency_s
+):
+    one = network(nodes, between=replace(CARD, latency_s=latency_s))
+    assert all_reduce_s(2 * size, one) >= all_reduce_s(size, one)
     assert [all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)] == pytest.approx([0.0, 1.0, 1.5])
-    slow_hops = network(64, between=Link(latency_s=1e-3, bytes_per_s=1e9))
+    slow_hops = network(64, between=replace(CARD, latency_s=1e-3))
     assert all_reduce_s(1000, slow_hops) == pytest.approx(2 * 6 * 1e-3, rel=1e-3)
-    within = Link(latency_s=0.0, bytes_per_s=10e9)  # what it costs in nodes comes on top
+    within = replace(CARD, bytes_per_s=10e9)  # what it costs in nodes comes on top
     alone = all_reduce_s(1e9, network(2, ranks=2))
     assert all_reduce_s(1e9, network(2, ranks=2, within=within)) == pytest.approx(alone + 0.1)
-
-
-@given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
-def test_more_bytes_never_take_less(nodes, size, latency):
-    one = network(nodes, between=Link(latency_s=latency, bytes_per_s=1e9))
-    assert all_reduce_s(2 * size, one) >= all_reduce_s(size, one)
 
 
 @given(
@@ -59,8 +58,9 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     gradients = tuple(GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True))
     found = buckets(gradients, cap_mib * MIB)
     assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
-    assert [bucket.ready_share for bucket in found] == sorted(bucket.ready_share for bucket in found)
-    assert found[-1].ready_share == ready[-1]
+    leaving = [bucket.ready_share for bucket in found]
+    assert leaving == sorted(leaving)
+    assert leaving[-1] == ready[-1]
 
 
 def test_only_default_buckets_begin_with_a_small_one():
@@ -76,10 +76,14 @@ def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_
     assert step(bucket_cap_bytes=MIB).step_s == pytest.approx(0.1 + 0.1 + 2.0)  # forward, half of backward, and both
 
 
-def test_under_accumulation_only_the_last_micro_batch_hides_anything():
+def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded_weights_travel_in_every_one():
     once, thrice = step(1), step(3)
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
+    over = network(4, ranks=2, within=replace(CARD, bytes_per_s=100e9))
+    once, twice = (step(number, over=over, strategy="fsdp2").exchange_s for number in (1, 2))
+    assert twice > 1.6 * once
+    assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).exchange_s < 0.6 * twice
 
 
 def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
@@ -92,23 +96,12 @@ def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_bac
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 
-def test_sharded_weights_travel_in_every_micro_batch_and_within_nodes_only_under_hsdp():
-    over = network(4, ranks=2, within=Link(latency_s=0.0, bytes_per_s=100e9))
-    once, twice = (step(number, over=over, strategy="fsdp2").exchange_s for number in (1, 2))
-    assert twice > 1.6 * once
-    assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).exchange_s < 0.6 * twice
-
-
 def test_all_wait_for_the_slowest_and_more_ranks_wait_longer():
     one = compute(jitter_share=0.02)
     waits = [step(of=one, over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
-
-
-@pytest.mark.parametrize(("ranks", "expected"), [(2, 0.564), (10, 1.539), (100, 2.508)])
-def test_the_largest_of_normal_numbers_is_as_tables_have_it(ranks, expected):
-    assert expected_largest(ranks) == pytest.approx(expected, rel=1e-3)
+    assert [expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
 
 
 def test_computing_is_slower_while_something_travels():
