@@ -53,13 +53,14 @@ def test_other_numbers_of_ranks_are_read_from_the_scaling_curve_with_the_bounds_
     assert expected_rate(profile, 2).read_from == "steps"
     measured, predicted = expected_rate(profile, 4), expected_rate(profile, 8)
     assert (measured.known, predicted.known) == ("measured", "predicted")
-    assert (measured.interval.confidence, predicted.interval.confidence) == (0.98, 0.98)
-    assert predicted.interval.low < predicted.value < predicted.interval.high
+    low, high = predicted.interval.low, predicted.interval.high
+    assert low < predicted.value < high
     own = predicted.estimate.interval()  # of 95 %, which is 1.960 standard deviations for 2.326
-    assert math.log(own.high / own.low) == pytest.approx(
-        math.log(predicted.interval.high / predicted.interval.low) * 1.960 / 2.326, 1e-3
-    )
+    assert math.log(own.high / own.low) == pytest.approx(math.log(high / low) * 1.960 / 2.326, 1e-3)
     assert expected_rate(profile, 5) is None
+    found = drifts(profile, run_of(noisy(2, 200, memory=0.0, noise=0.01, mean=1e5), ranks=8))[0]
+    assert (measured.interval.confidence, found.expected.confidence, found.ratio.confidence) == (0.98, 0.98, 0.95)
+    assert found.expected_source.startswith("predicted")
 
 
 def test_a_rate_is_all_tokens_over_all_seconds_without_the_first_steps_and_earlier_starts():
@@ -67,19 +68,6 @@ def test_a_rate_is_all_tokens_over_all_seconds_without_the_first_steps_and_earli
     assert [row.step for row in settled_steps(run)] == list(range(23, 41))
     assert run_rate(run).value == pytest.approx(2 / (1 / 100 + 1 / 25))
     assert len(settled_steps(run_of([1.0] * 1000))) == 980
-
-
-@pytest.mark.parametrize("memory", [0.0, 0.6])
-def test_the_interval_of_a_run_holds_its_true_rate_and_is_no_wider_than_its_noise_makes_it(memory):
-    n, noise, runs = 250, 0.05, 80
-    held, widths = 0, []
-    for seed in range(runs):
-        rate = run_rate(run_of(noisy(seed, n, memory=memory, noise=noise, mean=100.0)))
-        held += rate.interval.low <= 100.0 <= rate.interval.high
-        widths.append(math.log(rate.interval.high / rate.interval.low))
-    assert held / runs >= 0.95 - 2.6 * math.sqrt(0.05 * 0.95 / runs)
-    true_half = 1.96 * noise * math.sqrt((1 + memory) / (1 - memory) / (0.95 * n))
-    assert true_half < sum(widths) / runs / 2 < 1.6 * true_half
 
 
 @pytest.mark.parametrize(("steps", "bound"), [(50, pytest.approx(100.0)), (1, None)])
@@ -93,8 +81,7 @@ def test_a_run_that_logged_no_figures_has_no_rate(rates):
     assert run_rate(run_of(rates)) is None
 
 
-SPEED, NOISE, WINDOW_NOISE = 100.0, 0.05, 0.015
-RUNS = 200
+SPEED, NOISE, WINDOW_NOISE, RUNS = 100.0, 0.05, 0.015, 200
 
 
 SAME = [(n, memory, 1.0) for n in (60, 250) for memory in (0.0, 0.5, 0.8, 0.95)]
@@ -106,19 +93,20 @@ SAME = [(n, memory, 1.0) for n in (60, 250) for memory in (0.0, 0.5, 0.8, 0.95)]
 def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_short_for_how_slowly_it_varies(
     n, memory, reached
 ):
-    drifted = unknown = 0
+    said = []
     for seed in range(RUNS):
         windows = SPEED * np.exp(np.random.default_rng(10_000 + seed).normal(scale=WINDOW_NOISE, size=6))
         seconds = [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=reached * SPEED)]
-        verdict = verdict_of(of_windows(windows.tolist()), of_steps([1.0] * n, seconds))
-        drifted += verdict.startswith("drift")
-        unknown += verdict.startswith("noise is not known")
+        said.append(verdict_of(of_windows(windows.tolist()), of_steps([1.0] * n, seconds)))
+    drifted, unknown = (sum(one.startswith(word) for one in said) / RUNS for word in ("drift", "noise is not known"))
     if reached == 1:
-        assert drifted / RUNS <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / RUNS)  # 5 %, and what so many may be off by
+        assert drifted <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / RUNS)  # 5 %, and what so many tries may be off by
+    elif memory > 0.9:
+        assert drifted < 0.3
+        assert unknown > 0.5
     else:
-        is_short = memory > 0.9
-        assert drifted / RUNS < 0.3 if is_short else drifted / RUNS >= 0.95
-        assert unknown / RUNS > 0.5 if is_short else unknown / RUNS <= 0.05
+        assert drifted >= 0.95
+        assert unknown <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -149,13 +137,6 @@ SURE = of_windows([100.0, 100.01, 99.99] * 5)
 )
 def test_small_differences_concern_nobody_and_without_spread_only_what_is_far_is_told(expected, achieved, verdict):
     assert verdict_of(expected, achieved) == verdict
-
-
-def test_expectations_of_the_links_are_told_with_their_own_confidence():
-    profile = with_evidence(probe=True, network=True)
-    found = drifts(profile, run_of(noisy(2, 200, memory=0.0, noise=0.01, mean=1e5), ranks=8))[0]
-    assert (found.expected.confidence, found.ratio.confidence) == (0.98, 0.95)
-    assert found.expected_source.startswith("predicted")
 
 
 def gpu_drifts(change=lambda run: run, **arguments):
