@@ -52,7 +52,6 @@ def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, argumen
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--memory", "-1GB"], 3, ["-1GB", "GiB (binary)"]),
         (["--memory", "900TB"], 3, ["more than", "at most"]),
         (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
         (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
@@ -62,13 +61,6 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
     (here / "bin").write_text("")
     probe = ["probe", "--model", "bert-mini", "--data", patterned_dataset, "--device", "cpu"]
     refused(*probe, *options, code=code, words=words)
-
-
-def test_cuda_without_a_gpu_says_so_and_what_else_there_is(refused, capsys, patterned_dataset):
-    if run(["doctor"]) == 0 and "none:" not in capsys.readouterr().out:
-        pytest.skip("this machine has the driver's library")
-    arguments = ["probe", "--model", "bert-mini", "--data", str(patterned_dataset), "--device", "cuda"]
-    refused(*arguments, code=5, words=["no GPU here", "--device cpu"])
 
 
 @pytest.mark.parametrize(

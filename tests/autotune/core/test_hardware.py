@@ -66,19 +66,11 @@ def test_network_file_systems_are_told_from_local_ones(kind):
     assert is_network_filesystem(kind) == (kind in NETWORK)
 
 
-def test_time_left_counts_down_to_zero():
-    slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0)
-    assert slurm.seconds_left(datetime.fromtimestamp(400, UTC)) == 600
-    assert slurm.seconds_left(datetime.fromtimestamp(5000, UTC)) == 0
+def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_login_node():
+    slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0, commands=("sbatch",))
+    assert [slurm.seconds_left(datetime.fromtimestamp(now_s, UTC)) for now_s in (400, 5000)] == [600, 0]
     assert NO_SLURM.seconds_left(datetime.fromtimestamp(0, UTC)) is None
-
-
-def test_login_node_can_submit_and_is_no_node_of_a_job():
-    submitting = replace(NO_SLURM, commands=("sbatch",))
-    assert submitting.is_login_node
-    assert not replace(submitting, job_id="7", node_name="n1").is_login_node
-    assert replace(submitting, job_id="7").is_login_node  # a shell that salloc opened there
-    assert not NO_SLURM.is_login_node
+    assert slurm.is_login_node
 
 
 @given(st.lists(st.floats(0, 100), max_size=20).map(sorted), st.floats(0, 100), st.floats(0, 100))

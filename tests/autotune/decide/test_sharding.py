@@ -61,17 +61,15 @@ def test_more_data_ranks_never_hold_more_state_nor_more_once_zero_gathers(state,
     assert few.gathered_bytes == (layer_bytes if stage == 3 and count > 1 else 0)
 
 
-@given(states, ranks, ranks, ranks)
-def test_more_tensor_ranks_or_stages_never_hold_more(state, tensor, pipeline, more):
+@given(states, stages, ranks, ranks, ranks, sizes, ranks)
+def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_more(
+    state, stage, count, tensor, pipeline, layer_bytes, more
+):
     few = model_share(state, tensor, pipeline)
     for many in (model_share(state, tensor + more, pipeline), model_share(state, tensor, pipeline + more)):
         assert many.state_bytes <= few.state_bytes
         assert many.total_bytes <= few.total_bytes
-
-
-@given(states, stages, ranks, ranks, ranks, sizes)
-def test_no_term_is_negative_or_lost_and_the_total_is_their_sum(state, stage, count, tensor, pipeline, layer_bytes):
-    shard = zero_share(model_share(state, tensor, pipeline), stage, count, largest_layer_bytes=layer_bytes)
+    shard = zero_share(few, stage, count, largest_layer_bytes=layer_bytes)
     terms = asdict(shard)
     assert min(terms.values()) >= 0
     assert shard.total_bytes == sum(terms.values())
