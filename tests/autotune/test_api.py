@@ -18,24 +18,25 @@ TINY = {
 }  # fmt: skip
 
 
-def test_the_page_about_python_runs_names_what_is_there_and_loads_no_torch(monkeypatch):
+def run_code(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_about_python_runs_names_what_is_there_and_loads_no_torch():
     page = (ROOT / "docs" / "python.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for line in page.splitlines():
         if line.startswith("| ") and "`" in line.split("|")[2]:
             assert set(re.findall(r"(\w+)\(", line.split("|")[2])) <= {*api.__all__, "run"}, line
-    code = f"{block}\nimport sys\nassert not {{'torch', 'transformers'}} & set(sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("True\n['model']\n")
+    said = run_code(f"{block}\nimport sys\nassert not {{'torch', 'transformers'}} & set(sys.modules)")
+    assert said.endswith("True\n['model']\n")
 
 
 def test_all_names_are_there_and_importing_the_package_costs_nothing():
     assert all(hasattr(api, name) for name in api.__all__)
-    code = "import sys; import autotune; assert not {'pydantic', 'numpy', 'typer'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    run_code("import sys; import autotune; assert not {'pydantic', 'numpy', 'typer'} & set(sys.modules)")
 
 
 def test_errors_name_the_next_step_and_the_exit_code(tmp_path):
@@ -43,9 +44,6 @@ def test_errors_name_the_next_step_and_the_exit_code(tmp_path):
         api.read_profile(tmp_path / "none.toml")
     assert found.value.next_step
     assert found.value.exit_code == 3
-    with pytest.raises((api.AutotuneError, api.TrainerError), match="unknown model 'bert-mnii'") as misspelt:
-        api.model_settings("bert-mnii")
-    assert "bert-mini" in misspelt.value.next_step
 
 
 @pytest.mark.usefixtures("warm_server")

@@ -52,9 +52,6 @@ def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, argumen
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--memory", "5XB"], 3, ["5XB", "GiB (binary)"]),
-        (["--memory", "lots"], 3, ["lots", "GiB (binary)"]),
-        (["--memory", "-1GB"], 3, ["-1GB", "GiB (binary)"]),
         (["--memory", "900TB"], 3, ["more than", "at most"]),
         (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
         (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
@@ -66,19 +63,11 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
     refused(*probe, *options, code=code, words=words)
 
 
-def test_cuda_without_a_gpu_says_so_and_what_else_there_is(refused, capsys, patterned_dataset):
-    if run(["doctor"]) == 0 and "none:" not in capsys.readouterr().out:
-        pytest.skip("this machine has the driver's library")
-    arguments = ["probe", "--model", "bert-mini", "--data", str(patterned_dataset), "--device", "cuda"]
-    refused(*arguments, code=5, words=["no GPU here", "--device cpu"])
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ("micro_batch_rows", "micro_batch_row", ("unknown key", "'micro_batch_rows'")),
         ("schema_version = 1", "schema_version = 2", ("schema version 2", "autotune probe")),
-        ("\n[train]\n", "\n[trian]\n", ("'train'",)),
         ("micro_batch_rows = 2", "micro_batch_rows = 0", ("micro_batch_rows = 0",)),
         ("micro_batch_rows = 2", "micro_batch_rows = = 2", ("not valid TOML",)),
     ],
@@ -97,20 +86,10 @@ def test_workers_refuses_a_profile_of_another_dataset(refused, patterned_dataset
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--help"]])
 def test_the_process_never_imports_torch(here, arguments):
-    code = (
-        "import sys\nfrom autotune.cli import run\n"
-        f"code = run({arguments!r})\n"
-        "heavy = {'torch', 'transformers', 'optuna'} & set(sys.modules)\n"
-        "sys.exit(code or (f'imported {heavy}' if heavy else 0))"
-    )
+    code = f"import sys; from autotune.cli import run; code = run({arguments!r})\n"
+    code += "sys.exit(code or str({'torch', 'transformers', 'optuna'} & set(sys.modules) or '') or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
-
-
-def test_help_lists_every_command(says):
-    out = says("--help")
-    for command in ("doctor", "data", "probe", "workers", "profile", "report"):
-        assert command in out
 
 
 def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, here):

@@ -17,40 +17,29 @@ def distribution(lengths):
     return LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts)
 
 
-@given(lengths_lists, st.integers(1, FINE_END_TOKENS))
-def test_a_mean_is_within_the_stated_error(lengths, truncated_at):
-    truth = sum(min(length, truncated_at) for length in lengths) / len(lengths)
-    assert distribution(lengths).mean_tokens(truncated_at) == pytest.approx(truth, abs=3.5 + 1e-9)
-    whole = sum(lengths) / len(lengths)
-    assert distribution(lengths).mean_tokens() == pytest.approx(whole, abs=max(3.5, max(lengths) / 2) + 1e-6)
-
-
 @given(lengths_lists, rows, rows)
-def test_longer_rows_truncate_less(lengths, one, other):
-    short, long = sorted((one, other))
-    data = distribution(lengths)
+def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_less(lengths, one, other):
+    data, (short, long) = distribution(lengths), sorted((one, other))
+    for row_tokens in (short, long):
+        truth = sum(min(length, row_tokens) for length in lengths) / len(lengths)
+        assert data.mean_tokens(row_tokens) == pytest.approx(truth, abs=3.5 + 1e-9)
+        real = sum(min(length, row_tokens - 2) + 2 for length in lengths)
+        waste = data.padding_waste(row_tokens)
+        assert 0 <= waste <= 1
+        assert waste == pytest.approx(1 - real / (len(lengths) * row_tokens), abs=3.5 / row_tokens + 1e-9)
+    whole = sum(lengths) / len(lengths)
+    assert data.mean_tokens() == pytest.approx(whole, abs=max(3.5, max(lengths) / 2) + 1e-6)
     assert data.mean_tokens(short) <= data.mean_tokens(long) + 1e-9
     assert data.truncated_share(short) >= data.truncated_share(long)
     assert data.mean_tokens(long) <= long
 
 
-@given(lengths_lists, rows)
-def test_padding_waste_is_a_share_within_the_stated_error(lengths, row_tokens):
-    waste = distribution(lengths).padding_waste(row_tokens)
-    real = sum(min(length, row_tokens - 2) + 2 for length in lengths)
-    assert 0 <= waste <= 1
-    assert waste == pytest.approx(1 - real / (len(lengths) * row_tokens), abs=3.5 / row_tokens + 1e-9)
-
-
-@given(lengths_lists, st.lists(st.floats(0, 1), min_size=2, max_size=6))
+@given(lengths_lists, st.lists(st.floats(0, 1), min_size=2, max_size=6).map(sorted))
 def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
-    data = distribution(lengths)
-    values = [data.percentile_tokens(share) for share in sorted(shares)]
+    values = [distribution(lengths).percentile_tokens(share) for share in shares]
     assert values == sorted(values)
-    ordered = sorted(lengths)
-    for share, value in zip(sorted(shares), values, strict=True):
-        rank = max(-int(-share * len(ordered) // 1), 1)
-        truth = ordered[rank - 1]
+    for share, value in zip(shares, values, strict=True):
+        truth = sorted(lengths)[max(-int(-share * len(lengths) // 1), 1) - 1]
         index = bisect.bisect_right(HISTOGRAM_EDGES, truth) - 1
         end = HISTOGRAM_EDGES[index + 1] if index + 1 < len(HISTOGRAM_EDGES) else truth + 1
         assert HISTOGRAM_EDGES[index] <= value < end

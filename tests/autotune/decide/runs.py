@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from autotune.core.evidence import Evidence
-from tests.autotune.profiles import but
 from tests.autotune.show.report.example import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
@@ -42,14 +41,3 @@ def with_evidence(profile=None, **parts):
     profile = example_profile("d") if profile is None else profile
     kept = {name: getattr(profile.evidence, name) for name, wanted in parts.items() if wanted}
     return profile.model_copy(update={"evidence": Evidence(**kept)})
-
-
-def that_trained_at(windows):
-    """A profile whose windows of training had these rates, on two ranks."""
-    profile = with_evidence(probe=True, baseline=True)
-    baseline = profile.evidence.baseline
-    rows = [
-        row.model_copy(update={"real_tokens_per_s": list(windows)}) if row.name == "tuned" else row
-        for row in baseline.rows
-    ]
-    return but(profile, evidence={"baseline": baseline.model_copy(update={"rows": rows})})

@@ -27,7 +27,7 @@ def compute(parts=((1_000_000, 0.5), (1_000_000, 1.0)), *, seconds=0.3, **change
     return RankCompute(row_s=seconds, micro_batch_s=0.0, update_s=0.0, gradients=gradients, **changes)
 
 
-SLOW = Link(latency_s=0.0, bytes_per_s=4e6)
+SLOW = replace(CARD, bytes_per_s=4e6)
 """1 s for each part of ``compute`` between two nodes."""
 
 
@@ -35,19 +35,18 @@ def step(micro_batches=1, *, over=None, rows=1, of=None, **exchange):
     return step_time(of or compute(), rows, micro_batches, Exchange(**exchange), over or network(2, between=SLOW))
 
 
-def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_more_and_one_node_sends_nothing():
+@given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
+def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_more_and_one_node_sends_nothing(
+    nodes, size, latency_s
+):
+    one = network(nodes, between=replace(CARD, latency_s=latency_s))
+    assert all_reduce_s(2 * size, one) >= all_reduce_s(size, one)
     assert [all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)] == pytest.approx([0.0, 1.0, 1.5])
-    slow_hops = network(64, between=Link(latency_s=1e-3, bytes_per_s=1e9))
+    slow_hops = network(64, between=replace(CARD, latency_s=1e-3))
     assert all_reduce_s(1000, slow_hops) == pytest.approx(2 * 6 * 1e-3, rel=1e-3)
-    within = Link(latency_s=0.0, bytes_per_s=10e9)  # what it costs in nodes comes on top
+    within = replace(CARD, bytes_per_s=10e9)  # what it costs in nodes comes on top
     alone = all_reduce_s(1e9, network(2, ranks=2))
     assert all_reduce_s(1e9, network(2, ranks=2, within=within)) == pytest.approx(alone + 0.1)
-
-
-@given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
-def test_more_bytes_never_take_less(nodes, size, latency):
-    one = network(nodes, between=Link(latency_s=latency, bytes_per_s=1e9))
-    assert all_reduce_s(2 * size, one) >= all_reduce_s(size, one)
 
 
 @given(
@@ -59,14 +58,15 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     gradients = tuple(GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True))
     found = buckets(gradients, cap_mib * MIB)
     assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
-    assert [bucket.ready_share for bucket in found] == sorted(bucket.ready_share for bucket in found)
-    assert found[-1].ready_share == ready[-1]
+    leaving = [bucket.ready_share for bucket in found]
+    assert leaving == sorted(leaving)
+    assert leaving[-1] == ready[-1]
 
 
 def test_only_default_buckets_begin_with_a_small_one():
     gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
-    assert buckets(gradients, 25 * MIB)[0].elements * 4 == MIB
-    assert buckets(gradients, 10 * MIB)[0].elements * 4 == 10 * MIB
+    first = [buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)]
+    assert first == [1, 10]
 
 
 def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_first():
@@ -76,27 +76,22 @@ def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_
     assert step(bucket_cap_bytes=MIB).step_s == pytest.approx(0.1 + 0.1 + 2.0)  # forward, half of backward, and both
 
 
-def test_under_accumulation_only_the_last_micro_batch_hides_anything():
+def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded_weights_travel_in_every_one():
     once, thrice = step(1), step(3)
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
-
-
-def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
-    one, four = replace(compute(), update_s=0.08), network(4)
-    plain, narrow, zero = (
-        step(over=four, of=one, **how) for how in ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
-    )
-    assert narrow.exchange_s == pytest.approx(plain.exchange_s / 2)
-    assert zero.update_s == pytest.approx(plain.update_s / 4)
-    assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
-
-
-def test_sharded_weights_travel_in_every_micro_batch_and_within_nodes_only_under_hsdp():
-    over = network(4, ranks=2, within=Link(latency_s=0.0, bytes_per_s=100e9))
+    over = network(4, ranks=2, within=replace(CARD, bytes_per_s=100e9))
     once, twice = (step(number, over=over, strategy="fsdp2").exchange_s for number in (1, 2))
     assert twice > 1.6 * once
     assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).exchange_s < 0.6 * twice
+
+
+def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
+    hows = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
+    plain, narrow, zero = (step(over=network(4), of=replace(compute(), update_s=0.08), **how) for how in hows)
+    assert narrow.exchange_s == pytest.approx(plain.exchange_s / 2)
+    assert zero.update_s == pytest.approx(plain.update_s / 4)
+    assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 
 def test_all_wait_for_the_slowest_and_more_ranks_wait_longer():
@@ -104,36 +99,31 @@ def test_all_wait_for_the_slowest_and_more_ranks_wait_longer():
     waits = [step(of=one, over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
-
-
-@pytest.mark.parametrize(("ranks", "expected"), [(2, 0.564), (10, 1.539), (100, 2.508)])
-def test_the_largest_of_normal_numbers_is_as_tables_have_it(ranks, expected):
-    assert expected_largest(ranks) == pytest.approx(expected, rel=1e-3)
+    assert [expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
 
 
 def test_computing_is_slower_while_something_travels():
-    time = step(of=compute(slowdown_share=0.1), over=network(2, between=replace(SLOW, bytes_per_s=40e6)),
-                bucket_cap_bytes=MIB)  # fmt: skip
+    over = network(2, between=replace(SLOW, bytes_per_s=40e6))
+    time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
     assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))
 def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
-    one, exchange = compute(), Exchange(strategy=strategy)
-    time = step_time(one, rows, micro_batches, exchange, network(nodes))
-    if strategy == "fsdp2":
-        assert time.step_s >= micro_batches * one.forward_backward_s(rows)
-    else:
-        assert time.step_s >= hidden_bound_s(one, rows, micro_batches, exchange, network(nodes)) - 1e-9
+    one, exchange, over = compute(), Exchange(strategy=strategy), network(nodes)
+    bound_s = micro_batches * one.forward_backward_s(rows)
+    if strategy != "fsdp2":
+        bound_s = hidden_bound_s(one, rows, micro_batches, exchange, over) - 1e-9
+    assert step_time(one, rows, micro_batches, exchange, over).step_s >= bound_s
 
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
     many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
-    found = merged(many)
-    assert sum(part.elements for part in found) == sum(count for count, _ in many)
-    assert all(2**17 <= part.elements < 2**17 + 1007 for part in found[:-1])  # finer than DDP's first bucket
-    assert found[-1].elements > 10_000_000
-    assert found[-1].ready_share == 1.0
+    *small, last = merged(many)
+    assert sum(part.elements for part in (*small, last)) == sum(count for count, _ in many)
+    assert all(2**17 <= part.elements < 2**17 + 1007 for part in small)  # finer than DDP's first bucket
+    assert last.elements > 10_000_000
+    assert last.ready_share == 1.0
 
 
 def test_what_all_ranks_take_beyond_their_links_counts():

@@ -28,14 +28,17 @@ NULL = "0.0 (nullgpu)"
 CONFIG = {"precision": "bf16"}
 
 
-def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit():
+@pytest.mark.parametrize(
+    ("per_s", "of", "words"),
+    [
+        (8.6e15, "bf16", r"products: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL, which .* 835 at"),
+        (500e12, "tf32", "in tf32"),
+    ],
+)
+def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
     check_rates(NVL, [GpuRate(what="products", per_s=SLACK * 835e12)])
-    with pytest.raises(
-        Undecided, match=r"products: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL, which .* 835 at"
-    ):
-        check_rates(NVL, [GpuRate(what="products", per_s=8.6e15)])
-    with pytest.raises(Undecided, match="in tf32"):
-        check_rates(NVL, [GpuRate(what="products", per_s=500e12, of="tf32")])
+    with pytest.raises(Undecided, match=words):
+        check_rates(NVL, [GpuRate(what="products", per_s=per_s, of=of)])
 
 
 @pytest.mark.parametrize("name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"])
@@ -55,32 +58,9 @@ def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice
     assert least_flops_per_token(other, None) == least_flops_per_token(None, None) == 0
 
 
-@pytest.mark.parametrize(
-    ("job", "figures"),
-    [
-        ("step", {"step_s": [0.5], "slot_tokens_per_step": 2_000_000}),
-        ("feed", {"real_tokens_per_s": 4_000_000.0}),
-        ("feed", {"real_tokens_per_s": 4_000_000.0, "model_flops_per_s": 0.0}),
-        ("exchange", {"step_s": [0.5], "real_tokens_per_step": 4_000_000.0, "rows": 4, "micro_batches": 4}),
-    ],
-)
-def test_tokens_are_checked_without_a_count_of_flops(job, figures):
-    trial = Trial(job=job, measured={"config": BERT_CONFIG}, timeout_s=1.0)
-    [rate] = rates_of_trial(trial, Measured(figures=figures))
-    assert rate.per_s == pytest.approx(4_000_000 * FLOPS)
-    assert not has_rate(trial, Measured(figures=figures), gpu_name=NVL, driver="580.1")
-    with pytest.raises(Undecided, match="TFLOP/s in bf16"):
-        check_rates(NVL, [rate])
-
-
-def test_a_trial_that_was_replayed_or_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+def test_a_trial_that_was_replayed_has_no_rate():
     replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
     assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
-    figures = Measured(figures={"step_s": [0.5, 0.5, 0.5], "slot_tokens_per_step": 2000})
-    for timed_steps, driver in ((3, "580.1"), (3, NULL), (1, "580.1")):
-        trial = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": timed_steps}, timeout_s=1.0)
-        is_timed = timed_steps == 3 and driver != NULL
-        assert has_rate(trial, figures, gpu_name=NVL, driver=driver) == is_timed
 
 
 @pytest.mark.parametrize(
@@ -92,58 +72,50 @@ def test_messages_faster_than_the_links_are_rejected(figures):
         check_rates(NVL, rates_of_trial(links, Measured(figures={"products_flops_per_s": [], **figures})))
 
 
+OF_TOKENS = 4_000_000 * FLOPS
+
+
 @pytest.mark.parametrize(
-    ("job", "measured", "figures"),
+    ("job", "config", "figures", "per_s"),
     [
-        ("step", {"config": CONFIG}, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}),
-        ("feed", {"config": CONFIG}, {"model_flops_per_s": 2e15, "local_ranks": 2}),
-        ("links", {}, {"products_flops_per_s": [1e12, 1e15]}),
+        ("step", BERT_CONFIG, {"step_s": [0.5], "slot_tokens_per_step": 2_000_000}, OF_TOKENS),
+        ("feed", BERT_CONFIG, {"real_tokens_per_s": 4e6}, OF_TOKENS),
+        ("feed", BERT_CONFIG, {"real_tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
+        ("exchange", BERT_CONFIG, {"step_s": [0.5], "real_tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
+         OF_TOKENS),
+        ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
+        ("feed", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
+        ("links", {}, {"products_flops_per_s": [1e12, 1e15]}, 1e15),
     ],
-)
-def test_every_job_that_measures_a_rate_is_checked_per_gpu(job, measured, figures):
-    trial = Trial(job=job, measured=measured, timeout_s=1.0)
-    rates = list(rates_of_trial(trial, Measured(figures=figures)))
-    assert 1e15 in [rate.per_s for rate in rates]
-    with pytest.raises(Undecided, match="1,000 TFLOP/s"):
-        check_rates(NVL, rates)
-    check_rates("NVIDIA B200", rates)
+)  # fmt: skip
+def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_tokens(job, config, figures, per_s):
+    trial, outcome = Trial(job=job, measured={"config": config}, timeout_s=1.0), Measured(figures=figures)
+    *_, rate = rates_of_trial(trial, outcome)
+    assert rate.per_s == pytest.approx(per_s)
+    assert not has_rate(trial, outcome, gpu_name=NVL, driver="580.1")
+    with pytest.raises(Undecided, match="TFLOP/s in bf16"):
+        check_rates(NVL, [rate])
+    check_rates("NVIDIA B200", [rate])
 
 
-def gpu_profile(rate, driver="580.1", **evidence):
-    probe = example_profile().evidence.probe
-    curve = [point.model_copy(update={"slot_tokens_per_s": rate}) for point in probe.curve]
+def pretended(**evidence):
     return but(
         example_profile(),
         train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
-        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": driver},
-        evidence={"probe": probe.model_copy(update={"curve": curve, "parameters": 110_000_000})} | evidence,
+        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL},
+        evidence=evidence,
     )
 
 
-def test_a_profile_whose_tokens_per_second_ask_for_more_than_the_gpu_has_is_rejected():
-    check_profile(gpu_profile(600_000.0))
-    with pytest.raises(Undecided, match=r"1 rows: .* TFLOP/s in bf16 measured on NVIDIA H100 NVL"):
-        check_profile(gpu_profile(3_000_000.0))
-
-
 def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
-    with pytest.raises(MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"):
-        check_profile(gpu_profile(600_000.0, NULL))
     probe = example_profile().evidence.probe.model_copy(update={"curve": []})
-    check_profile(gpu_profile(600_000.0, NULL, probe=probe, workers=None))
+    check_profile(pretended(probe=probe, workers=None))
     sustained = probe.model_copy(update={"sustained": example_profile().evidence.probe.curve[0]})
-    with pytest.raises(MachineLacks):
-        check_profile(gpu_profile(600_000.0, NULL, probe=sustained, workers=None))
-    assert gpu_profile(600_000.0, NULL).fingerprint.bytes_known == "allocator"
-    assert gpu_profile(600_000.0).fingerprint.bytes_known == "measured"
-
-
-def with_rows(part, rows, **changes):
-    """The tuned profile, with the first row of a part changed."""
-    found = getattr(tuned_profile("d").evidence, part)
-    first, *others = getattr(found, rows)
-    changed = found.model_copy(update={rows: [first.model_copy(update=changes), *others]})
-    return but(tuned_profile("d"), evidence={part: changed})
+    for kept in ({}, {"probe": sustained, "workers": None}):
+        with pytest.raises(MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"):
+            check_profile(pretended(**kept))
+    assert pretended().fingerprint.bytes_known == "allocator"
+    assert tuned_profile("d").fingerprint.bytes_known == "measured"
 
 
 @pytest.mark.parametrize(
@@ -159,9 +131,13 @@ def with_rows(part, rows, **changes):
     ],
 )
 def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
-    check_profile(tuned_profile("d"))
+    profile = tuned_profile("d")
+    check_profile(profile)
+    found = getattr(profile.evidence, part)
+    first, *others = getattr(found, rows)
+    changed = found.model_copy(update={rows: [first.model_copy(update=changes), *others]})
     with pytest.raises(Undecided, match="measured on NVIDIA H100 NVL"):
-        check_profile(with_rows(part, rows, **changes))
+        check_profile(but(profile, evidence={part: changed}))
 
 
 def gpu_run(**changes):

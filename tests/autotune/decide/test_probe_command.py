@@ -20,12 +20,6 @@ def test_options_at_their_defaults_are_left_out_and_flags_and_lists_are_spelled(
     )
 
 
-def test_a_tuned_profile_is_probed_again_by_its_name_and_place():
-    assert probe_command(example_profile(), "my profiles/p.toml") == (
-        "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
-    )
-
-
 def test_the_same_probe_has_what_a_probe_would_not_take_by_itself():
     assert again({"layout": "packed"}, model="tiny.json", out="p.toml") == (
         "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
@@ -52,6 +46,9 @@ def test_what_a_profile_has_otherwise_is_probed_so(train, option):
 def test_a_change_replaces_the_setting_and_without_a_profile_its_budget_is_open():
     assert "--precision bf16" in again(precision="bf16")
     assert "--memory" not in probe_again(example_profile().train, None)
+    assert probe_command(example_profile(), "my profiles/p.toml") == (
+        "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
+    )
 
 
 def test_paths_are_quoted_and_names_of_strangers_are_no_part_of_the_command():

@@ -18,12 +18,8 @@ from autotune.decide.scaling import (
     useful_nodes,
 )
 
-COMPUTE = RankCompute(
-    row_s=0.01,
-    micro_batch_s=0.002,
-    update_s=0.01,
-    gradients=tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20)),
-)
+GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
+COMPUTE = RankCompute(row_s=0.01, micro_batch_s=0.002, update_s=0.01, gradients=GRADIENTS)
 EXCHANGES = exchanges(sixteen_bit=False)
 NETWORK = Network(nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9))
 
@@ -37,52 +33,45 @@ def model(load_=None, network=NETWORK, exchanges=EXCHANGES):
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
-def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit(rows, most, ranks):
-    for dealt in load(rows, most).dealings(ranks):
+def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewer_rows_than_ranks_have_none(
+    rows, most, ranks
+):
+    found = load(rows, most).dealings(ranks)
+    assert bool(found) == (rows >= ranks)
+    for dealt in found:
         assert dealt.rows <= most
         assert dealt.rows * dealt.micro_batches * ranks >= rows > dealt.rows * (dealt.micro_batches - 1) * ranks
 
 
-def test_fewer_rows_than_ranks_cannot_be_dealt():
-    assert load(rows=3).dealings(4) == ()
-    assert predict(load(rows=3), NETWORK, Exchange()) is None
-    assert model(load(rows=3)).at(2) is None
-    assert model(load(rows=3)).efficiency(2) is None
+def test_what_cannot_be_dealt_or_sent_has_no_prediction():
+    few = load(rows=3)
+    assert (predict(few, NETWORK, Exchange()), model(few).at(2), model(few).efficiency(2)) == (None, None, None)
+    assert spread_of(rate(), 2, few) == AllRanks()
+    narrow = Exchange(strategy="fsdp2", gradient_dtype="bf16")  # no 16 bits under accumulation
+    assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
+    assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
 
 
 def test_efficiency_is_against_one_node_and_falls_with_nodes():
     found = [model().at(nodes) for nodes in (1, 4, 16, 64)]
-    assert found[0].efficiency == pytest.approx(1.0)
     efficiencies = [one.efficiency for one in found]
     assert efficiencies == sorted(efficiencies, reverse=True)
+    assert efficiencies[0] == pytest.approx(1.0)
     assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
 
 
 def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
-    assert {one.gradient_dtype for one in EXCHANGES} == {"fp32"}
     every = exchanges(sixteen_bit=True, strategies=("ddp", "zero1"))
-    assert {one.gradient_dtype for one in every} == {"fp32", "bf16"}
+    assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [{"fp32"}, {"fp32", "bf16"}]
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
-    assert model(None, fast, every).at(2).exchange == Exchange(
-        bucket_cap_bytes=25 * MIB
-    )  # nothing to send: the defaults
-
-
-def test_fsdp_cannot_send_sixteen_bits_under_accumulation():
-    narrow = Exchange(strategy="fsdp2", gradient_dtype="bf16")
-    assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
-    assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
+    assert model(None, fast, every).at(2).exchange == Exchange(bucket_cap_bytes=25 * MIB)  # nothing to send
 
 
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
 def test_useful_nodes_are_looked_for_until_they_end(last):
     asked = []
-
-    def efficient(nodes):
-        asked.append(nodes)
-        return 0.95 if nodes <= last else 0.5
-
-    assert useful_nodes(efficient, 8192) == last
+    found = useful_nodes(lambda nodes: asked.append(nodes) or (0.95 if nodes <= last else 0.5), 8192)
+    assert found == last
     assert len(asked) == max(asked) <= max(64, 1.3 * last)
     # The largest counts, even if a smaller one divides badly.
     assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
@@ -90,11 +79,12 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
 
 
 def test_what_limits_is_named():
-    slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    limit, share = limit_of(model(None, slow, [Exchange()]).at(16).time)
+    slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [Exchange()])
+    limit, share = limit_of(slow.at(16).time)
     assert limit == "network"
     assert 0.1 < share <= 1
-    assert limit_of(model(None, slow, [Exchange()]).at(1).time) == ("computation", None)
+    alone = replace(slow, network=replace(slow.network, ranks_per_node=1))
+    assert limit_of(alone.at(1).time) == ("computation", None)
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
@@ -113,18 +103,16 @@ def spread_of(rate, nodes, load_=None, over=None):
     return spread(rate, model(load_, over or network()), nodes=nodes, links=("assumed", "lines"))
 
 
-def rate(value=50_000.0, share=0.0, basis="measured"):
+def rate(value=50_000.0, share=0.0):
     low, high = (value * (1 - share), value * (1 + share)) if share else (None, None)
-    return PlanFigure(
-        value=value, low=low, high=high, confidence=0.95 if share else None, basis=basis, source="windows"
-    )
+    confidence = 0.95 if share else None
+    return PlanFigure(value=value, low=low, high=high, confidence=confidence, basis="measured", source="windows")
 
 
-def test_one_node_is_as_many_ranks_as_it_has_and_fewer_rows_than_ranks_are_no_training():
+def test_one_node_is_as_many_ranks_as_it_has():
     found = spread_of(rate(share=0.1), 1, over=network(ranks=4))
     assert [found.tokens_per_s.value, found.tokens_per_s.low] == pytest.approx([200_000, 180_000])
     assert (found.tokens_per_s.basis, found.efficiency, found.efficiency_by_nodes) == ("predicted", None, {})
-    assert spread_of(rate(), 4, load(rows=7)) == AllRanks()
 
 
 @given(st.floats(1e3, 1e7), st.floats(0, 0.5), st.floats(1e7, 1e9), st.integers(2, 40), st.integers(80, 5000))
@@ -141,17 +129,9 @@ def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
     assert list(found.efficiency_by_nodes) == sorted(found.efficiency_by_nodes)
 
 
-def test_a_faster_rank_waits_longer_for_the_same_exchange():
-    slow, fast = (spread_of(rate(value), 16).efficiency.value for value in (5e3, 5e5))
-    assert slow > fast
-
-
-def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there():
-    wrong = spread_of(rate(5e5), 16, load(rows=4096))
-    assert wrong.efficiency.value < USEFUL_EFFICIENCY
-    assert wrong.useful_nodes < 16
-    assert set(wrong.efficiency_by_nodes) == {1, wrong.useful_nodes, 16}
-    enough = spread_of(rate(5e5), 16, load(rows=4096 * 64))
-    assert enough.efficiency.value >= USEFUL_EFFICIENCY
-    assert enough.useful_nodes is None
-    assert set(enough.efficiency_by_nodes) == {1, 8, 16}
+@pytest.mark.parametrize(("rows", "useful", "shown"), [(4096, 2, {1, 2, 16}), (4096 * 64, None, {1, 8, 16})])
+def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there(rows, useful, shown):
+    found, slower = (spread_of(rate(value), 16, load(rows=rows)) for value in (5e5, 5e3))
+    assert (found.efficiency.value < USEFUL_EFFICIENCY) == (useful is not None)
+    assert (found.useful_nodes, set(found.efficiency_by_nodes)) == (useful, shown)
+    assert found.efficiency.value < slower.efficiency.value  # a faster rank waits longer for the same exchange

@@ -22,28 +22,27 @@ from trainer.presets import PRESETS
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 5000
+MODERNBERT = PRESETS["modernbert-base"] | {"num_hidden_layers": 2, "local_attention": 64}
+BERT = TrainConfig(model=ModelSettings(name="m", config=PRESETS["bert-120m"]))
 
 
-def built_work(settings):
-    config = build_config(settings, vocab_size=VOCAB_SIZE, special_ids=IDS, seq_length_tokens=512)
-    return model_work(build_model(config, torch.device("meta")))
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_what_a_shape_computes_is_what_the_built_model_does(name):
-    settings = ModelSettings(name=name, config=PRESETS[name])
-    truth = built_work(settings)
-    train = TrainConfig(model=settings)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *PRESETS.values(),
+        *(
+            MODERNBERT | {"layer_types": [first, "sliding_attention"]}
+            for first in ("full_attention", "sliding_attention")
+        ),
+    ],
+    ids=[*PRESETS, "one layer of two", "no layer of full attention"],
+)
+def test_what_a_shape_computes_is_what_the_built_model_does(shape):
+    train = TrainConfig(model=ModelSettings(name="m", config=shape))
+    config = build_config(train.model, vocab_size=VOCAB_SIZE, special_ids=IDS, seq_length_tokens=512)
+    truth = model_work(build_model(config, torch.device("meta")))
     assert work_of_shape(train, VOCAB_SIZE, truth.parameters) == truth
     assert vocab_size_of(train, truth.parameters) == pytest.approx(-(-VOCAB_SIZE // 64) * 64, rel=0.02)
-
-
-@pytest.mark.parametrize("layer_types", [["full_attention", "sliding_attention"], ["sliding_attention"] * 2])
-def test_layers_that_a_config_names_count_as_named(layer_types):
-    shape = PRESETS["modernbert-base"] | {"num_hidden_layers": 2, "layer_types": layer_types, "local_attention": 64}
-    settings = ModelSettings(name="m", config=shape)
-    truth = built_work(settings)
-    assert work_of_shape(TrainConfig(model=settings), VOCAB_SIZE, truth.parameters) == truth
 
 
 def test_an_architecture_without_known_parts_has_no_count():
@@ -64,10 +63,8 @@ def test_typical_lengths_have_the_mean_and_the_squares_of_the_samples(seed, cent
 
 
 def test_a_token_costs_more_in_longer_documents_and_about_six_operations_for_each_weight():
-    train = TrainConfig(model=ModelSettings(name="m", config=PRESETS["bert-120m"]))
-    work = work_of_shape(train, 30_522, 109_518_912)
+    work = work_of_shape(BERT, 30_522, 109_518_912)
     short, long = (flops_per_token(work, np.array([length]), 0.15) for length in (64, 512))
-    assert short < long
     # Layers on every token, head and last layer where something is predicted: less than six times all parameters.
     assert 0.6 < long / (6 * work.parameters) < 1
     assert short < flops_per_token(work, assumed_lengths(512), 0.15) < long
@@ -76,8 +73,7 @@ def test_a_token_costs_more_in_longer_documents_and_about_six_operations_for_eac
 @given(st.integers(1, 48), st.integers(10**5, 10**10))
 def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
     config = {"model_type": "bert", "num_hidden_layers": layers, "hidden_size": 256, "intermediate_size": 1024}
-    train = TrainConfig(model=ModelSettings(name="m", config=config))
-    parts = gradients_of_shape(train, parameters)
+    parts = gradients_of_shape(TrainConfig(model=ModelSettings(name="m", config=config)), parameters)
     assert sum(part.elements for part in parts) == pytest.approx(parameters, rel=0.01, abs=5 * layers)
     readiness = [part.ready_share for part in parts]
     assert readiness == sorted(readiness)
@@ -85,7 +81,6 @@ def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
 
 
 def test_the_largest_unit_is_the_table_or_a_layer():
-    train = TrainConfig(model=ModelSettings(name="m", config=PRESETS["bert-120m"]))
     of_layer = 4 * 768**2 + 2 * 768 * 3072
-    assert largest_parameter_bytes(train, 12 * of_layer + 1000) == 4 * of_layer
-    assert largest_parameter_bytes(train, 20 * of_layer) == 4 * 8 * of_layer
+    assert largest_parameter_bytes(BERT, 12 * of_layer + 1000) == 4 * of_layer
+    assert largest_parameter_bytes(BERT, 20 * of_layer) == 4 * 8 * of_layer

@@ -58,19 +58,18 @@ def test_more_data_ranks_never_hold_more_state_nor_more_once_zero_gathers(state,
         assert few.state_bytes <= zero_share(state, stage - 1, count, largest_layer_bytes=layer_bytes).state_bytes
     if count > 1:  # from one to two, ZeRO-3 begins to gather: that alone may cost more than it saves
         assert many.total_bytes <= few.total_bytes
+    assert few.gathered_bytes == (layer_bytes if stage == 3 and count > 1 else 0)
 
 
-@given(states, ranks, ranks, ranks)
-def test_more_tensor_ranks_or_stages_never_hold_more(state, tensor, pipeline, more):
+@given(states, stages, ranks, ranks, ranks, sizes, ranks)
+def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_more(
+    state, stage, count, tensor, pipeline, layer_bytes, more
+):
     few = model_share(state, tensor, pipeline)
     for many in (model_share(state, tensor + more, pipeline), model_share(state, tensor, pipeline + more)):
         assert many.state_bytes <= few.state_bytes
         assert many.total_bytes <= few.total_bytes
-
-
-@given(states, stages, ranks, ranks, ranks, sizes)
-def test_no_term_is_negative_or_lost_and_the_total_is_their_sum(state, stage, count, tensor, pipeline, layer_bytes):
-    shard = zero_share(model_share(state, tensor, pipeline), stage, count, largest_layer_bytes=layer_bytes)
+    shard = zero_share(few, stage, count, largest_layer_bytes=layer_bytes)
     terms = asdict(shard)
     assert min(terms.values()) >= 0
     assert shard.total_bytes == sum(terms.values())
@@ -78,20 +77,17 @@ def test_no_term_is_negative_or_lost_and_the_total_is_their_sum(state, stage, co
     assert (shard.temporaries_bytes, shard.outside_bytes) == (state.temporaries_bytes, state.outside_bytes)
 
 
-def test_only_zero_3_over_several_ranks_gathers_a_layer():
-    cases = [(2, 1), (2, 2), (3, 1), (3, 2)]
-    found = [zero_share(model(1000), stage, count, largest_layer_bytes=400).gathered_bytes for stage, count in cases]
-    assert found == [0, 0, 0, 400]
-
-
-def test_tensor_ranks_leave_10_of_34_parts_of_the_activations_whole():
-    assert model_share(model(0, activations=34_000), 8, 1).activations_bytes == 10_000 + 24_000 // 8
-
-
-@pytest.mark.parametrize(("head", "expected"), [(1000, (8000, 0)), (9000, (2000, 9000))])
-def test_a_pipelines_first_stage_saves_no_activations_and_a_large_head_makes_the_last_the_fullest(head, expected):
-    held = model_share(model(0, activations=8000, head_and_loss=head), 1, 4)
-    assert (held.activations_bytes, held.head_and_loss_bytes) == expected
+@pytest.mark.parametrize(
+    ("held", "tensor", "pipeline", "expected"),
+    [
+        ({"activations": 34_000}, 8, 1, (10_000 + 24_000 // 8, 0)),  # 10 of 34 parts stay whole
+        ({"activations": 8000, "head_and_loss": 1000}, 1, 4, (8000, 0)),  # the first stage saves none
+        ({"activations": 8000, "head_and_loss": 9000}, 1, 4, (2000, 9000)),  # a large head makes the last the fullest
+    ],
+)
+def test_tensor_ranks_and_pipelines_hold_these_activations(held, tensor, pipeline, expected):
+    found = model_share(model(0, **held), tensor, pipeline)
+    assert (found.activations_bytes, found.head_and_loss_bytes) == expected
 
 
 LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activations: layers": 2 * GB}

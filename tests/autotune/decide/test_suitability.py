@@ -1,43 +1,37 @@
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from autotune.core.hardware import (
     DiskFacts,
-    GpuFacts,
     GpuProcess,
-    GpuSample,
     GpuStatus,
     MachineFacts,
     SlurmFacts,
     Unavailable,
 )
 from autotune.decide.suitability import SEVERITIES, find_unsuitable
-from tests.fakes import FakeHost
+from tests.fakes import CARD as FAKE_CARD
+from tests.fakes import HOST as FAKE_HOST
+from tests.fakes import SAMPLE as FAKE_SAMPLE
 
 GIB = 2**30
 CAP = "sw_power_cap"
 SHARED = DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True)
 HOST = replace(
-    FakeHost().facts([Path()]),
-    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=4, shm_free_bytes=8 * GIB, load_average_1min=0.5,
+    FAKE_HOST, cpus_slurm=4, shm_free_bytes=8 * GIB, load_average_1min=0.5,
     disks=(replace(SHARED, filesystem_type="ext4", is_network=False),),
 )  # fmt: skip
-CARD = GpuFacts(
-    uuid="GPU-a", index=3, name="Card", total_bytes=80 * GIB, mig_enabled=False, power_cap_w=350.0,
-    compute_mode="default", driver="550.1", compute_capability=(9, 0),
-)  # fmt: skip
-SAMPLE = GpuSample(
-    time_s=1.0, utilisation=0.0, used_bytes=GIB // 2, power_w=70.0, sm_clock_mhz=345, throttle_reasons=("gpu_idle",),
-    temperature_c=30,
-)  # fmt: skip
+CARD = replace(FAKE_CARD, index=3)
+SAMPLE = replace(FAKE_SAMPLE, used_bytes=GIB // 2, throttle_reasons=("gpu_idle",))
 GPU = GpuStatus(facts=CARD, sample=SAMPLE, processes=())
 QUIET = MachineFacts(
     time_utc=datetime(2025, 1, 1, tzinfo=UTC), host=HOST, gpus=(GPU,), gpu_absent=None, gpu_unreadable=(),
-    slurm=SlurmFacts( job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",),
-    node_name="n1" ), versions={"torch": "2.10", "transformers": "5.0"},
+    slurm=SlurmFacts(
+        job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",), node_name="n1"
+    ),
+    versions={"torch": "2.10", "transformers": "5.0"},
 )  # fmt: skip
 
 
@@ -49,14 +43,14 @@ def with_host(**changes):
     return replace(QUIET, host=replace(HOST, **changes))
 
 
-UNKNOWN = Unavailable(reason="no permission")
-UNREAD = replace(
-    with_gpu(sample=UNKNOWN, processes=UNKNOWN), host=replace(HOST, load_average_1min=None, shm_free_bytes=None)
-)
+UNREAD = with_gpu(sample=Unavailable(reason="no permission"), processes=Unavailable(reason="no permission"))
 CAPPED = with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP,)))
 
 
-@pytest.mark.parametrize("machine", [QUIET, UNREAD, CAPPED], ids=["quiet", "unread", "capped"])
+@pytest.mark.parametrize(
+    "machine", [QUIET, UNREAD, CAPPED, with_host(load_average_1min=None, shm_free_bytes=None)],
+    ids=["quiet", "GPU unread", "capped", "host unread"],
+)  # fmt: skip
 def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
     assert find_unsuitable(machine) == ()
 
@@ -89,7 +83,5 @@ def test_each_spoiler_is_named_with_a_next_step(machine, severity, words):
 
 
 def test_worst_findings_come_first():
-    machine = replace(
-        with_host(load_average_1min=100.0), gpus=(), gpu_absent="no driver", versions={"transformers": "5.0"}
-    )
+    machine = replace(with_host(load_average_1min=100.0), gpus=(), gpu_absent="no driver", versions={"torch": "2.10"})
     assert [finding.severity for finding in find_unsuitable(machine)] == list(SEVERITIES)

@@ -20,17 +20,14 @@ def stages_of(*names, model="a", **values):
 
 @given(st.lists(NAMED, min_size=1, max_size=10), st.floats(0, 7200))
 def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
-    stages = stages_of(*names)
-    left, taken = budget_s, 0.0
+    stages, left = stages_of(*names), budget_s
     for stage in stages:
         share = share_s(stages, stage, left)
         stage.seconds = USUAL_S[stage.name] if share is None else share
         stage.status = "done"
         left -= stage.seconds
-        taken += stage.seconds
-    assert taken <= budget_s + sum(USUAL_S.get(name, 0.0) for name in names) + 1e-6
-    if budget_s >= sum(USUAL_S.get(name, 0.0) for name in names):
-        assert taken <= budget_s + 1e-6
+    fixed_s = sum(USUAL_S.get(name, 0.0) for name in names)
+    assert left >= -1e-6 - (fixed_s if budget_s < fixed_s else 0)
 
 
 @given(STAGES, LEFT, st.floats(0, 3600))
@@ -39,15 +36,19 @@ def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_not
     less, share = (share_s(stages, stages[0], seconds) for seconds in (left, left + more))
     assert (less is None) == (share is None) == (stages[0].name not in BUDGET_WEIGHTS)
     assert less is None or 0 <= less <= share
+    assert left_s(stages, left) >= 0
+    for one in stages:
+        one.status = "done"
+    assert left_s(stages, left) == 0
 
 
 @given(STAGES, LEFT)
 def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not(stages, left):
-    stages = [*stages_of("workers"), *stages]
-    before = share_s(stages, stages[0], left)
-    for one in stages[1:]:
+    (workers,) = stages_of("workers")
+    before = share_s([workers, *stages], workers, left)
+    for one in stages:
         one.status = "skipped"
-    after = share_s(stages, stages[0], left)
+    after = share_s([workers, *stages], workers, left)
     assert before <= after + 1e-9
     assert after == pytest.approx(max(0.0, left))
 
@@ -61,29 +62,19 @@ def test_shares_go_by_weight_beside_what_others_usually_take():
     assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
 
 
-@given(STAGES, LEFT)
-def test_what_is_left_is_never_less_than_nothing_and_nothing_once_all_is_over(stages, budget):
-    assert left_s(stages, budget) >= 0
-    for one in stages:
-        one.status = "done"
-    assert left_s(stages, budget) == 0
-
-
-def test_a_stage_that_knows_its_trials_tells_by_them_how_long_it_takes():
-    (probe,) = stages = stages_of("probe", status="running", seconds=20.0, done=4, expected=12)
-    assert left_s(stages, 600.0) == pytest.approx(40.0)
-    probe.expected = None
-    assert left_s(stages, 600.0) == pytest.approx(USUAL_S["probe"] - 20.0)
-
-
-def test_a_stage_with_a_budget_is_not_expected_to_take_longer():
-    (workers,) = stages = stages_of("workers", status="running", seconds=20.0, done=1, expected=100, budget_s=60.0)
-    assert left_s(stages, 600.0) == pytest.approx(40.0)
-    workers.done = 90
-    assert left_s(stages, 600.0) == pytest.approx(20.0 / 90 * 10)
+@pytest.mark.parametrize(
+    ("name", "told", "expected_s"),
+    [
+        ("probe", {"done": 4, "expected": 12}, 40.0),
+        ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
+        ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
+        ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
+    ],
+)
+def test_a_stage_takes_as_long_as_its_trials_tell_and_no_longer_than_its_budget(name, told, expected_s):
+    assert left_s(stages_of(name, status="running", seconds=20.0, **told), 600.0) == pytest.approx(expected_s)
 
 
 def test_the_least_of_a_stage_is_its_least_trials():
-    assert least_s("baseline", 3.0, 2.0) == LEAST_WINDOWS["baseline"] * 5.0
-    assert least_s("probe", 3.0, 2.0) == LEAST_PROBES * 3.0
-    assert least_s("report", 3.0, 2.0) == USUAL_S["report"]
+    expected = {"baseline": LEAST_WINDOWS["baseline"] * 5.0, "probe": LEAST_PROBES * 3.0, "report": USUAL_S["report"]}
+    assert {name: least_s(name, 3.0, 2.0) for name in expected} == expected

@@ -21,13 +21,10 @@ Rate = Callable[[int], float]
 
 
 class Feed:
-    """A training whose throughput by the workers is known; batches from memory read 1.
+    """A training whose throughput by the workers is known, in the long run; batches from memory read 1.
 
-    Args:
-        rate: Of a count, in the long run.
-        noise: Relative standard deviation of a window, and of what it waits.
-        waits: Whether what windows wait for data is the truth; else every one says that it waits for ever.
-        seed: Of the noise.
+    ``noise`` is the relative standard deviation of a window, and of what it waits. Without ``waits`` every window says
+    that it waits for ever, else the truth.
     """
 
     def __init__(self, rate: Rate, *, noise: float = 0.0, waits: bool = True, seed: int = 0) -> None:
@@ -58,30 +55,24 @@ def decide(feed: Feed, max_count: int, *, most_windows: int = 3000) -> tuple[Wor
     return WorkersRule(rounds, max_count).choose(), rounds
 
 
-def counts_of(rounds: list[Round]) -> set[int]:
-    return {count for one in rounds for count in one if count is not None}
-
-
 def rising(knee: int, plateau: float = 1.0) -> Rate:
     """Workers add up until so many of them give all that there is."""
     return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
 
 
-@pytest.mark.parametrize(
-    ("limit", "rungs"), [(0, [0]), (1, [0, 1]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8]), (9, [0, 1, 2, 4, 8, 9])]
-)
-def test_the_ladder_doubles_up_to_its_limit(limit, rungs):
-    assert ladder(limit) == rungs
+def test_the_ladder_doubles_up_to_its_limit():
+    expected = {0: [0], 1: [0, 1], 6: [0, 1, 2, 4, 6], 8: [0, 1, 2, 4, 8], 9: [0, 1, 2, 4, 8, 9]}
+    assert {limit: ladder(limit) for limit in expected} == expected
 
 
 @pytest.mark.parametrize("max_count", [0, 1, 2, 5, 8, 12])
 @pytest.mark.parametrize("waits", [True, False], ids=["by wait too", "by throughput alone"])
 def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_tried(max_count, waits):
     for knee in range(max_count + 1):
-        choice, rounds = decide(Feed(rising(knee), waits=waits), max_count)
+        choice, _ = decide(Feed(rising(knee), waits=waits), max_count)
         assert (choice.workers, choice.undecided_between) == (knee, ())
         assert choice.verdicts[knee] == "proven"
-        assert len(counts_of(rounds)) <= len(ladder(max_count)) + max_count.bit_length()
+        assert len(choice.verdicts) <= len(ladder(max_count)) + max_count.bit_length()
 
 
 @given(
@@ -96,31 +87,36 @@ def test_a_plateau_below_the_ceiling_is_as_good_as_the_ceiling(limits, plateau, 
     assert (choice.workers, choice.undecided_between) == (knee, ())
 
 
-def test_where_storage_is_the_limit_the_knee_is_picked_and_not_the_largest_count():
-    choice, rounds = decide(Feed(rising(3, 0.6), noise=0.003), 16)
-    assert (choice.workers, choice.undecided_between) == (3, ())
-    assert max(counts_of(rounds)) == 16
-    assert choice.ratios[3].value == pytest.approx(0.6, rel=0.02)
-
-
-def test_once_the_ceiling_is_reached_no_larger_count_is_tried():
-    _, rounds = decide(Feed(rising(2), noise=0.003), 32)
-    assert max(counts_of(rounds)) == 2
-    choice, rounds = decide(Feed(lambda _: 1.0, noise=0.003), 8)
-    assert (choice.workers, choice.undecided_between, choice.refusal) == (0, (), None)
-    assert counts_of(rounds) == {0}
+PEAK = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
+CEILING, RIVAL = "which no count can beat", "of the larger count that may be best"
 
 
 @pytest.mark.parametrize(
-    ("rate", "most", "refusal"),
-    [(lambda _: 0.3, 0, None), (rising(40), 8, "7 was refused: it has at most")],
-    ids=["none allowed", "slow"],
+    ("feed", "most", "workers", "tried", "proof", "refused"),
+    [
+        (Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, RIVAL, 2),
+        (Feed(rising(2), noise=0.003), 32, 2, 2, CEILING, 1),
+        (Feed(lambda _: 1.0, noise=0.003), 8, 0, 0, CEILING, None),
+        (Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, "the largest that is allowed", None),
+        (Feed(rising(40), noise=0.003), 8, 8, 8, "the largest that is allowed", 7),
+        (Feed(PEAK.__getitem__, noise=0.001, waits=False), 8, 6, 8, RIVAL, 5),
+        (Feed(lambda count: [0.5, 0.979, 0.9795][min(count, 2)], noise=0.001, waits=False), 8, 1, 8, RIVAL, 0),
+    ],
+    ids=["slow storage", "fed", "always fed", "none allowed", "all slow", "peak between rungs", "at the border"],
 )
-def test_where_even_the_largest_count_is_slow_it_is_the_answer(rate, most, refusal):
-    choice, _ = decide(Feed(rate, noise=0.003), most)
-    assert (choice.workers, choice.undecided_between) == (most, ())
-    assert choice.proof.endswith("the largest that is allowed")
-    assert choice.refusal is refusal or choice.refusal.startswith(refusal)
+def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_tried(
+    feed, most, workers, tried, proof, refused
+):
+    choice, rounds = decide(feed, most)
+    assert (choice.workers, choice.undecided_between) == (workers, ())
+    assert max(choice.verdicts) == tried
+    assert sum(map(len, rounds)) < 400
+    assert choice.ratios[workers].value == pytest.approx(feed.rate(workers), rel=0.02)
+    assert proof in choice.proof
+    if refused is None:
+        assert choice.refusal is None
+    else:
+        assert choice.refusal.startswith(f"{refused} was refused: it has at most")
 
 
 @given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
@@ -138,37 +134,34 @@ def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee
     for seed in range(12):
         choice, _ = decide(Feed(rising(knee), noise=0.05, waits=False, seed=seed), 8, most_windows=20)
         low, high = choice.undecided_between or (choice.workers, choice.workers)
-        contained += low <= knee <= high
         assert low <= choice.workers <= high
+        contained += low <= knee <= high
         undecided += bool(choice.undecided_between)
     assert undecided > 0
     assert contained >= 11  # an interval of 98 % is wrong now and then
 
 
 def test_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
-    assert WorkersRule([], 8).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
-    feed = Feed(lambda _: 1.0)
-    rounds = feed.measure(NextRounds(counts=(None, 0), rounds=1))
-    assert WorkersRule(rounds, 4).choose().undecided_between == (0, 4)
-    assert WorkersRule(rounds, 4).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
+    first = NextRounds(counts=(None, 0), rounds=1)
+    assert WorkersRule([], 8).next_rounds() == first
+    rule = WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
+    assert rule.choose().undecided_between == (0, 4)
+    assert rule.next_rounds() == first
 
 
 def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Round]:
-    ceiling = WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
     draw = random.Random(0)
-    return [
-        {None: ceiling}
-        | {
-            count: WindowFigures(tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=shares[count])
-            for count, rate in rates.items()
-        }
-        for _ in range(2 * FIRST_ROUNDS)
-    ]
+
+    def window(rate: float, share: float) -> WindowFigures:
+        return WindowFigures(tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=share)
+
+    ceiling = WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
+    counts = rates.items()
+    return [{None: ceiling} | {n: window(rate, shares[n]) for n, rate in counts} for _ in range(2 * FIRST_ROUNDS)]
 
 
 def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
-    rounds = waiting_rounds({0: 0.001}, {0: 0.96})
-    choice = WorkersRule(rounds, 8).choose()
+    choice = WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
     assert (choice.workers, choice.undecided_between) == (0, ())
     assert "waits for data at most 0.1" in choice.proof
     assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
@@ -187,18 +180,3 @@ def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
     plain, moved = WorkersRule(rounds, 8).choose(), WorkersRule(drifted, 8).choose()
     assert (plain.workers, plain.undecided_between) == (moved.workers, moved.undecided_between)
     assert plain.verdicts == moved.verdicts
-
-
-PEAK = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.7, 4: 0.88, 5: 0.92, 6: 0.95, 7: 0.92, 8: 0.89}
-AROUND_THE_SHARE = {0: 0.5, 1: 0.979}
-
-
-def test_a_peak_between_two_rungs_is_found():
-    assert decide(Feed(lambda count: PEAK[count], noise=0.001, waits=False), 8)[0].workers == 6
-
-
-def test_a_plateau_at_the_border_of_the_ceiling_is_held_against_itself():
-    choice, rounds = decide(Feed(lambda count: AROUND_THE_SHARE.get(count, 0.9795), noise=0.001, waits=False), 8)
-    assert (choice.workers, choice.undecided_between) == (1, ())
-    assert sum(map(len, rounds)) < 400
-    assert "larger count that may be best" in choice.proof
