@@ -8,10 +8,9 @@ from autotune.core.outcome import Crashed, Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.network import all_reduce_s, step_time
 from autotune.errors import BadInput
-from autotune.measure.clock import SystemClock
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.trials import TrialRunner
-from autotune.store import Ledger
+from tests.autotune.search.feeds import runner_on
+from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
@@ -111,5 +110,4 @@ def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
         }
         | changes
     )  # fmt: skip
-    runner = TrialRunner(machine=cluster, ledger=Ledger(directory, "test"), site="lab", clock=SystemClock())
-    return NetworkTuning(request=request, runner=runner)
+    return NetworkTuning(request=request, runner=runner_on(cluster, directory, FakeClock()))

@@ -5,10 +5,19 @@ import pytest
 
 from autotune.core.outcome import Crashed
 from autotune.core.trial import Trial
-from autotune.search.joint import gap_remains, loader_space, search_joint, study_of
+from autotune.search.joint import gap_remains, search_joint, study_of
 from autotune.search.workers import Asked, evidence, with_loader
-from tests.autotune.search.feeds import CONFIG, DEAD, HOST, LIMITS, FeedMachine, knee_at, loader_of, sweep_on
-from tests.autotune.search.test_workers import ON_CPU
+from tests.autotune.search.feeds import (
+    CONFIG,
+    DEAD,
+    HOST,
+    LIMITS,
+    ON_CPU,
+    FeedMachine,
+    knee_at,
+    loader_of,
+    sweep_on,
+)
 
 FEW_WORKERS = replace(LIMITS, asked=3)
 
@@ -18,22 +27,13 @@ def prefetching_helps(data) -> float:
     return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
 
 
-def nothing_helps(data) -> float:
-    return 0.2 * data.loader_workers + 0.01
-
-
-def finished(rate, directory, **changes):
-    sweep = sweep_on(FeedMachine(rate), directory, limits=FEW_WORKERS, **changes)
+def finished(rate, directory):
+    sweep = sweep_on(FeedMachine(rate), directory, limits=FEW_WORKERS)
     return sweep, sweep.run()
 
 
 def settings_of(sweep):
     return [loader_of(one.trial) for one in sweep.runner.finished]
-
-
-def test_a_gap_remains_only_where_no_count_reaches_the_ceiling(tmp_path):
-    assert gap_remains(finished(nothing_helps, tmp_path / "gap")[1])
-    assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
 
 
 def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_same(tmp_path):
@@ -49,7 +49,9 @@ def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_sa
 
 
 def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceiling(tmp_path):
-    sweep, choice = finished(nothing_helps, tmp_path)
+    sweep, choice = finished(lambda data: 0.2 * data.loader_workers + 0.01, tmp_path)
+    assert gap_remains(choice)
+    assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
     before, kept = len(sweep.runner.finished), evidence(sweep, choice, ON_CPU)
     assert search_joint(sweep, choice, trials=0) is None
     assert not search_joint(sweep, choice, trials=6).adopted
@@ -74,13 +76,9 @@ def test_settings_that_memory_does_not_hold_are_not_tried(tmp_path):
 def test_settings_whose_workers_die_are_left_out(tmp_path):
     machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_batches"] == 8 else None)
     sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
-    choice = sweep.run()
-    found = search_joint(sweep, choice, trials=10)
+    found = search_joint(sweep, sweep.run(), trials=10)
     assert found.prefetch_batches != 8
     assert not found.adopted
-
-
-# The study.
 
 
 @pytest.fixture
@@ -99,13 +97,8 @@ def test_the_study_holds_the_ratio_of_every_window_to_the_ceiling_of_its_round(s
     for trial in study.trials:
         expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
         assert trial.value == pytest.approx(expected, rel=0.005)
-    assert study.best_params["loader_workers"] == 2
-
-
-def test_with_a_gpu_pinning_is_part_of_it(sweep):
-    assert set(loader_space(4, pinning=True)) - set(loader_space(4, pinning=False)) == {"pin_memory"}
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
-    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
+    with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
+    assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
 
 
 def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
