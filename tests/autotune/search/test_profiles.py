@@ -18,7 +18,7 @@ from autotune.search.profiles import (
 )
 from autotune.search.trials import records_in
 from autotune.store import Ledger
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.trials import record, records_of_example
 
 RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
