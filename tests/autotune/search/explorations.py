@@ -54,7 +54,12 @@ def additive(effects: dict[object, float]) -> Rate:
 
 
 def machine_of(
-    rate: Rate, clock: FakeClock, noise: float = 0.01, seed: int = 0, *, failing: Failing = lambda knobs: None,
+    rate: Rate,
+    clock: FakeClock,
+    noise: float = 0.01,
+    seed: int = 0,
+    *,
+    failing: Failing = lambda knobs: None,
     loss: Loss = lambda precision, step: 3.0 - 0.01 * step,
 ) -> FakeMachine:
     """Takes three seconds for a window, and a minute where layers are compiled; a trial run again reads the same."""

@@ -63,7 +63,11 @@ def rows_of(found) -> dict:
 def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
     found = comparison(Trained(noise=lambda name, number: 1 + 0.1 * number), tmp_path).run()
     rows = rows_of(found)
-    assert [(row.name, row.outcome) for row in found.rows] == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
+    assert [(row.name, row.outcome) for row in found.rows] == [
+        ("paper", "ran"),
+        ("hf-trainer", "ran"),
+        ("tuned", "ran"),
+    ]
     speedups = [row.speedup for row in found.rows]
     assert speedups == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
     assert rows["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])

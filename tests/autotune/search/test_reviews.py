@@ -1,16 +1,12 @@
 import pytest
 
-from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.reviews import read_reviewed, require_approved, review, review_path
-from tests.autotune.profiles import example_profile
 
 
 @pytest.fixture
-def profile(tmp_path):
-    path = tmp_path / "p.toml"
-    path.write_text(profile_to_toml(example_profile()))
-    return path
+def profile(here):
+    return here / "p.toml"
 
 
 def test_the_same_content_is_approved_wherever_it_lies(profile, tmp_path):

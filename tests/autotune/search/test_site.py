@@ -1,12 +1,12 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from autotune.core.cards import RESERVE_BYTES, find_card
-from autotune.core.hardware import GpuFacts, SlurmFacts
+from autotune.core.hardware import GpuFacts
 from autotune.errors import BadInput, MachineLacks
 from autotune.search.site import Site, local_ranks, memory_budget, open_site
+from tests.autotune.search.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 
 MIB, GIB = 2**20, 2**30
@@ -17,15 +17,7 @@ H200 = GpuFacts(
 
 
 def site(gpus: tuple[GpuFacts, ...]) -> Site:
-    return Site(
-        device="cuda" if gpus else "cpu",
-        gpus=gpus,
-        host=FakeHost().facts([Path()]),
-        slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
-        versions={},
-        gpu_absent=None if gpus else "none",
-        used_bytes_by_gpu=(500 * MIB,) * len(gpus),
-    )
+    return replace(ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)) if gpus else ON_CPU
 
 
 NVL = find_card("h100-nvl-94gb")
@@ -47,12 +39,10 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_im
     assert memory_budget(site((H200,)), asked_bytes, as_card) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)]
-)
-def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu(name, expected):
-    silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
-    assert memory_budget(silent, None) == expected - RESERVE_BYTES
+def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
+    for name, expected in (("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)):
+        silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
+        assert memory_budget(silent, None) == expected - RESERVE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -81,10 +71,8 @@ def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
 
 def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
-    assert local_ranks(two, None) == 2
-    assert local_ranks(two, 1) == 1
-    assert local_ranks(site(()), None) == 1
-    assert local_ranks(site(()), 2) == 2
+    asked = ((two, None), (two, 1), (site(()), None), (site(()), 2))
+    assert [local_ranks(*one) for one in asked] == [2, 1, 1, 2]
     with pytest.raises(BadInput, match="there are 2 GPUs"):
         local_ranks(two, 3)
 

@@ -8,7 +8,7 @@ from autotune.errors import NotCheckable, ProfileRefused
 from autotune.search.reviews import read_reviewed
 from autotune.search.site import fingerprint, open_site
 from autotune.search.verification import verify
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.test_site import H200
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
@@ -25,9 +25,9 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
     site = open_site("cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)]))
     made_on = fingerprint(site, found.train.model, manifest, "13.0")
     data = found.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
-    train = found.train.model_copy(update={"data": data, "device": "cuda"})
     path = tmp_path / "p.toml"
-    path.write_text(profile_to_toml(found.model_copy(update={"train": train, "fingerprint": made_on})))
+    made = but(found, train={"data": data, "device": "cuda"}).model_copy(update={"fingerprint": made_on})
+    path.write_text(profile_to_toml(made))
 
     def check(*gpus, cuda="13.0"):
         stored = read_reviewed(path, tmp_path / "reports")

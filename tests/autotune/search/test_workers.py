@@ -8,7 +8,7 @@ import pytest
 from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.core.trial import FeedFigures, GpuUseFigures
-from autotune.errors import DoesNotFit, Undecided
+from autotune.errors import Undecided
 from autotune.search.rounds import ATTEMPTS
 from autotune.search.workers import evidence, gpu_source
 from tests.autotune.search.feeds import (
