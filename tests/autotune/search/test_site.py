@@ -5,9 +5,12 @@ import pytest
 from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.core.hardware import GpuFacts
 from autotune.errors import BadInput, MachineLacks
+from autotune.search.node import look_at_node
 from autotune.search.site import Site, local_ranks, memory_budget, open_site
 from tests.autotune.search.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from trainer.dataset import read_manifest
+from trainer.record import code_sha256
 
 MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(
@@ -136,3 +139,35 @@ def test_the_gpu_that_is_measured_is_named(opened):
     assert one.words == "NVIDIA H200, 140 GiB"
     assert opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
     assert opened(**UNREADABLE, visible="1").gpu == SECOND
+
+
+def linked_gpu(number: int, linked: list[str] | None) -> FakeGpu:
+    return FakeGpu(facts=replace(H200, uuid=f"GPU-{number}", index=number), nvlinked=linked)
+
+
+def test_a_node_is_described_with_its_code_and_data(monkeypatch, patterned_dataset):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = look_at_node("n1", patterned_dataset, FakeHost(), FakeGpuMonitor([linked_gpu(0, None)]))
+    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",))
+    assert found.code_sha256 == code_sha256()
+    assert found.dataset_hash == read_manifest(monkeypatch, patterned_dataset).dataset_hash
+    assert found.nvlinked is None  # one GPU has nobody to be linked with
+    bare = look_at_node("n1", patterned_dataset.parent, FakeHost(), FakeGpuMonitor())
+    assert bare.dataset_hash is None
+    assert "not a dataset" in bare.dataset_missing
+
+
+@pytest.mark.parametrize(
+    ("links", "linked"),
+    [
+        ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
+        ((["GPU-1"], ["GPU-2"], []), False),
+        ((None, None, None), None),
+        ((["GPU-1", "GPU-2"], None, None), None),
+        (([], None, None), False),
+    ],
+)
+def test_gpus_are_linked_when_every_pair_is_and_nobody_guesses(monkeypatch, patterned_dataset, links, linked):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monitor = FakeGpuMonitor([linked_gpu(number, listed) for number, listed in enumerate(links)])
+    assert look_at_node("n1", patterned_dataset, FakeHost(), monitor).nvlinked is linked

@@ -6,10 +6,12 @@ import pytest
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput
 from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.situation import data_facts, profile_of_run, read_foreign, situation_of_profile
 from tests.autotune.decide.worlds import World, run_of, settings
 from tests.autotune.profiles import but, example_profile
 from tests.fakes import FakeHost
+from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 from trainer.resolve import profile_sha256, read_profile_tables, resolve
 
@@ -65,3 +67,21 @@ def test_the_profile_of_a_run_is_found_by_what_it_says_whatever_was_overridden(t
     found = profile_of_run(mine, [other, own, broken])
     assert (found.path, found.profile) == (own, read_profile(own).profile)
     assert profile_of_run(run, [other, own, broken]) is None
+
+
+def test_without_a_dataset_packed_rows_are_nearly_full_and_others_hold_a_sample():
+    packed, padded = (assumed_contents(500, layout, 512) for layout in ("packed", "padded"))
+    assert packed.assumed
+    assert packed.dataset_hash is None
+    assert (packed.mean_real_tokens, packed.documents) == (0.997 * 512, 4.0)
+    assert (padded.mean_real_tokens, padded.documents) == (512, 1.0)
+    assert (packed.vocab_size, packed.mean_samples) == (500, 1.0)
+
+
+def test_a_dataset_is_laid_out_and_named(patterned_dataset):
+    found = contents_of(patterned_dataset, "packed", 64)
+    manifest = read_manifest(patterned_dataset)
+    assert not found.assumed
+    assert (found.dataset_hash, found.vocab_size) == (manifest.dataset_hash, manifest.vocab_size)
+    assert 32 < found.mean_real_tokens <= 64
+    assert found.documents >= found.mean_samples > 1

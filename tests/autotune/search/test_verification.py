@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.errors import NotCheckable, ProfileRefused
-from autotune.search.reviews import read_reviewed
+from autotune.errors import BadInput, NotCheckable, ProfileRefused
+from autotune.search.reviews import read_reviewed, require_approved, review, review_path
 from autotune.search.site import fingerprint, open_site
 from autotune.search.verification import verify
 from tests.autotune.profiles import but, example_profile
@@ -67,3 +67,24 @@ def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
     assert {"model_sha256", "dataset_hash", "torch", "content"} <= {check.field for check in found.of("same")}
     with pytest.raises(NotCheckable, match="gpu_name"):
         found.raise_if_bad("p.toml")
+
+
+def test_the_same_content_is_approved_wherever_it_lies(here):
+    profile = here / "p.toml"
+    review(profile, here, "approved", by="reviewer", note=None)
+    other = here / "other" / "p.toml"
+    other.parent.mkdir()
+    other.write_text(profile.read_text())
+    assert require_approved(other, here).standing.state == "approved"
+    other.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    with pytest.raises(ProfileRefused, match="not approved any more"):
+        require_approved(other, here)
+    assert read_reviewed(profile, here).standing.state == "approved"
+
+
+def test_a_review_that_cannot_be_read_is_no_absent_one(here):
+    path = review_path(here / "p.toml", here)
+    path.parent.mkdir()
+    path.symlink_to(path)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_reviewed(here / "p.toml", here)
