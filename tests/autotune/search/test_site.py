@@ -150,7 +150,7 @@ def test_a_node_is_described_with_its_code_and_data(monkeypatch, patterned_datas
     found = look_at_node("n1", patterned_dataset, FakeHost(), FakeGpuMonitor([linked_gpu(0, None)]))
     assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",))
     assert found.code_sha256 == code_sha256()
-    assert found.dataset_hash == read_manifest(monkeypatch, patterned_dataset).dataset_hash
+    assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
     assert found.nvlinked is None  # one GPU has nobody to be linked with
     bare = look_at_node("n1", patterned_dataset.parent, FakeHost(), FakeGpuMonitor())
     assert bare.dataset_hash is None
