@@ -60,36 +60,25 @@ def rows_of(found) -> dict:
     return {row.name: row for row in found.rows}
 
 
-def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
-    found = comparison(Trained(noise=lambda name, number: 1 + 0.1 * number), tmp_path).run()
-    rows = rows_of(found)
-    assert [(row.name, row.outcome) for row in found.rows] == [
-        ("paper", "ran"),
-        ("hf-trainer", "ran"),
-        ("tuned", "ran"),
-    ]
+def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones_need_three_rounds(tmp_path):
+    machine = Trained(noise=lambda name, number: 1 + 0.1 * number)
+    found = comparison(machine, tmp_path).run()
+    outcomes = [(row.name, row.outcome) for row in found.rows]
+    assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
     speedups = [row.speedup for row in found.rows]
     assert speedups == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
-    assert rows["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
+    assert rows_of(found)["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
     assert (found.windows, found.seconds) == (9, 11.0)
-
-
-def test_precise_ratios_need_three_rounds_that_run_forwards_and_backwards(tmp_path):
-    machine = Trained()
-    comparison(machine, tmp_path).run()
     forwards = ["tuned", "hf-trainer", "paper"]
     assert [name for name, _ in machine.windows] == [*forwards, *reversed(forwards), *forwards]
+    row = rows_of(comparison(Trained(), tmp_path / "two", rounds=2).run())["hf-trainer"]
+    assert (row.speedup, row.speedup_low, row.speedup_high) == (pytest.approx(1 / 0.4), None, None)
 
 
 @pytest.mark.parametrize(("rounds", "budget_s", "windows"), [(7, 600.0, 21), (9, 1.0, 9), (9, 12.0, 12)])
 def test_noise_takes_more_rounds_up_to_the_most_or_the_end_of_the_time_but_three(tmp_path, rounds, budget_s, windows):
     machine = Trained(noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1))
     assert comparison(machine, tmp_path, rounds=rounds, budget_s=budget_s).run().windows == windows
-
-
-def test_fewer_rounds_than_three_show_no_spread(tmp_path):
-    row = rows_of(comparison(Trained(), tmp_path, rounds=2).run())["hf-trainer"]
-    assert (row.speedup, row.speedup_low, row.speedup_high) == (pytest.approx(1 / 0.4), None, None)
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
@@ -132,24 +121,6 @@ def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
     machine = Trained(fate=lambda name, number: Crashed(detail="why") if name == "tuned" else None)
     with pytest.raises(Undecided, match="why"):
         comparison(machine, tmp_path).run()
-
-
-def test_a_comparison_that_was_interrupted_goes_on_with_the_round_it_was_in(tmp_path):
-    class Interrupted(Trained):
-        def run(self, trial):
-            if len(self.trials) == 6:
-                raise KeyboardInterrupt
-            return super().run(trial)
-
-    with pytest.raises(KeyboardInterrupt):
-        comparison(Interrupted(fits=8), tmp_path).run()
-    whole, rest = Trained(fits=8), Trained(fits=8)
-    expected = comparison(whole, tmp_path / "other").run()
-    assert comparison(rest, tmp_path).run() == expected
-    assert rest.windows == [one for one in whole.windows if one[1] >= 1]
-    again = Trained(fits=8)
-    assert comparison(again, tmp_path).run() == expected
-    assert again.trials == []
 
 
 def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_batch_in_real_tokens_stays(tmp_path):

@@ -63,13 +63,11 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     workers = traced().evidence.workers.model_copy(update={"local_ranks": 4})
     shared = answer(traced(workers=workers)).rank_tokens_per_s  # all of them reached it together
     assert [shared.low, shared.value, shared.high] == pytest.approx([rate.low / 4, rate.value / 4, rate.high / 4])
-
-
-def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_trace):
-    found = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
-    assert found.memory.shares[0].total_bytes > found.fleet.memory_bytes
-    assert found.memory.shares[0].fits
-    assert not any("fit" in one for one in found.warnings)
+    # What a trial showed to fit fits, whatever is predicted.
+    proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
+    assert proven.memory.shares[0].total_bytes > proven.fleet.memory_bytes
+    assert proven.memory.shares[0].fits
+    assert not any("fit" in one for one in proven.warnings)
 
 
 def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, network):

@@ -184,13 +184,19 @@ def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(
     assert sum(map(is_timed, machine.trials)) == tries
 
 
-def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
+def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_attempt_is_followed_by_another(probe):
     def unsteady(trial):
         again = rows_of(trial) == 35 and tries_of(machine, 35) == 2
         return OutOfMemory(detail="this time not") if again else simulate(trial)
 
+    def doubtful(trial):
+        outcome = simulate(trial)
+        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
+        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
+
     machine = FakeMachine(unsteady)
     assert bracket(probe(machine, memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)) == (34, 35)
+    assert bracket(probe(FakeMachine(doubtful))) == (35, 36)
 
 
 def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
@@ -237,15 +243,6 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypa
     with pytest.raises(DoesNotFit) as refused:
         probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
     assert ("share the state by parallel.strategy" in refused.value.next_step) == told
-
-
-def test_only_the_first_attempt_at_a_size_says_that_another_follows(probe):
-    def doubtful(trial):
-        outcome = simulate(trial)
-        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
-        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
-
-    assert bracket(probe(FakeMachine(doubtful))) == (35, 36)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -6,7 +8,7 @@ import pytest
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.ledger import ledger_sha256
-from autotune.errors import MachineLacks, ProfileRefused
+from autotune.errors import BadInput, MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
@@ -16,10 +18,16 @@ from autotune.search.profiles import (
     with_workers_of,
     write_profile,
 )
+from autotune.search.reviews import read_reviewed, require_approved, review, review_path
+from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import records_in
+from autotune.search.verification import verify
 from autotune.store import Ledger
 from tests.autotune.profiles import but, example_profile
+from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record, records_of_example
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from trainer.dataset import read_manifest
 
 RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
 EXAMPLE = example_profile()
@@ -122,3 +130,71 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
     for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):
         finished, damaged, check = read_trials(tmp_path / place / "p.toml", profile, tmp_path)
         assert (len(finished), damaged, check.others) == expected
+
+
+HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})
+
+
+@pytest.fixture
+def of_gpu(tmp_path, monkeypatch, patterned_dataset):
+    """A function that writes a profile made with this GPU and CUDA 13.0, and holds it against another machine."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = EXAMPLE
+    manifest = read_manifest(patterned_dataset)
+    site = open_site("cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)]))
+    made_on = fingerprint(site, found.train.model, manifest, "13.0")
+    data = found.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
+    path = tmp_path / "p.toml"
+    made = but(found, train={"data": data, "device": "cuda"}).model_copy(update={"fingerprint": made_on})
+    path.write_text(profile_to_toml(made))
+
+    def check(*gpus, cuda="13.0"):
+        stored = read_reviewed(path, tmp_path / "reports")
+        return verify(
+            stored, patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus]), lambda: cuda
+        )
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("changes", "cuda", "found", "field"),
+    [
+        ({}, "13.0", "same", None),
+        ({"name": "NVIDIA H100 NVL"}, "13.0", "refuse", "gpu_name"),
+        ({"total_bytes": 2**30}, "13.0", "refuse", "gpu_total_bytes"),
+        ({"mig_enabled": True}, "13.0", "refuse", "gpu_mig"),
+        ({}, "12.8", "warn", "cuda"),
+        ({"driver": "570.0"}, "13.0", "warn", "driver"),
+        ({"power_cap_w": 500.0}, "13.0", "warn", "gpu_power_cap_w"),
+    ],
+)
+def test_a_gpu_that_the_figures_are_not_of_is_refused_and_lesser_differences_are_told(
+    of_gpu, changes, cuda, found, field
+):
+    verified = of_gpu(replace(H200, **changes), cuda=cuda)
+    assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)
+    refused = pytest.raises(ProfileRefused, match=field) if found == "refuse" else contextlib.nullcontext()
+    with refused:
+        verified.raise_if_bad("p.toml")
+
+
+def test_the_same_content_is_approved_wherever_it_lies(here):
+    profile = here / "p.toml"
+    review(profile, here, "approved", by="reviewer", note=None)
+    other = here / "other" / "p.toml"
+    other.parent.mkdir()
+    other.write_text(profile.read_text())
+    assert require_approved(other, here).standing.state == "approved"
+    other.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    with pytest.raises(ProfileRefused, match="not approved any more"):
+        require_approved(other, here)
+    assert read_reviewed(profile, here).standing.state == "approved"
+
+
+def test_a_review_that_cannot_be_read_is_no_absent_one(here):
+    path = review_path(here / "p.toml", here)
+    path.parent.mkdir()
+    path.symlink_to(path)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_reviewed(here / "p.toml", here)
