@@ -19,10 +19,6 @@ from trainer.config import Checkpointing, Layout
 
 Rate = Callable[[Configuration], float]
 """Real tokens/s of settings, without noise."""
-Failing = Callable[[Configuration], Outcome | None]
-"""What becomes of windows of settings that do not run."""
-Loss = Callable[[str, int], float]
-"""By precision and step."""
 LEVELS = {
     "precision": ("fp32", "bf16"),
     "attention": ("auto",),
@@ -59,8 +55,8 @@ def machine_of(
     noise: float = 0.01,
     seed: int = 0,
     *,
-    failing: Failing = lambda knobs: None,
-    loss: Loss = lambda precision, step: 3.0 - 0.01 * step,
+    failing: Callable[[Configuration], Outcome | None] = lambda knobs: None,
+    loss: Callable[[str, int], float] = lambda precision, step: 3.0 - 0.01 * step,
 ) -> FakeMachine:
     """Takes three seconds for a window, and a minute where layers are compiled; a trial run again reads the same."""
 
@@ -111,7 +107,6 @@ def exploring(
 
 
 def knobs_of(trial: Trial) -> Configuration:
-    """The cell that a window is of."""
     return Configuration.of(trial.measured["config"])
 
 

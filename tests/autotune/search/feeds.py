@@ -33,7 +33,6 @@ def knee_at(needed: int) -> Rate:
 
 
 def loader_of(trial: Trial) -> dict:
-    """Loader settings of a window."""
     return trial.measured["config"]["data"]
 
 
@@ -55,8 +54,7 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
 
 def runner_on(machine: FakeMachine, ledger: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
     """One that has run nothing but what the ledger holds."""
-    said = {"site": "here"} | changes
-    return TrialRunner(machine=machine, ledger=Ledger(ledger, "w"), clock=clock, **said)
+    return TrialRunner(**{"machine": machine, "ledger": Ledger(ledger, "w"), "clock": clock, "site": "here"} | changes)
 
 
 NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())

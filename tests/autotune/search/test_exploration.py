@@ -31,7 +31,6 @@ def explored(place, rate, instead=lambda *_: None, **changes):
 
 
 def checks_of(search):
-    """Settings of the runs whose losses were compared."""
     return [trial.measured["config"] for trial in search.runner.machine.trials if trial.measured.get("losses")]
 
 
@@ -151,13 +150,6 @@ def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_fi
     assert evidence(search, found).pruned == len(pruned)
 
 
-def test_what_may_be_the_best_is_not_pruned_and_the_same_precision_needs_no_check_of_the_loss(tmp_path):
-    search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"])
-    best = search.known.tried[found.candidate]
-    assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
-    assert len(best.full) >= 4
-
-
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
     def failing(knobs):
         too_large = knobs.checkpointing == "none" and knobs.micro_batch_rows > 16
@@ -206,14 +198,17 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
 
-def test_two_values_that_crash_only_together_keep_each_other_alive(tmp_path):
+def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_precision_needs_no_check(tmp_path):
     def failing(knobs):
         together = knobs.precision == "bf16" and knobs.layout == "padded"
         return Crashed(detail="not supported") if together else None
 
-    rate = additive({"bf16": 1.5, "full": 0.8})
-    search, found = explored(tmp_path, rate, failing=failing)
+    search, found = explored(tmp_path, additive({"bf16": 1.5, "full": 0.8}), failing=failing)
     assert (taken(search, found).precision, taken(search, found).layout) == ("bf16", "packed")
+    search, found = explored(tmp_path / "rows", LANDSCAPES["large micro-batches alone"])
+    best = search.known.tried[found.candidate]
+    assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
+    assert len(best.full) >= 4  # what may be the best is not pruned
 
 
 @pytest.mark.parametrize("outcome", [Crashed(detail="broken"), OutOfMemory(detail="refused")])
@@ -334,26 +329,26 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
 
 
+def crash_of_check(search, trial):
+    return Crashed(detail="broken") if trial.measured.get("losses") else None
+
+
 @pytest.mark.parametrize(
-    ("loss", "said", "checks"),
-    [(bf16_learns_less, "not within 1%", 2), (lambda *_: 3.0, "not checked: in 48 steps", 1)],
+    ("changes", "said", "checks"),
+    [
+        ({"loss": bf16_learns_less}, "not within 1%", 2),
+        ({"loss": lambda *_: 3.0}, "not checked: in 48 steps", 1),
+        ({"instead": crash_of_check}, "not checked: with fp32 the run crashed", 1),
+    ],
 )
-def test_another_precision_that_learns_less_or_nothing_is_not_taken_however_fast(tmp_path, loss, said, checks):
-    search, found = explored(tmp_path, bf16_alone_wins, loss=loss)
+def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):
+    search, found = explored(tmp_path, bf16_alone_wins, **changes)
     assert found.ratio.low > 1
     assert said in found.equal_loss
     assert len(checks_of(search)) == checks
     kept = evidence(search, found)
     assert (kept.adopted, kept.chosen) == (False, kept.unexplored)
     assert f": faster, and not taken: {found.equal_loss}" in kept.choice
-
-
-def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
-    def crash(search, trial):
-        return Crashed(detail="broken") if trial.measured.get("losses") else None
-
-    _, found = explored(tmp_path, bf16_alone_wins, crash)
-    assert (found.adopted, found.equal_loss) == (False, "not checked: with fp32 the run crashed")
 
 
 def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):

@@ -43,7 +43,6 @@ def no_trace(monkeypatch):
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """What a tuning of two nodes found."""
     tuning = tuning_on(Cluster(), tmp_path_factory.mktemp("network"))
     tuning.run()
     return evidence(tuning)
@@ -94,7 +93,7 @@ def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace,
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_assumed(warm_server):
+def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_assumed_or_told(warm_server):
     found = answer(traced(), gpu="h200")
     assert found.rank_tokens_per_s.basis == "assumed"
     assert "MFU" in found.rank_tokens_per_s.source
@@ -104,16 +103,11 @@ def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_a
     assert (found.rank_tokens_per_s.basis, found.wall_s.low) == ("assumed", None)
     assert found.fleet.ranks == 4  # as many as its nodes have
     assert found.next_command.startswith("autotune probe --model tiny")
-
-
-@pytest.mark.system
-def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_server):
-    found = answer(without_evidence(traced()))
+    on_a_cpu = without_evidence(traced())
+    found, told = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
     assert found.wall_s is None
     assert any("--tokens-per-s" in one for one in found.warnings)
-    told = answer(without_evidence(traced()), tokens_per_s=1000.0)
-    assert told.wall_s.value == pytest.approx(1e6)
-    assert told.rank_tokens_per_s.basis == "given"
+    assert (told.wall_s.value, told.rank_tokens_per_s.basis) == (pytest.approx(1e6), "given")
 
 
 @pytest.mark.system
@@ -127,7 +121,7 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypa
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_server):
+def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_as_it_fits(warm_server):
     model = shape("bert-350m").model
     config = model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
     large = shape().model_copy(update={"model": model.model_copy(update={"config": config})})
@@ -137,10 +131,6 @@ def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_server):
     assert any("does not fit one GPU" in one for one in found.warnings)
     assert found.next_command.startswith("autotune estimate")
     assert found.wall_s is not None
-
-
-@pytest.mark.system
-def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_server):
     found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
     assert any("rows cannot be dealt to 2,048 ranks" in one for one in found.warnings)
     assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)

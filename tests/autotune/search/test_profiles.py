@@ -42,7 +42,6 @@ def probed_again(**train):
 
 @pytest.fixture
 def path(here):
-    """Of the example profile."""
     return here / "p.toml"
 
 

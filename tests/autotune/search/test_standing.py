@@ -50,19 +50,14 @@ def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp
     assert standing_of_run(run, None).state == "cannot be read"
 
 
-def test_a_tuning_is_told_by_its_ledger(tmp_path):
-    place = tmp_path / "reports" / "p"
+def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_found(tmp_path, run):
+    runs, reports = tmp_path / "runs", tmp_path / "reports"
+    place = reports / "p"
     Ledger(place / "ledger", "w").append(record().model_dump(mode="json"))
     with next((place / "ledger").glob("*.jsonl")).open("a") as file:
         file.write("torn")
     found = standing_of_tuning(place)
     assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "x", 1)
-
-
-def test_without_names_everything_here_is_found(tmp_path, run):
-    runs, reports = tmp_path / "runs", tmp_path / "reports"
-    (reports / "p" / "ledger").mkdir(parents=True)
     (reports / "jobs").mkdir()
-    assert find_standings([], runs, reports) == ([run], [reports / "p"])
-    assert find_standings([reports / "p", run], runs, reports) == ([run], [reports / "p"])
+    assert find_standings([], runs, reports) == find_standings([place, run], runs, reports) == ([run], [place])
     assert standings_text([], [], asked=True) == "no runs and no tunings here"

@@ -34,8 +34,6 @@ def probed(tmp_path, bench, patterned_dataset):
 
 @pytest.fixture
 def prepared(tmp_path, bench, patterned_dataset):
-    """A function that prepares a probe."""
-
     def make(model=SETTINGS, bench=bench, **changes):
         return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes))
 
@@ -72,13 +70,6 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
 
 
-def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
-    path = tmp_path / "p" / "tiny-cpu.toml"
-    profile, trials = probed_profile(bench, prepared(), path)
-    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
-    assert probe_one(bench, prepared(), path).profile.train == profile.train
-
-
 def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     probe = prepared()
     assert (probe.config.device, probe.config.precision, probe.config.layout) == ("cpu", "fp32", "packed")
@@ -93,7 +84,13 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
 
 
-def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(patterned_dataset, prepared, capsys):
+def test_a_profile_can_be_probed_without_being_written_and_the_budget_is_said(
+    tmp_path, bench, patterned_dataset, prepared, capsys
+):
+    path = tmp_path / "p" / "tiny-cpu.toml"
+    profile, trials = probed_profile(bench, prepared(), path)
+    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
+    assert probe_one(bench, prepared(), path).profile.train == profile.train
     gpu = replace(H200, total_bytes=2**35)
     bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
     prepared(bench=bench, memory_bytes=None)

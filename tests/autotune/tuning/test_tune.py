@@ -34,7 +34,6 @@ SERVER_S, RANKS_S = 120.0, 15.0
 
 
 def left_at(path, model):
-    """A profile of a model that a tuning left."""
     profile = but(example_profile(), train={"model": model})
     path.parent.mkdir(exist_ok=True)
     path.write_text(profile_to_toml(profile))
@@ -73,7 +72,6 @@ class Stages:
 
     def prepare(self, bench, request):
         name = request.config.model.name
-        self.calls.append(("prepare", name))
 
         def trace(machine):
             self.does("estimate", name)
@@ -122,10 +120,6 @@ class Stages:
             machine=SimpleNamespace(),
         )  # fmt: skip
 
-    @property
-    def order(self):
-        return [call for call in self.calls if call[0] != "prepare"]
-
 
 @pytest.fixture
 def stages(monkeypatch, tmp_path):
@@ -149,7 +143,7 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     stages.local_ranks = 2
     _, result = stages.run(skip=frozenset())
     rest = ["explore", "workers", "network", "baseline"]
-    assert stages.order == [
+    assert stages.calls == [
         ("probe", "a"), ("probe", "b"), *((stage, "a") for stage in rest), *((stage, "b") for stage in rest),
         ("report", ""),
     ]  # fmt: skip
@@ -175,14 +169,14 @@ def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_th
         stages.run(skip=unprobed)
     stages.calls.clear()
     _, result = stages.run(skip=frozenset({"explore", "workers", "report"}))
-    assert {("workers", "a"), ("report", "")}.isdisjoint(stages.order)
+    assert {("workers", "a"), ("report", "")}.isdisjoint(stages.calls)
     assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "as asked")
     assert told(result, "explore") == "not asked for: add --explore"
     assert told(result, "network") == "one rank alone exchanges nothing"
     assert result.report is None
     stages.calls.clear()
     _, result = stages.run(skip=unprobed)
-    assert stages.order[0] == ("workers", "a")
+    assert stages.calls[0] == ("workers", "a")
     assert len(result.profiles) == 2
 
 
@@ -191,7 +185,7 @@ def test_the_network_is_measured_where_there_are_several_ranks(stages, monkeypat
     stages.local_ranks, stages.nodes = ranks, None
     monkeypatch.setattr(tune, "nodes_here", lambda: here)
     stages.run(nodes=asked)
-    assert (("network", "a") in stages.order, stages.nodes) == (measured is not None, measured)
+    assert (("network", "a") in stages.calls, stages.nodes) == (measured is not None, measured)
 
 
 def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages):
@@ -208,7 +202,7 @@ def test_a_model_that_does_not_fit_does_not_stop_the_other_one_and_without_any_t
     tuning, result = stages.run()
     assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
     assert told(result, "workers") == "there is no probed micro-batch"
-    assert [call for call in stages.order if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
+    assert [call for call in stages.calls if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
     assert (stages.reported, len(result.profiles)) == (["b-cpu"], 1)
     assert [error.exit_code for error in tuning.failed] == [4]
     assert "b-cpu" in result.next_steps[0]
@@ -240,7 +234,7 @@ def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     tuning = stages.tuning()
     with pytest.raises(type(error)):
         tuning.run()
-    assert stages.order[-1] == ("workers", "a")
+    assert stages.calls[-1] == ("workers", "a")
     workers = next(one for one in tuning.stages if one.name == "workers")
     assert (workers.status, workers.told) == ("failed", words)
     assert f"workers a: failed: {words}" in capsys.readouterr().err
