@@ -8,10 +8,9 @@ from autotune.core.outcome import Crashed, Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.network import all_reduce_s, step_time
 from autotune.errors import BadInput
-from autotune.measure.clock import SystemClock
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.trials import TrialRunner
-from autotune.store import Ledger
+from tests.autotune.search.feeds import runner_on
+from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
@@ -32,16 +31,11 @@ class Cluster:
 
     nodes: int = 2
     link: Link = LINK
-    halved_loss: float = 1.0
-    """Factor of the loss with 16-bit gradients."""
-    failing: tuple[str, ...] = ()
-    """Strategies whose steps crash."""
-    refusing: tuple[str, ...] = ()
-    """Strategies that do not go together with the recipe."""
-    fall: float = 1.0
-    """What the loss loses over the steps of a trial."""
-    slowdown_share: float = 0.0
-    """What computing loses while messages travel."""
+    halved_loss: float = 1.0  # factor of the loss with 16-bit gradients
+    failing: tuple[str, ...] = ()  # strategies whose steps crash
+    refusing: tuple[str, ...] = ()  # strategies that do not go together with the recipe
+    fall: float = 1.0  # of the loss over the steps of a trial
+    slowdown_share: float = 0.0  # of computing while messages travel
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -49,12 +43,8 @@ class Cluster:
         return Network(nodes=self.nodes, ranks_per_node=1, between=self.link, trees=False)
 
     def run(self, trial: Trial) -> Outcome:
-        """Compute what the trial would find."""
         self.trials.append(trial)
         return self._links(trial.measured) if trial.job == "links" else self._steps(trial.measured)
-
-    def close(self) -> None:
-        """Nothing runs."""
 
     def _links(self, measured: dict[str, Any]) -> Outcome:
         nodes = self.nodes
@@ -111,5 +101,4 @@ def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
         }
         | changes
     )  # fmt: skip
-    runner = TrialRunner(machine=cluster, ledger=Ledger(directory, "test"), site="lab", clock=SystemClock())
-    return NetworkTuning(request=request, runner=runner)
+    return NetworkTuning(request=request, runner=runner_on(cluster, directory, FakeClock()))

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from autotune.core.exploration import KNOBS, Configuration
 from autotune.core.outcome import Measured, Outcome
@@ -12,19 +12,13 @@ from autotune.core.trial import Trial
 from autotune.decide.exploration import knob_space, useful_share
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.trials import TrialRunner
-from autotune.store import Ledger
-from tests.autotune.search.feeds import windows_of
+from tests.autotune.search.feeds import runner_on, windows_of
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 
 Rate = Callable[[Configuration], float]
 """Real tokens/s of settings, without noise."""
-Failing = Callable[[Configuration], Outcome | None]
-"""What becomes of windows of settings that do not run."""
-Loss = Callable[[str, int], float]
-"""By precision and step."""
 LEVELS = {
     "precision": ("fp32", "bf16"),
     "attention": ("auto",),
@@ -37,8 +31,11 @@ UNEXPLORED = Configuration(
 )
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
-UNCOMPILED = tuple(cell for cell in CELLS if not cell.compile_layers)
-FEW = tuple(cell for cell in UNCOMPILED if cell.checkpointing != "selective" and cell.layout != "bucketed")
+FEW = tuple(
+    cell
+    for cell in CELLS
+    if not cell.compile_layers and cell.checkpointing != "selective" and cell.layout != "bucketed"
+)
 """So few that tests are quick."""
 
 
@@ -52,18 +49,14 @@ def additive(effects: dict[object, float]) -> Rate:
     )
 
 
-def never(knobs: Configuration) -> Outcome | None:
-    """Nothing fails."""
-    return None
-
-
-def alike(precision: str, step: int) -> float:
-    """The loss of a step, the same however it rounds."""
-    return 3.0 - 0.01 * step
-
-
 def machine_of(
-    rate: Rate, clock: FakeClock, noise: float = 0.01, seed: int = 0, *, failing: Failing = never, loss: Loss = alike
+    rate: Rate,
+    clock: FakeClock,
+    noise: float = 0.01,
+    seed: int = 0,
+    *,
+    failing: Callable[[Configuration], Outcome | None] = lambda knobs: None,
+    loss: Callable[[str, int], float] = lambda precision, step: 3.0 - 0.01 * step,
 ) -> FakeMachine:
     """Takes three seconds for a window, and a minute where layers are compiled; a trial run again reads the same."""
 
@@ -83,18 +76,20 @@ def machine_of(
     return FakeMachine(simulate)
 
 
-def exploration_over(
-    machine: FakeMachine,
+def exploring(
     place: Path,
-    clock: FakeClock,
+    rate: Rate,
+    instead: Callable[[Exploration, Trial], Outcome | None] = lambda search, trial: None,
     *,
-    cells: tuple[Configuration, ...] = CELLS,
+    cells: tuple[Configuration, ...] = FEW,
     minutes: float = 20.0,
     most_trials: int = 60,
     fits: Callable[[Configuration], bool] = lambda knobs: True,
+    **simulated: Any,
 ) -> Exploration:
-    """One whose windows count their own real tokens."""
-    runner = TrialRunner(machine=machine, ledger=Ledger(place, "w"), site="s", clock=clock)
+    """A search that has not begun, whose windows count their own real tokens; others are of ``machine_of``."""
+    clock = FakeClock()
+    machine = machine_of(rate, clock, **simulated)
     request = ExploreRequest(
         training=windows_of(budget_s=60 * minutes, window_s=2.0, trial_timeout_s=600.0),
         cells=cells,
@@ -104,11 +99,14 @@ def exploration_over(
         left_out=("attention: a CPU has no varlen kernel",),
         fits=fits,
     )
-    return Exploration(request=request, runner=runner)
+    search = Exploration(
+        request=request,
+        runner=runner_on(FakeMachine(lambda trial: instead(search, trial) or machine.run(trial)), place, clock),
+    )
+    return search
 
 
 def knobs_of(trial: Trial) -> Configuration:
-    """The cell that a window is of."""
     return Configuration.of(trial.measured["config"])
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from autotune.core.hardware import SlurmFacts
 from autotune.core.outcome import Crashed, Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
+from autotune.search.site import Site
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.store import Ledger
@@ -30,7 +33,6 @@ def knee_at(needed: int) -> Rate:
 
 
 def loader_of(trial: Trial) -> dict:
-    """Loader settings of a window."""
     return trial.measured["config"]["data"]
 
 
@@ -48,6 +50,18 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         "storage_bytes_per_s": 1e6,
     }  # fmt: skip
     return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
+
+
+def runner_on(machine: FakeMachine, ledger: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
+    """One that has run nothing but what the ledger holds."""
+    return TrialRunner(**{"machine": machine, "ledger": Ledger(ledger, "w"), "clock": clock, "site": "here"} | changes)
+
+
+NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+ON_CPU = Site(
+    device="cpu", gpus=(), host=FakeHost().facts([Path()]), slurm=NO_JOB,
+    versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="no driver",
+)  # fmt: skip
 
 
 class FeedMachine(FakeMachine):
@@ -89,5 +103,4 @@ def windows_of(
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
     """A sweep that has not begun; changes are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
-    runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=clock)
-    return Sweep(training=windows_of(**changes), runner=runner)
+    return Sweep(training=windows_of(**changes), runner=runner_on(machine, directory / "ledger", clock))

@@ -1,23 +1,10 @@
-"""Profiles that tests of plans share: whose memory was traced, of GPUs, and without evidence."""
-
-from pathlib import Path
+"""Profiles of plans: whose memory was traced, of GPUs, and without evidence."""
 
 from autotune.core.evidence import Evidence
-from autotune.search.profiles import StoredProfile
+from tests.autotune.profiles import but
 from tests.autotune.search.test_scaling import probed
 
 ON_A_CARD = {"device": "cuda", "gpu_name": "NVIDIA H100 NVL", "gpu_total_bytes": 95_830 * 2**20, "gpu_count": 2}
-
-
-def stored(profile) -> StoredProfile:
-    return StoredProfile(path=Path("profiles/p.toml"), profile=profile, intact=True)
-
-
-def changed(profile, **parts):
-    """The same with other values in some of its parts."""
-    return profile.model_copy(
-        update={name: getattr(profile, name).model_copy(update=values) for name, values in parts.items()}
-    )
 
 
 def traced(**evidence):
@@ -27,13 +14,13 @@ def traced(**evidence):
     probe = profile.evidence.probe.model_copy(update={"traced_terms_bytes": terms})
     config = profile.train.model.config | {"num_attention_heads": 4}
     model = profile.train.model.model_copy(update={"config": config, "null_keys": []})
-    return changed(profile, train={"model": model}, evidence={"probe": probe})
+    return but(profile, train={"model": model}, evidence={"probe": probe})
 
 
 def on_gpus(profile):
     """The same, measured on a card."""
     settings = {"device": "cuda", "precision": "bf16"}
-    return changed(profile, fingerprint=ON_A_CARD, constraints={"memory_budget_bytes": 94 * 10**9}, train=settings)
+    return but(profile, fingerprint=ON_A_CARD, constraints={"memory_budget_bytes": 94 * 10**9}, train=settings)
 
 
 def without_evidence(profile):

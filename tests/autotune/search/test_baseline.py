@@ -2,12 +2,11 @@ import pytest
 
 from autotune.core.evidence import SettingDifference
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.decide.baseline import Recipe, hf_trainer, paper
+from autotune.decide.baseline import hf_trainer, paper
 from autotune.errors import Undecided
 from autotune.search.baseline import BaselineRunner, compare_with
-from autotune.search.trials import TrialRunner
-from autotune.store import Ledger
-from tests.autotune.search.feeds import CONFIG, figures_of, windows_of
+from tests.autotune.search.feeds import CONFIG, figures_of, runner_on, windows_of
+from tests.autotune.trials import STEP
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import synthetic_manifest
@@ -49,18 +48,11 @@ class Trained(FakeMachine):
         return [(name_of(trial), trial.measured["round"]) for trial in self.trials if trial.job == "feed"]
 
 
-STEP = {"optimizer_steps": 3, "step_s": [1.0, 1.0], "slot_tokens_per_step": 512, "peak_bytes": 2**20,
-        "outside_allocator_bytes": None, "loss": 5.0}  # fmt: skip
-
-
-def comparison(
-    machine, directory, *, rounds=5, budget_s=600.0, others: tuple[Recipe, ...] | None = None
-) -> BaselineRunner:
-    runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=machine.clock)
+def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
-        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")) if others is None else others,
-        real_shares=dict(SHARES), manifest=synthetic_manifest(64), runner=runner,
+        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")), real_shares=dict(SHARES),
+        manifest=synthetic_manifest(64), runner=runner_on(machine, directory, machine.clock),
     )  # fmt: skip
 
 
@@ -68,58 +60,35 @@ def rows_of(found) -> dict:
     return {row.name: row for row in found.rows}
 
 
-def drifting(name, number):
-    """Rounds differ by what they share, and not otherwise."""
-    return 1 + 0.1 * number
-
-
-def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
-    found = comparison(Trained(noise=drifting), tmp_path).run()
-    rows = rows_of(found)
-    assert list(rows) == ["paper", "hf-trainer", "tuned"]
-    assert rows["paper"].speedup == pytest.approx(1 / (0.4 * 0.5))
-    assert rows["hf-trainer"].speedup == pytest.approx(1 / (0.8 * 0.5))
-    assert rows["tuned"].speedup == 1.0
-    assert rows["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
-    assert {row.outcome for row in found.rows} == {"ran"}
+def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones_need_three_rounds(tmp_path):
+    machine = Trained(noise=lambda name, number: 1 + 0.1 * number)
+    found = comparison(machine, tmp_path).run()
+    outcomes = [(row.name, row.outcome) for row in found.rows]
+    assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
+    speedups = [row.speedup for row in found.rows]
+    assert speedups == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
+    assert rows_of(found)["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
     assert (found.windows, found.seconds) == (9, 11.0)
-
-
-def test_precise_ratios_need_three_rounds_that_run_forwards_and_backwards(tmp_path):
-    machine = Trained()
-    comparison(machine, tmp_path).run()
     forwards = ["tuned", "hf-trainer", "paper"]
     assert [name for name, _ in machine.windows] == [*forwards, *reversed(forwards), *forwards]
-
-
-def noisy(name, number):
-    return 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
-
-
-def test_noise_takes_more_rounds_up_to_the_most_that_are_asked_for(tmp_path):
-    assert comparison(Trained(noise=noisy), tmp_path, rounds=7).run().windows == 21
-
-
-def test_no_round_begins_after_the_time_but_three_are_measured(tmp_path):
-    assert comparison(Trained(noise=noisy), tmp_path / "a", rounds=9, budget_s=1.0).run().windows == 9
-    assert comparison(Trained(noise=noisy), tmp_path / "b", rounds=9, budget_s=12.0).run().windows == 12
-
-
-def test_fewer_rounds_than_three_show_no_spread(tmp_path):
-    row = rows_of(comparison(Trained(), tmp_path, rounds=2).run())["hf-trainer"]
+    row = rows_of(comparison(Trained(), tmp_path / "two", rounds=2).run())["hf-trainer"]
     assert (row.speedup, row.speedup_low, row.speedup_high) == (pytest.approx(1 / 0.4), None, None)
+
+
+@pytest.mark.parametrize(("rounds", "budget_s", "windows"), [(7, 600.0, 21), (9, 1.0, 9), (9, 12.0, 12)])
+def test_noise_takes_more_rounds_up_to_the_most_or_the_end_of_the_time_but_three(tmp_path, rounds, budget_s, windows):
+    machine = Trained(noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1))
+    assert comparison(machine, tmp_path, rounds=rounds, budget_s=budget_s).run().windows == windows
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
     machine = Trained(fits=5)
     rows = rows_of(comparison(machine, tmp_path).run())
     smaller = SettingDifference(key="micro_batch_rows", theirs=4, tuned=16, reason="8 do not fit 1 GiB")
-    assert smaller in rows["paper"].differences
-    assert smaller in rows["hf-trainer"].differences
-    steps = [trial for trial in machine.trials if trial.job == "step"]
-    assert [trial.measured["config"]["micro_batch_rows"] for trial in steps] == [8, 4, 16, 8, 4]
-    assert {trial.measured["memory_budget_bytes"] for trial in steps} == {2**30}
-    assert {trial.measured["config"]["global_batch_tokens"] for trial in steps} == {None}
+    assert all(smaller in rows[name].differences for name in ("paper", "hf-trainer"))
+    steps = [trial.measured for trial in machine.trials if trial.job == "step"]
+    assert [step["config"]["micro_batch_rows"] for step in steps] == [8, 4, 16, 8, 4]
+    assert {(step["memory_budget_bytes"], step["config"]["global_batch_tokens"]) for step in steps} == {(2**30, None)}
 
 
 def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
@@ -131,23 +100,21 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
+    ("kind", "said"),
     [
-        (OutOfMemory(detail=""), "out of memory in round 2"),
-        (HostOutOfMemory(detail=""), "killed by the system in round 2"),
-        (TimedOut(detail=""), "timed out in round 2"),
-        (Crashed(detail=""), "crashed in round 2"),
-        (Contaminated(detail=""), "contaminated in round 2"),
+        (OutOfMemory, "out of memory"),
+        (HostOutOfMemory, "killed by the system"),
+        (TimedOut, "timed out"),
+        (Crashed, "crashed"),
+        (Contaminated, "contaminated"),
     ],
 )
-def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, outcome, said):
-    machine = Trained(fate=lambda name, number: outcome if (name, number) == ("hf-trainer", 1) else None)
+def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, kind, said):
+    machine = Trained(fate=lambda name, number: kind(detail="") if (name, number) == ("hf-trainer", 1) else None)
     rows = rows_of(comparison(machine, tmp_path).run())
-    assert rows["hf-trainer"].outcome == said
-    assert len(rows["hf-trainer"].real_tokens_per_s) == 1
-    assert len(rows["paper"].real_tokens_per_s) == 3
-    tries = [one for one in machine.windows if one == ("hf-trainer", 1)]
-    assert len(tries) == (3 if isinstance(outcome, Contaminated) else 1)
+    assert rows["hf-trainer"].outcome == f"{said} in round 2"
+    assert [len(rows[name].real_tokens_per_s) for name in ("hf-trainer", "paper")] == [1, 3]
+    assert machine.windows.count(("hf-trainer", 1)) == (3 if kind is Contaminated else 1)
 
 
 def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
@@ -156,33 +123,11 @@ def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
         comparison(machine, tmp_path).run()
 
 
-def test_a_comparison_that_was_interrupted_goes_on_with_the_round_it_was_in(tmp_path):
-    class Interrupted(Trained):
-        def run(self, trial):
-            if len(self.trials) == 6:
-                raise KeyboardInterrupt
-            return super().run(trial)
-
-    with pytest.raises(KeyboardInterrupt):
-        comparison(Interrupted(fits=8), tmp_path).run()
-    whole, rest = Trained(fits=8), Trained(fits=8)
-    expected = comparison(whole, tmp_path / "other").run()
-    assert comparison(rest, tmp_path).run() == expected
-    assert rest.windows == [one for one in whole.windows if one[1] >= 1]
-    again = Trained(fits=8)
-    assert comparison(again, tmp_path).run() == expected
-    assert again.trials == []
-
-
-def test_trimmed_rows_count_what_they_held(tmp_path):
+def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_batch_in_real_tokens_stays(tmp_path):
     asked = comparison(Trained(), tmp_path)
     asked.real_shares["hf-trainer"] = None
     assert rows_of(asked.run())["hf-trainer"].real_tokens_per_s == pytest.approx([480.0] * 3)
-
-
-def test_the_dataset_says_what_a_place_holds_and_the_global_batch_in_real_tokens_stays(tmp_path):
-    write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
-    dataset = TokenDataset.open(tmp_path / "data")
+    dataset = TokenDataset.open(write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128))
     tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_rows": 10})
     others, shares = compare_with(tuned, dataset, 2, "2 CPUs")
     assert {one.name: one.config.global_batch_tokens for one in others} == {"hf-trainer": 160, "paper": 160}

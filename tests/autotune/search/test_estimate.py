@@ -39,12 +39,10 @@ def traced(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
             Allocation(size_bytes=SLOT * slots, term=f"head of {rows}" if rows in unlike else "head and loss"),
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
-        traces.append(
-            Trace(rows=rows, predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1).to_json()
-        )
-    return Measured(
-        figures={"traces": traces, "parameters": 25_000_000, "attention": "sdpa", "attention_reason": "asked for"}
-    )
+        trace = Trace(rows=rows, predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1)
+        traces.append(trace.to_json())
+    figures = {"parameters": 25_000_000, "attention": "sdpa", "attention_reason": "asked for"}
+    return Measured(figures=figures | {"traces": traces})
 
 
 CPU = expected_on_cpu().usual
@@ -63,18 +61,21 @@ def true_bytes(rows: int) -> int:
     return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.outside_bytes
 
 
-@pytest.mark.parametrize("budget", [10**8, 5 * 10**8, 10**9, LARGE_BYTES])
-def test_the_predicted_largest_fits_and_one_more_does_not(budget):
-    estimate, rows = estimated(budget)
+ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
+
+
+@pytest.mark.parametrize("budget", [10**8, ONE_ROW, 5 * 10**8, 10**9, LARGE_BYTES])
+def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(budget):
+    machine = FakeMachine(traced)
+    estimate, rows = estimated(budget, machine)
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
     assert len(estimate.law.rows) <= 5
-
-
-def test_sizes_far_from_the_largest_are_predicted_closely_too():
-    by_rows = predicted_bytes(estimated()[0], CPU)
-    sizes = (1, 7, 100, 1000)
-    assert [by_rows(rows) for rows in sizes] == pytest.approx([true_bytes(rows) for rows in sizes], rel=0.01)
+    sizes = [size for trial in machine.trials for size in trial.measured["sizes"]]
+    assert len(sizes) == len(set(sizes))  # none is traced twice
+    if budget == LARGE_BYTES:
+        sizes, by_rows = (1, 7, 100, 1000), predicted_bytes(estimate, CPU)
+        assert [by_rows(rows) for rows in sizes] == pytest.approx([true_bytes(rows) for rows in sizes], rel=0.01)
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
@@ -95,21 +96,10 @@ def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
     assert len(law.rows) > 2
 
 
-@pytest.mark.parametrize(
-    ("outcome", "said"),
-    [
-        (Crashed(detail="…\nRuntimeError: Tensor.item() cannot be called"), "Tensor.item"),
-        (TimedOut(detail=""), "longer"),
-    ],
-)
-def test_a_model_that_cannot_be_traced_is_to_be_measured(outcome, said):
-    with pytest.raises(CannotTrace, match=said) as refused:
-        estimate_model(REQUEST, FakeMachine(lambda trial: outcome))
-    assert "autotune probe" in refused.value.next_step
-
-
-def test_a_single_row_that_fits_is_predicted_and_no_size_is_traced_twice():
-    machine = FakeMachine(traced)
-    assert estimated((true_bytes(1) + true_bytes(2)) / 2, machine)[1] == 1
-    sizes = [rows for trial in machine.trials for rows in trial.measured["sizes"]]
-    assert len(sizes) == len(set(sizes))
+def test_a_model_that_cannot_be_traced_is_to_be_measured():
+    outcomes = {"Tensor.item": Crashed(detail="…\nRuntimeError: Tensor.item() cannot be called"),
+                "longer": TimedOut(detail="")}  # fmt: skip
+    for said, outcome in outcomes.items():
+        with pytest.raises(CannotTrace, match=said) as refused:
+            estimate_model(REQUEST, FakeMachine(lambda trial, outcome=outcome: outcome))
+        assert "autotune probe" in refused.value.next_step

@@ -11,17 +11,12 @@ from tests.autotune.search.explorations import (
     CELLS,
     FEW,
     GLOBAL_ROWS,
-    UNCOMPILED,
     UNEXPLORED,
     additive,
-    alike,
-    exploration_over,
+    exploring,
     knobs_of,
-    machine_of,
-    never,
     worth,
 )
-from tests.fakes import FakeClock
 
 
 def finished(search):
@@ -29,24 +24,13 @@ def finished(search):
     return prove(search)
 
 
-def explored(place, rate, *, noise=0.01, seed=0, failing=never, loss=alike, **changes):
+def explored(place, rate, instead=lambda *_: None, **changes):
     """A search that has come to its end, and what it found."""
-    clock = FakeClock()
-    search = exploration_over(machine_of(rate, clock, noise, seed, failing=failing, loss=loss), place, clock, **changes)
+    search = exploring(place, rate, instead, **changes)
     return search, finished(search)
 
 
-def disturbed(place, rate, outcome_of, **changes):
-    """A search over few cells that has not begun; ``outcome_of`` it and a trial is what becomes of that, if any."""
-    clock = FakeClock()
-    machine = machine_of(rate, clock, **changes)
-    plain, search = machine._simulate, exploration_over(machine, place, clock, cells=FEW)
-    machine._simulate = lambda trial: outcome_of(search, trial) or plain(trial)
-    return search
-
-
 def checks_of(search):
-    """Settings of the runs whose losses were compared."""
     return [trial.measured["config"] for trial in search.runner.machine.trials if trial.measured.get("losses")]
 
 
@@ -83,7 +67,7 @@ LANDSCAPES = {
 @pytest.mark.parametrize(("name", "seed"), list(itertools.product(LANDSCAPES, (0, 1))))
 def test_what_it_takes_has_97_per_cent_of_the_best_after_a_third_of_the_cells(tmp_path, name, seed):
     rate = LANDSCAPES[name]
-    search, found = explored(tmp_path, rate, seed=seed)
+    search, found = explored(tmp_path, rate, seed=seed, cells=CELLS)
     best = max(worth(rate, cell) for cell in CELLS)
     assert worth(rate, taken(search, found)) >= 0.97 * best
     assert len(search.known.tried) - 1 <= 0.35 * len(CELLS)
@@ -97,10 +81,11 @@ def test_where_nothing_is_faster_the_unexplored_settings_stay_or_what_is_as_fast
     assert worth(NOTHING_WINS, taken(search, found)) >= 0.995 * worth(NOTHING_WINS, best)
 
 
-def test_what_is_taken_is_proven_with_windows_of_both_in_turn(tmp_path):
-    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
+def test_what_is_taken_is_proven_with_windows_of_both_in_turn_once_nothing_can_be_seen_any_more(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"])
+    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
+    assert len(search.known.tried) < len(FEW)
     assert found.adopted
-    assert found.ratio.low is not None
     assert 1 < found.ratio.low < found.ratio.value < found.ratio.high
     cells = [knobs_of(one.trial) for one in search.runner.finished if not one.trial.measured.get("losses")]
     proof = cells[-8:]
@@ -122,8 +107,8 @@ def test_finalists_are_held_against_each_other_and_drop_out_for_good(tmp_path):
             if search.stopped_because and not trial.measured.get("losses"):
                 proofs.setdefault(trial.measured["round"], []).append(knobs_of(trial))
 
-        search = disturbed(tmp_path / str(seed), CLOSE, note, noise=0.1, seed=seed)
-        found, rounds = finished(search), list(proofs.values())
+        search, found = explored(tmp_path / str(seed), CLOSE, note, noise=0.1, seed=seed)
+        rounds = list(proofs.values())
         assert all(len(set(cells)) == len(cells) <= 1 + FINALISTS and UNEXPLORED in cells for cells in rounds)
         assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
         assert all(found.candidate in cells for cells in rounds)
@@ -142,43 +127,27 @@ def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
             return Crashed(detail="broken")
         return None
 
-    search = disturbed(tmp_path, CLOSE, crash, noise=0.06)
-    found = finished(search)
+    search, found = explored(tmp_path, CLOSE, crash, noise=0.06)
     assert len(crashed) == 1
     assert found.adopted
     assert found.candidate not in crashed
     assert search.known.tried[crashed.pop()].outcome == "crashed"
 
 
-def test_every_window_stands_beside_one_of_the_unexplored_settings_at_the_same_global_batch(tmp_path):
-    search, _ = explored(tmp_path, LANDSCAPES["compiled"])
+def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_first_look_is_all_a_cell_gets(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["compiled"], cells=CELLS)
     for trial in search.runner.machine.trials:
         config = trial.measured["config"]
         assert trial.measured["cached"]
         assert config["global_batch_rows"] == GLOBAL_ROWS[config["layout"]]
         assert config["global_batch_tokens"] is None
         assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["beside"]
-
-
-# Pruning, memory, crashes.
-
-
-def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
-    search, found = explored(tmp_path, LANDSCAPES["compiled"])
     pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
     assert len(pruned) > 3
     assert {(len(one.short), len(one.full)) for one in pruned.values()} == {(1, 0)}
-    of_pruned = [trial for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
-    assert {trial.measured["min_steps"] for trial in of_pruned} == {1}
-    assert {trial.measured["window_s"] for trial in of_pruned} == {0.5}
+    of_pruned = [trial.measured for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
+    assert {(one["min_steps"], one["window_s"]) for one in of_pruned} == {(1, 0.5)}
     assert evidence(search, found).pruned == len(pruned)
-
-
-def test_what_may_be_the_best_is_not_pruned_and_the_same_precision_needs_no_check_of_the_loss(tmp_path):
-    search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
-    best = search.known.tried[found.candidate]
-    assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
-    assert len(best.full) >= 4
 
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
@@ -187,7 +156,7 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
         return OutOfMemory(detail="refused") if too_large else None
 
     rate = additive({"full": 0.9, "padded": 0.8, "bf16": 0.9})
-    search, found = explored(tmp_path, rate, failing=failing, cells=FEW)
+    search, found = explored(tmp_path, rate, failing=failing)
     refused = {}
     for cell in map(knobs_of, search.runner.machine.trials):
         kind = (cell.precision, cell.checkpointing, cell.layout)
@@ -195,7 +164,7 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
         if failing(cell):
             refused[kind] = cell.micro_batch_rows
     assert refused
-    assert all(search.known.tried[cell].outcome == "out of memory" for cell in search.known.tried if failing(cell))
+    assert {one.outcome for cell, one in search.known.tried.items() if failing(cell)} == {"out of memory"}
     best = max(worth(rate, cell) for cell in FEW if not failing(cell))
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
@@ -207,7 +176,7 @@ def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_pro
         asked.append(knobs)
         return knobs.micro_batch_rows <= 8
 
-    search, _ = explored(tmp_path, additive({}), cells=FEW, fits=fits)
+    search, _ = explored(tmp_path, additive({}), fits=fits)
     assert {knobs_of(trial).micro_batch_rows for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
     assert len(asked) == len(set(asked)) < len(FEW)
     assert UNEXPLORED not in asked
@@ -218,30 +187,34 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
         return Crashed(detail="no compiler") if knobs.compile_layers else None
 
     rate = LANDSCAPES["padded in bf16"]
-    search, found = explored(tmp_path, rate, failing=failing)
+    search, found = explored(tmp_path, rate, failing=failing, cells=CELLS)
     crashed = [cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]
     assert 2 <= len(crashed) <= 6
     assert not any(cell.compile_layers for cell in search.known.cells)
     told = evidence(search, found).left_out
     assert told[0] == "attention: a CPU has no varlen kernel"
     assert "compile_layers true: 2 cells failed, and none ran" in told
-    assert worth(rate, taken(search, found)) >= 0.97 * max(worth(rate, cell) for cell in UNCOMPILED)
+    best = max(worth(rate, cell) for cell in CELLS if not cell.compile_layers)
+    assert worth(rate, taken(search, found)) >= 0.97 * best
 
 
-def test_two_values_that_crash_only_together_keep_each_other_alive(tmp_path):
+def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_precision_needs_no_check(tmp_path):
     def failing(knobs):
         together = knobs.precision == "bf16" and knobs.layout == "padded"
         return Crashed(detail="not supported") if together else None
 
-    rate = additive({"bf16": 1.5, "full": 0.8})
-    search, found = explored(tmp_path, rate, failing=failing, cells=FEW)
+    search, found = explored(tmp_path, additive({"bf16": 1.5, "full": 0.8}), failing=failing)
     assert (taken(search, found).precision, taken(search, found).layout) == ("bf16", "packed")
+    search, found = explored(tmp_path / "rows", LANDSCAPES["large micro-batches alone"])
+    best = search.known.tried[found.candidate]
+    assert (best.outcome, found.adopted, found.equal_loss, checks_of(search)) == ("ran", True, None, [])
+    assert len(best.full) >= 4  # what may be the best is not pruned
 
 
 @pytest.mark.parametrize("outcome", [Crashed(detail="broken"), OutOfMemory(detail="refused")])
 def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcome):
     with pytest.raises(Undecided, match="the window of the unexplored settings") as told:
-        explored(tmp_path, additive({}), cells=FEW, failing=lambda knobs: outcome if knobs == UNEXPLORED else None)
+        explored(tmp_path, additive({}), failing=lambda knobs: outcome if knobs == UNEXPLORED else None)
     assert outcome.detail in told.value.message
     assert f"resumes from {tmp_path}" in told.value.next_step
 
@@ -251,26 +224,17 @@ def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path)
         proving = search.stopped_because and knobs_of(trial) != UNEXPLORED
         return Crashed(detail="broken") if proving else None
 
-    search = disturbed(tmp_path, LANDSCAPES["padded in bf16"], crash)
-    found = finished(search)
+    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], crash)
     assert (found.adopted, found.ratio.value, found.ratio.low) == (False, 1.0, None)
     assert "promised most, and crashed when that was to be proven" in evidence(search, found).choice
 
 
-# When it stops.
-
-
-def test_it_stops_after_as_many_cells_as_are_allowed_or_where_nothing_can_be_seen_any_more(tmp_path):
-    search, _ = explored(tmp_path / "allowed", additive({}), cells=FEW, most_trials=6)
+def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_proves_in_the_other(tmp_path):
+    search, _ = explored(tmp_path, additive({}), most_trials=6)
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("cells are as many as were allowed")
-    search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
-    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
-    assert len(search.known.tried) < len(FEW)
-
-
-def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
-    search, found = explored(tmp_path, additive({}), noise=0.03, cells=UNCOMPILED, minutes=3)
+    uncompiled = tuple(cell for cell in CELLS if not cell.compile_layers)
+    search, found = explored(tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3)
     assert search.stopped_because == "half of the time is used up, and the other half is for proof"
     assert 90 <= search.reading.seconds <= 180 + 4 * 7
     assert found.adopted
@@ -293,24 +257,21 @@ def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tm
     assert (found.candidate, found.adopted, evidence(search, found).cells) == (UNEXPLORED, False, cells)
 
 
-# Resuming.
-
-
 @pytest.mark.parametrize("windows", [1, 9, 30])
 def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(tmp_path, windows):
     rate = LANDSCAPES["padded in bf16"]
-    undisturbed = evidence(*explored(tmp_path / "undisturbed", rate, cells=FEW))
+    undisturbed = evidence(*explored(tmp_path / "undisturbed", rate))
 
     def interrupt(search, trial):
         if len(search.runner.machine.trials) > windows:
             raise KeyboardInterrupt
 
-    ended = disturbed(tmp_path / "ended", rate, interrupt)
+    ended = exploring(tmp_path / "ended", rate, interrupt)
     with pytest.raises(KeyboardInterrupt):
         finished(ended)
     before = ended.runner.machine.trials
     done = {trial.key for trial in before[:windows]}
-    search, found = explored(tmp_path / "ended", rate, cells=FEW)
+    search, found = explored(tmp_path / "ended", rate)
     repeated = [trial for trial in search.runner.machine.trials if trial.key in done]
     assert {trial.measured["round"] for trial in repeated} <= {before[windows].measured["round"]}
     assert evidence(search, found) == undisturbed
@@ -321,18 +282,15 @@ def test_what_crashed_has_another_chance_alone_and_once_it_runs_is_read_beside_t
         return Crashed(detail="not today") if knobs.layout == "padded" else None
 
     rate = LANDSCAPES["padded in bf16"]
-    first = evidence(*explored(tmp_path, rate, cells=FEW, failing=failing))
-    search, found = explored(tmp_path, rate, cells=FEW, failing=failing)
+    first = evidence(*explored(tmp_path, rate, failing=failing))
+    search, found = explored(tmp_path, rate, failing=failing)
     assert {knobs_of(trial).layout for trial in search.runner.machine.trials} == {"padded"}
     assert evidence(search, found).choice == first.choice
-    search, found = explored(tmp_path, rate, cells=FEW)
+    search, found = explored(tmp_path, rate)
     first = [one for one in search.runner.finished if one.trial.measured["round"] == 0]
     names = set(first[0].trial.measured["beside"])
     assert len({one.trial.key for one in first if not one.from_ledger}) == len(names)
     assert taken(search, found).layout == "padded"
-
-
-# The loss.
 
 
 BF16_WINS = additive({"bf16": 1.5, "padded": 0.6, "full": 0.7})
@@ -350,53 +308,14 @@ def bf16_alone_wins(knobs):
     return 1000 * other * rows * (1.5 if knobs.precision == "bf16" else 1.0)
 
 
-def test_another_precision_is_taken_where_it_learns_the_same(tmp_path):
-    search, found = explored(tmp_path, BF16_WINS, cells=FEW)
+def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_counts_what_was_done(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS)
     assert (found.adopted, found.candidate.precision) == (True, "bf16")
     assert "0.00% apart, within 1%" in found.equal_loss
     fp32, bf16 = checks_of(search)
     assert (fp32["precision"], bf16["precision"]) == ("fp32", "bf16")
     assert fp32 | {"precision": "bf16"} == bf16
     assert fp32["micro_batch_rows"] == UNEXPLORED.micro_batch_rows
-
-
-@pytest.mark.parametrize(
-    ("loss", "said", "checks"),
-    [(bf16_learns_less, "not within 1%", 2), (lambda *_: 3.0, "not checked: in 48 steps", 1)],
-)
-def test_another_precision_that_learns_less_or_nothing_is_not_taken_however_fast(tmp_path, loss, said, checks):
-    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=loss)
-    assert found.ratio.low > 1
-    assert said in found.equal_loss
-    assert len(checks_of(search)) == checks
-    kept = evidence(search, found)
-    assert (kept.adopted, kept.chosen) == (False, kept.unexplored)
-    assert f": faster, and not taken: {found.equal_loss}" in kept.choice
-
-
-def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
-    def crash(search, trial):
-        return Crashed(detail="broken") if trial.measured.get("losses") else None
-
-    found = finished(disturbed(tmp_path, bf16_alone_wins, crash))
-    assert (found.adopted, found.equal_loss) == (False, "not checked: with fp32 the run crashed")
-
-
-def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
-    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=bf16_learns_less)
-    assert (found.adopted, found.candidate.precision) == (True, "fp32")
-    best = max(worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32")
-    assert worth(BF16_WINS, found.candidate) >= 0.97 * best
-    told = evidence(search, found).choice
-    assert f"proven to be faster than {UNEXPLORED.name}; " in told
-    assert f"bf16 is not taken: {found.equal_loss}" in told
-
-
-# What the profile keeps.
-
-
-def test_the_evidence_counts_what_was_done(tmp_path):
-    search, found = explored(tmp_path, BF16_WINS, cells=FEW)
     kept = evidence(search, found)
     assert kept.cells == len(FEW)
     assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
@@ -408,3 +327,35 @@ def test_the_evidence_counts_what_was_done(tmp_path):
     own = next(row for row in kept.rows if row.settings == kept.unexplored)
     assert own.ratio_to_unexplored is None
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
+
+
+def crash_of_check(search, trial):
+    return Crashed(detail="broken") if trial.measured.get("losses") else None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "checks"),
+    [
+        ({"loss": bf16_learns_less}, "not within 1%", 2),
+        ({"loss": lambda *_: 3.0}, "not checked: in 48 steps", 1),
+        ({"instead": crash_of_check}, "not checked: with fp32 the run crashed", 1),
+    ],
+)
+def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):
+    search, found = explored(tmp_path, bf16_alone_wins, **changes)
+    assert found.ratio.low > 1
+    assert said in found.equal_loss
+    assert len(checks_of(search)) == checks
+    kept = evidence(search, found)
+    assert (kept.adopted, kept.chosen) == (False, kept.unexplored)
+    assert f": faster, and not taken: {found.equal_loss}" in kept.choice
+
+
+def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS, loss=bf16_learns_less)
+    assert (found.adopted, found.candidate.precision) == (True, "fp32")
+    best = max(worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32")
+    assert worth(BF16_WINS, found.candidate) >= 0.97 * best
+    told = evidence(search, found).choice
+    assert f"proven to be faster than {UNEXPLORED.name}; " in told
+    assert f"bf16 is not taken: {found.equal_loss}" in told

@@ -8,16 +8,20 @@ from autotune.search.scaling import evidence, links_in_place_of
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 
-def tuned(tmp_path, cluster, **changes):
-    tuning = tuning_on(cluster, tmp_path, **changes)
+def tuned(tmp_path, cluster=None, **changes):
+    tuning = tuning_on(cluster or Cluster(), tmp_path, **changes)
     tuning.run()
     return tuning
+
+
+def with_rows(global_batch_rows, **changes):
+    return CONFIG.model_copy(update={"global_batch_rows": global_batch_rows} | changes)
 
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory):
     """A tuning of two nodes whose network limits."""
-    return tuned(tmp_path_factory.mktemp("two"), Cluster())
+    return tuned(tmp_path_factory.mktemp("two"))
 
 
 def test_links_and_computing_are_found_again(two_nodes):
@@ -44,9 +48,8 @@ def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_
 )
 def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
     tuning = tuned(tmp_path, cluster)
-    for one in tuning.tried:
-        if one.step_s is not None:
-            assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
+    read = [one for one in tuning.tried if one.step_s is not None]
+    assert [one.candidate.time.step_s for one in read] == pytest.approx([one.step_s for one in read], rel=0.02)
     assert tuning.slowdown_share == pytest.approx(cluster.slowdown_share, abs=0.01)  # found again in default's steps
 
 
@@ -59,7 +62,7 @@ def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
 )
 def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the_recipe(tmp_path, cluster, said):
     measured = Cluster(**cluster)
-    tuning = tuned(tmp_path, measured, config=CONFIG.model_copy(update={"warmup_steps": 10_000}))
+    tuning = tuned(tmp_path, measured, config=with_rows(16, warmup_steps=10_000))
     assert said in tuning.equal_loss
     assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
     checks = [trial.measured["config"] for trial in measured.trials if trial.measured.get("steps") == 48]
@@ -70,31 +73,35 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     ("cluster", "outcome"),
     [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
 )
-def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else(tmp_path, cluster, outcome):
+def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else_but_the_default(
+    tmp_path, cluster, outcome
+):
     rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
     assert set(rows) == {"ddp", "zero1", "fsdp2"}
     assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
     assert rows["zero1"].step_s > 0
+    with pytest.raises(Undecided, match="it does not run here"):
+        tuned(tmp_path / "default", Cluster(failing=("ddp",)))
 
 
-def test_fewer_than_three_rounds_prove_nothing_and_it_is_said(tmp_path):
-    tuning = tuned(tmp_path, Cluster(), budget_s=0.0)
+def test_fewer_than_three_rounds_prove_nothing_and_it_is_said_and_a_repeated_tuning_measures_nothing_again(tmp_path):
+    tuning, again = tuned(tmp_path, budget_s=0.0), Cluster()
     assert tuning.fastest() == (tuning.tried[0], None)
     assert "time for 1 of 3 rounds" in evidence(tuning).choice
+    tuned(tmp_path, again, budget_s=0.0)
+    assert again.trials == []
 
 
 def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
     # 33 rows on 4 ranks: 9 micro-batches of one row have 36 places, 5 of two have 40.
-    config = CONFIG.model_copy(update={"global_batch_rows": 33, "micro_batch_rows": 1})
-    tuning = tuned(tmp_path, Cluster(nodes=4), config=config, most_rows=2)
-    for one in tuning.tried:
-        if one.figures:
-            assert one.rates()[0] == pytest.approx(33 * 100.0 / one.step_s)
+    tuning = tuned(tmp_path, Cluster(nodes=4), config=with_rows(33, micro_batch_rows=1), most_rows=2)
+    read = [one for one in tuning.tried if one.figures]
+    assert [one.rates()[0] for one in read] == pytest.approx([33 * 100.0 / one.step_s for one in read])
 
 
 def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_path):
     # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
-    tuning = tuned(tmp_path, Cluster(), config=CONFIG.model_copy(update={"global_batch_rows": 10}))
+    tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
     assert tuning.micro_batch_rows(default) == 4
     other = replace(default, dealt=replace(default.dealt, micro_batches=1, rows=5))
@@ -102,30 +109,15 @@ def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_pa
 
 
 def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
-    cluster = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
-    tuning = tuned(tmp_path, cluster, strategies=("ddp",), most_rows=4)
-    assert tuning.equal_loss is None
-    assert tuning.fastest() == (tuning.tried[0], None)
+    fast = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
+    tuning = tuned(tmp_path, fast, strategies=("ddp",), most_rows=4)
+    assert (tuning.equal_loss, tuning.fastest()) == (None, (tuning.tried[0], None))
     assert evidence(tuning).choice.startswith("the default")
 
 
-def test_a_repeated_tuning_measures_nothing_again(tmp_path):
-    tuned(tmp_path, Cluster())
-    again = Cluster()
-    tuned(tmp_path, again)
-    assert again.trials == []
-
-
-def test_ranks_that_cannot_compute_end_the_tuning_with_a_reason(tmp_path):
-    with pytest.raises(Undecided, match="it does not run here"):
-        tuned(tmp_path, Cluster(failing=("ddp",)))
-
-
 def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
-    config = CONFIG.model_copy(update={"global_batch_rows": 160})
-    default = tuned(tmp_path, Cluster(), config=config, most_rows=4).tried[0]
-    assert default.candidate.dealt.micro_batches == 20
-    assert default.figures[0].micro_batches == 4
+    default = tuned(tmp_path, config=with_rows(160), most_rows=4).tried[0]
+    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
     assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
 

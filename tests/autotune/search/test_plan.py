@@ -1,13 +1,18 @@
+from pathlib import Path
+
 import pytest
 
 from autotune.core.plan import Goal
+from autotune.core.profile import Profile
 from autotune.errors import BadInput
 from autotune.search import plan_memory
 from autotune.search.plan import PlanRequest, plan
 from autotune.search.prediction import settings_of_step
+from autotune.search.profiles import StoredProfile
 from autotune.search.scaling import Assumed, evidence
+from tests.autotune.profiles import but
 from tests.autotune.search.exchanges import Cluster, tuning_on
-from tests.autotune.search.plans import changed, on_gpus, stored, traced, without_evidence
+from tests.autotune.search.plans import on_gpus, traced, without_evidence
 from tests.conftest import write_dataset
 from trainer import peaks
 from trainer.config import TrainConfig
@@ -17,6 +22,8 @@ TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
 
 def answer(source, **changes):
+    if isinstance(source, Profile):
+        source = StoredProfile(path=Path("profiles/p.toml"), profile=source, intact=True)
     return plan(PlanRequest(**{"source": source, "model_argument": "", "goal": TOKENS} | changes), lambda *_: None)
 
 
@@ -36,14 +43,13 @@ def no_trace(monkeypatch):
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """What a tuning of two nodes found."""
     tuning = tuning_on(Cluster(), tmp_path_factory.mktemp("network"))
     tuning.run()
     return evidence(tuning)
 
 
 def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
-    found = answer(stored(traced()))
+    found = answer(traced())
     # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of 512 places hold tokens.
     rate = found.rank_tokens_per_s
     assert (rate.value, rate.basis) == (pytest.approx(100 * 100 / 512, rel=1e-3), "measured")
@@ -51,73 +57,57 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     assert (found.wall_s.basis, found.batch_tokens.value) == ("predicted", 102_400)
     assert found.memory.shares[0].total_bytes == 1_008_000_000
     assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
-    steps = answer(stored(traced()), goal=None)  # the profile's
+    steps = answer(traced(), goal=None)  # the profile's
     assert (steps.steps.value, steps.goal.source) == (1000, "the profile's max_steps, 1,000")
-
-
-def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_trace):
-    found = answer(stored(changed(traced(), constraints={"memory_budget_bytes": 10**9})))
-    assert found.memory.shares[0].total_bytes > found.fleet.memory_bytes
-    assert found.memory.shares[0].fits
-    assert not any("fit" in one for one in found.warnings)
-
-
-def test_a_rate_that_several_ranks_reached_together_is_shared_among_them(no_trace):
-    profile = traced()
-    workers = profile.evidence.workers.model_copy(update={"local_ranks": 4})
-    alone, shared = (
-        answer(stored(one)).rank_tokens_per_s for one in (profile, changed(profile, evidence={"workers": workers}))
-    )
-    assert [shared.low, shared.value, shared.high] == pytest.approx([alone.low / 4, alone.value / 4, alone.high / 4])
+    workers = traced().evidence.workers.model_copy(update={"local_ranks": 4})
+    shared = answer(traced(workers=workers)).rank_tokens_per_s  # all of them reached it together
+    assert [shared.low, shared.value, shared.high] == pytest.approx([rate.low / 4, rate.value / 4, rate.high / 4])
+    # What a trial showed to fit fits, whatever is predicted.
+    proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
+    assert proven.memory.shares[0].total_bytes > proven.fleet.memory_bytes
+    assert proven.memory.shares[0].fits
+    assert not any("fit" in one for one in proven.warnings)
 
 
 def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, network):
     measured = traced(network=network.model_copy(update={"scaling": []}))
-    found = answer(stored(measured), nodes=8, ranks_per_node=2)
-    assert found.all_ranks.efficiency.basis == "predicted"
-    assert "measured" in found.all_ranks.efficiency.source
-    assert found.all_ranks.tokens_per_s.value == pytest.approx(
-        16 * found.rank_tokens_per_s.value * found.all_ranks.efficiency.value
-    )
-    assumed = answer(stored(measured), nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9))
-    assert assumed.all_ranks.efficiency.basis == "assumed"
-    assert "25 Gbit/s assumed" in assumed.all_ranks.efficiency.source
-    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).all_ranks.efficiency.source
+    ranks = answer(measured, nodes=8, ranks_per_node=2).all_ranks
+    assert ranks.efficiency.basis == "predicted"
+    assert "measured" in ranks.efficiency.source
+    alone = answer(measured).rank_tokens_per_s.value
+    assert ranks.tokens_per_s.value == pytest.approx(16 * alone * ranks.efficiency.value)
+    assumed = answer(measured, nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9)).all_ranks.efficiency
+    assert assumed.basis == "assumed"
+    assert "25 Gbit/s assumed" in assumed.source
+    assert "100 Gbit/s assumed" in answer(traced(), nodes=8).all_ranks.efficiency.source
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):
     row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
-    found = answer(stored(profile), **here)
-    assert found.all_ranks.tokens_per_s.value == 1234.0
-    assert found.all_ranks.tokens_per_s.basis == found.all_ranks.efficiency.basis == "measured"
-    other_batch = answer(stored(profile), **here, global_batch_tokens=1e6)
-    assert other_batch.all_ranks.efficiency.basis == "predicted"
+    found = answer(profile, **here).all_ranks
+    assert found.tokens_per_s.value == 1234.0
+    assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
+    assert answer(profile, **here, global_batch_tokens=1e6).all_ranks.efficiency.basis == "predicted"
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_assumed(warm_server):
-    found = answer(stored(traced()), gpu="h200")
+def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_assumed_or_told(warm_server):
+    found = answer(traced(), gpu="h200")
     assert found.rank_tokens_per_s.basis == "assumed"
     assert "MFU" in found.rank_tokens_per_s.source
     assert found.fleet.name == "NVIDIA H200"
     assert any("say nothing of NVIDIA H200" in one for one in found.warnings)
-    found = answer(stored(without_evidence(on_gpus(traced()))), nodes=2)
+    found = answer(without_evidence(on_gpus(traced())), nodes=2)
     assert (found.rank_tokens_per_s.basis, found.wall_s.low) == ("assumed", None)
     assert found.fleet.ranks == 4  # as many as its nodes have
     assert found.next_command.startswith("autotune probe --model tiny")
-
-
-@pytest.mark.system
-def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_server):
-    profile = stored(without_evidence(traced()))
-    found = answer(profile)
+    on_a_cpu = without_evidence(traced())
+    found, told = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
     assert found.wall_s is None
     assert any("--tokens-per-s" in one for one in found.warnings)
-    told = answer(profile, tokens_per_s=1000.0)
-    assert told.wall_s.value == pytest.approx(1e6)
-    assert told.rank_tokens_per_s.basis == "given"
+    assert (told.wall_s.value, told.rank_tokens_per_s.basis) == (pytest.approx(1e6), "given")
 
 
 @pytest.mark.system
@@ -131,22 +121,16 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypa
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_server):
-    large = shape("bert-350m")
-    config = large.model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
-    large = large.model_copy(update={"model": large.model.model_copy(update={"config": config})})
+def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_as_it_fits(warm_server):
+    model = shape("bert-350m").model
+    config = model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
+    large = shape().model_copy(update={"model": model.model_copy(update={"config": config})})
     found = answer(large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6)
     fits = {row.name: row.fits for row in found.memory.shares}
-    assert fits["DDP"] is False
-    assert fits["ZeRO-3 (FSDP2)"] is True
-    assert found.memory.most_rows == 0
+    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.most_rows) == (False, True, 0)
     assert any("does not fit one GPU" in one for one in found.warnings)
     assert found.next_command.startswith("autotune estimate")
     assert found.wall_s is not None
-
-
-@pytest.mark.system
-def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_server):
     found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
     assert any("rows cannot be dealt to 2,048 ranks" in one for one in found.warnings)
     assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
@@ -180,19 +164,16 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_server, tmp_p
 
 
 def under(profile, strategy):
-    return changed(profile, train={"parallel": profile.train.parallel.model_copy(update={"strategy": strategy})})
+    return but(profile, train={"parallel": profile.train.parallel.model_copy(update={"strategy": strategy})})
 
 
 def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_server):
     profile = without_evidence(on_gpus(traced()))
-    plans = [answer(stored(under(profile, strategy)), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
+    plans = [answer(under(profile, strategy), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
     assert plans[0] == plans[1] == plans[2]
     assert plans[0][1].held.state_bytes < plans[0][0].held.state_bytes
-
-
-def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_server):
+    # Terms that were probed under another strategy are kept apart.
     profile = on_gpus(traced())
-    profile = changed(profile, evidence={"probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})})
-    (probed, *_), (shared, *_) = (answer(stored(under(profile, one))).memory.shares for one in ("ddp", "fsdp2"))
-    assert probed.held.state_bytes == 8_000_000  # the probe's own
-    assert shared.held.state_bytes != 8_000_000
+    profile = but(profile, evidence={"probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})})
+    probed, shared = (answer(under(profile, one)).memory.shares[0].held.state_bytes for one in ("ddp", "fsdp2"))
+    assert probed == 8_000_000 != shared

@@ -12,6 +12,7 @@ from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger
 from tests.autotune.profiles import FINGERPRINT
+from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP, record
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
@@ -40,10 +41,6 @@ def trace_figures(trial, row_bytes=ROW_BYTES):
     return {"traces": traces, "parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
 
 
-def rows_of(trial):
-    return trial.measured["config"]["micro_batch_rows"]
-
-
 def is_timed(trial):
     return trial.job == "step" and trial.measured["timed_steps"] > 2
 
@@ -61,6 +58,14 @@ def simulate(trial):
     return Measured(figures=STEP | {"step_s": step_s, "slot_tokens_per_step": rows * 64, "peak_bytes": peak})
 
 
+def rows_of(trial):
+    return trial.measured["config"]["micro_batch_rows"]
+
+
+def tries_of(machine, rows):
+    return [rows_of(trial) for trial in machine.trials].count(rows)
+
+
 def except_where(concerned, outcome):
     """A machine that does otherwise with some trials."""
     return FakeMachine(lambda trial: outcome if concerned(trial) else simulate(trial))
@@ -69,11 +74,9 @@ def except_where(concerned, outcome):
 @pytest.fixture
 def probe(tmp_path):
     manifest = read_manifest(write_dataset(tmp_path / "data", [[5, 6]]))
-    names = itertools.count()
+    clock = FakeClock()
 
-    def run(
-        machine, memory_budget_bytes=1_000_000_000, site="here", here=None, local_ranks=1, expected=None, **changes
-    ):
+    def run(machine, memory_budget_bytes=10**9, site="here", here=None, local_ranks=1, expected=None, **changes):
         config = TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64, layout="packed")
         settings = {name: changes.pop(name) for name in TrainConfig.model_fields if name in changes}
         config = config.model_copy(update=settings)
@@ -83,19 +86,21 @@ def probe(tmp_path):
             request=request, config=config, manifest=manifest, memory_budget_bytes=memory_budget_bytes,
             local_ranks=local_ranks, expected=expected,
         )  # fmt: skip
-        ledger = Ledger(tmp_path / "ledger", f"w{next(names)}")
-        runner = TrialRunner(machine=machine, ledger=ledger, site=site, clock=FakeClock(), made_on=here)
-        train, found = probe_model(ready, runner)
+        train, found = probe_model(ready, runner_on(machine, tmp_path / "ledger", clock, site=site, made_on=here))
         run.chosen_rows = train.micro_batch_rows
         return found
 
     return run
 
 
+def bracket(found):
+    return found.feasible_max, found.infeasible_min
+
+
 def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(probe):
     machine = FakeMachine(simulate)
     found = probe(machine)
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert bracket(found) == (35, 36)
     assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
     assert found.sustained is None  # on a CPU a few steps are enough
     assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
@@ -103,14 +108,13 @@ def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_t
     assert verified["memory_budget_bytes"] == 1_000_000_000
     assert verified["warmup_steps"] + verified["timed_steps"] == 2
     assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
-    limited = probe(FakeMachine(simulate), max_rows=10)
-    assert (limited.feasible_max, limited.infeasible_min) == (10, None)
+    assert bracket(probe(FakeMachine(simulate), max_rows=10)) == (10, None)
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     machine = FakeMachine(simulate)
     found = probe(machine, memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert bracket(found) == (35, 36)
     assert found.search_trials <= 3
     assert max(rows_of(trial) for trial in machine.trials if trial.job == "step") == 36
     assert found.traced_rows in (33, 34, 35)
@@ -118,20 +122,15 @@ def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
 
 
-def test_a_trace_that_is_wrong_costs_trials_and_no_exactness(probe):
+def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_and_that_is_said(probe):
     def misled(trial):
         return Measured(figures=trace_figures(trial, row_bytes=26_000_000)) if trial.job == "trace" else simulate(trial)
 
-    found = probe(FakeMachine(misled), expected=expected_on_cpu())
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
-
-
-def test_a_model_that_cannot_be_traced_is_probed_all_the_same_and_that_is_said(probe):
-    untraceable = except_where(
-        lambda trial: trial.job == "trace", Crashed(detail="RuntimeError: Tensor.item() on meta")
-    )
-    found = probe(untraceable, expected=expected_on_cpu())
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert bracket(probe(FakeMachine(misled), expected=expected_on_cpu())) == (35, 36)
+    crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
+    untraceable = except_where(lambda trial: trial.job == "trace", crash)
+    found = probe(untraceable, site="there", expected=expected_on_cpu())
+    assert bracket(found) == (35, 36)
     assert "Tensor.item()" in found.not_traced
     assert found.traced_peak_bytes is None
 
@@ -139,7 +138,7 @@ def test_a_model_that_cannot_be_traced_is_probed_all_the_same_and_that_is_said(p
 def test_sizes_are_multiples_of_the_granularity(probe):
     machine = FakeMachine(simulate)
     found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
-    assert (found.feasible_max, found.infeasible_min) == (32, 40)
+    assert bracket(found) == (32, 40)
     assert all(rows_of(trial) % 8 == 0 for trial in machine.trials if trial.job == "step")
     assert [point.rows for point in found.curve] == [8, 16, 24]
 
@@ -165,24 +164,18 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     machine = FakeMachine(simulate)
     here = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"})
     found = probe(machine, device="cuda", precision="bf16", here=here)
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
-    assert (found.curve, found.sustained) == ([], None)
-    assert probe.chosen_rows == 33
+    assert (*bracket(found), found.curve, found.sustained, probe.chosen_rows) == (35, 36, [], None, 33)
     assert not any(map(is_timed, machine.trials))
 
 
 @pytest.mark.parametrize(
     ("outcome", "said", "next_step", "tries"),
     [
-        (
-            Crashed(detail="a bus error"),
-            r".33 rows, speed. was not measured \(crashed\):\na bus error",
-            "resumes from",
-            3,
-        ),
+        (Crashed(detail="a bus error"), r".33 rows, speed. was not measured \(crashed\):\na bus error",
+         "resumes from", 3),
         (OutOfMemory(detail="no room"), "33 rows fitted at first", "--headroom", 1),
     ],
-)
+)  # fmt: skip
 def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
     machine = except_where(is_timed, outcome)
     with pytest.raises(Undecided, match=said) as caught:
@@ -191,16 +184,19 @@ def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(
     assert sum(map(is_timed, machine.trials)) == tries
 
 
-def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
-    tries = []
-
+def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_attempt_is_followed_by_another(probe):
     def unsteady(trial):
-        tries.append(rows_of(trial))
-        again = tries[-1] == 35 and tries.count(35) == 2
+        again = rows_of(trial) == 35 and tries_of(machine, 35) == 2
         return OutOfMemory(detail="this time not") if again else simulate(trial)
 
-    found = probe(FakeMachine(unsteady), memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)
-    assert (found.feasible_max, found.infeasible_min) == (34, 35)
+    def doubtful(trial):
+        outcome = simulate(trial)
+        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
+        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
+
+    machine = FakeMachine(unsteady)
+    assert bracket(probe(machine, memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)) == (34, 35)
+    assert bracket(probe(FakeMachine(doubtful))) == (35, 36)
 
 
 def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
@@ -213,17 +209,9 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
 
 
-def test_a_finished_probe_is_repeated_from_its_ledger_without_a_trial_but_not_at_another_site(probe):
-    first = probe(FakeMachine(simulate))
-    assert probe(FakeMachine(lambda trial: pytest.fail("ran"))) == first
-    other = FakeMachine(simulate)
-    probe(other, site="another machine")
-    assert other.trials
-
-
-def test_an_interrupted_probe_goes_on_where_it_was(probe):
+def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeated_from_its_ledger(probe):
     whole = FakeMachine(simulate)
-    expected = probe(whole, site="elsewhere")
+    expected = probe(whole)
     for stop in range(1, len(whole.trials)):
 
         def interrupt(trial, left=itertools.count(), stop=stop):  # noqa: B008 - one counter per machine is meant
@@ -231,12 +219,12 @@ def test_an_interrupted_probe_goes_on_where_it_was(probe):
                 raise KeyboardInterrupt
             return simulate(trial)
 
-        site = f"stopped at {stop}"
+        site, rest = f"stopped at {stop}", FakeMachine(simulate)
         with pytest.raises(KeyboardInterrupt):
             probe(FakeMachine(interrupt), site=site)
-        rest = FakeMachine(simulate)
         assert probe(rest, site=site) == expected
         assert len(rest.trials) == len(whole.trials) - stop
+    assert probe(FakeMachine(lambda trial: pytest.fail("ran"))) == expected
 
 
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
@@ -257,16 +245,6 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypa
     assert ("share the state by parallel.strategy" in refused.value.next_step) == told
 
 
-def test_only_the_first_attempt_at_a_size_says_that_another_follows(probe):
-    def doubtful(trial):
-        outcome = simulate(trial)
-        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
-        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
-
-    found = probe(FakeMachine(doubtful))
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
-
-
 @pytest.mark.parametrize(
     ("outcome", "said", "tries"), [(Crashed(detail="boom"), "boom", 3), (TimedOut(detail="killed"), "timed out", 1)]
 )
@@ -274,7 +252,7 @@ def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(probe, outcome, sai
     machine = except_where(lambda trial: rows_of(trial) == 4, outcome)
     with pytest.raises(Undecided, match=said):
         probe(machine)
-    assert [rows_of(trial) for trial in machine.trials].count(4) == tries
+    assert tries_of(machine, 4) == tries
     # It is tried again when the command is: it may have been mended.
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
@@ -296,20 +274,21 @@ def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, one):
 
 def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(probe, monkeypatch):
     search_trials = probe(FakeMachine(simulate)).search_trials
-    machine, left = FakeMachine(simulate), [0]
     runner_run = TrialRunner.run
 
-    def run(runner, trial, label, **more):
-        if len(machine.trials) >= left[0]:
-            raise OutOfTime("3 s are left", next_step="more --minutes")
-        return runner_run(runner, trial, label, **more)
+    def probed_within(most_trials):
+        machine = FakeMachine(simulate)
 
-    monkeypatch.setattr(TrialRunner, "run", run)
-    left[0] = search_trials - 1
+        def run(runner, trial, label, **more):
+            if len(machine.trials) >= most_trials:
+                raise OutOfTime("3 s are left", next_step="more --minutes")
+            return runner_run(runner, trial, label, **more)
+
+        monkeypatch.setattr(TrialRunner, "run", run)
+        return probe(machine, site=f"within {most_trials}")
+
     with pytest.raises(OutOfTime, match=r"rows fit.*; 3 s are left"):
-        probe(machine, site="there")
-    machine.trials.clear()
-    left[0] = search_trials + 1
-    found = probe(machine, site="elsewhere")
-    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+        probed_within(search_trials - 1)
+    found = probed_within(search_trials + 1)
+    assert bracket(found) == (35, 36)
     assert [point.rows for point in found.curve] == [probe.chosen_rows] == [33]

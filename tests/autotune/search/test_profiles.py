@@ -1,12 +1,14 @@
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow, WorkersEvidence
-from autotune.core.profile import Profile, profile_to_toml
+from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow
+from autotune.core.profile import profile_to_toml
 from autotune.decide.ledger import ledger_sha256
-from autotune.errors import MachineLacks, ProfileRefused
+from autotune.errors import BadInput, MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
@@ -16,96 +18,82 @@ from autotune.search.profiles import (
     with_workers_of,
     write_profile,
 )
+from autotune.search.reviews import read_reviewed, require_approved, review, review_path
+from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import records_in
+from autotune.search.verification import verify
 from autotune.store import Ledger
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
+from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record, records_of_example
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from trainer.dataset import read_manifest
 
 RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
+EXAMPLE = example_profile()
 
 
-def _probed_again(**train) -> Profile:
+def probed_again(**train):
     """What a probe alone gives: no worker count yet."""
-    profile = example_profile()
-    data = profile.train.data.model_copy(update={"loader_workers": 0})
-    train = profile.train.model_copy(update={"data": data} | train)
-    return profile.model_copy(update={"train": train, "evidence": Evidence(probe=profile.evidence.probe)})
+    data = EXAMPLE.train.data.model_copy(update={"loader_workers": 0})
+    probed = but(EXAMPLE, train={"data": data} | train)
+    return probed.model_copy(update={"evidence": Evidence(probe=EXAMPLE.evidence.probe)})
 
 
 @pytest.fixture
-def path(tmp_path):
-    """Of the example profile."""
-    found = tmp_path / "p.toml"
-    found.write_text(profile_to_toml(example_profile()))
-    return found
+def path(here):
+    return here / "p.toml"
 
 
-def test_a_repeated_probe_keeps_the_worker_count_of_the_same_settings(path):
-    kept = with_workers_of(_probed_again(), path)
+def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(path):
+    kept = with_workers_of(probed_again(), path)
     assert kept.train.data.loader_workers == 1
-    assert kept.evidence.workers == example_profile().evidence.workers
+    assert kept.evidence.workers == EXAMPLE.evidence.workers
     assert write_profile(path, kept) is None
+    swept = with_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
+    path.write_text(profile_to_toml(swept))
+    assert with_workers_of(probed_again(), path).train.data == swept.train.data
 
 
-def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile(path):
-    new = with_workers_of(_probed_again(micro_batch_rows=1), path)
+def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or_what_else_was_there(path):
+    new = with_workers_of(probed_again(micro_batch_rows=1), path)
     assert new.evidence.workers is None
-    assert read_profile(write_profile(path, new)).profile == example_profile()
+    assert read_profile(write_profile(path, new)).profile == EXAMPLE
     assert read_profile(path).profile == new
-
-
-def test_a_file_that_is_no_profile_is_kept_when_a_profile_takes_its_place(path):
     path.write_text("mine = 1\n")
-    assert write_profile(path, example_profile()).read_text() == "mine = 1\n"
-    assert read_profile(path).profile == example_profile()
+    assert write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
+    assert read_profile(path).profile == EXAMPLE
 
 
-def test_a_micro_batch_beyond_what_was_shown_to_fit_is_refused(path):
-    path.write_text(path.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
+def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(path):
+    text = path.read_text()
+    path.write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
     with pytest.raises(ProfileRefused, match="more than the 2"):
         probed_here(read_profile(path))
+    path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
+    with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
+        read_profile(path)
 
 
-def _found(*, chosen: int, adopted: bool | None) -> WorkersEvidence:
-    found = example_profile().evidence.workers
-    assert found is not None
+def swept_to(chosen, *, adopted=None):
     joint = JointChoice(
         trials=12, loader_workers=5, prefetch_batches=8, pin_memory=False, ratio_to_workers_alone=1.2,
         adopted=adopted is True,
     )  # fmt: skip
-    return found.model_copy(update={"chosen": chosen, "joint": None if adopted is None else joint})
+    joint = None if adopted is None else joint
+    return EXAMPLE.evidence.workers.model_copy(update={"chosen": chosen, "joint": joint})
 
 
-def test_a_sweep_writes_its_count_and_its_evidence_and_is_named_once():
-    found = _found(chosen=3, adopted=None)
-    profile = with_workers(with_workers(example_profile(), _found(chosen=2, adopted=None), RUNNER), found, RUNNER)
-    assert profile.train.data == example_profile().train.data.model_copy(update={"loader_workers": 3})
+@pytest.mark.parametrize(("adopted", "loader"), [(None, (3, 2, True)), (True, (5, 8, False)), (False, (3, 2, True))])
+def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_and_is_named_once(adopted, loader):
+    found = swept_to(3, adopted=adopted)
+    profile = with_workers(with_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
+    names = ("loader_workers", "prefetch_batches", "pin_memory")
+    written = EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
+    assert profile.train.data == written
     assert profile.evidence.workers == found
-    assert profile.evidence.probe == example_profile().evidence.probe
+    assert profile.evidence.probe == EXAMPLE.evidence.probe
     assert profile.provenance.commands == ["probe", "workers"]
-
-
-def test_a_profile_names_its_own_trials_of_all_commands_by_hash_and_time(tmp_path):
-    mine = [record(time_utc=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
-    ledger = Ledger(tmp_path, "w")
-    for one in (*mine, record(time_utc="2026-01-03T00:00:00+00:00", site="there", dataset_hash="another")):
-        ledger.append(one.model_dump(mode="json"))
-    found = with_workers(example_profile(), _found(chosen=3, adopted=None), SimpleNamespace(ledger=ledger))
-    assert found.provenance.ledger_until_utc == mine[-1].time_utc
-    assert found.provenance.ledger_sha256 == ledger_sha256(records_in(tmp_path)[0][:2])
-
-
-@pytest.mark.parametrize(("adopted", "loader"), [(True, (5, 8, False)), (False, (3, 2, True))])
-def test_what_was_found_jointly_is_written_only_where_it_was_adopted(adopted, loader):
-    found = _found(chosen=3, adopted=adopted)
-    data = with_workers(example_profile(), found, RUNNER).train.data
-    assert (data.loader_workers, data.prefetch_batches, data.pin_memory) == loader
-
-
-def test_a_repeated_probe_keeps_what_was_adopted_jointly(path):
-    swept = with_workers(example_profile(), _found(chosen=3, adopted=True), RUNNER)
-    path.write_text(profile_to_toml(swept))
-    assert with_workers_of(_probed_again(), path).train.data == swept.train.data
 
 
 WORTH = BaselineEvidence(
@@ -116,31 +104,96 @@ WORTH = BaselineEvidence(
 
 @pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
 def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(chosen, kept):
-    profile = example_profile()
-    worth = with_evidence(profile, "baseline", WORTH, RUNNER)
-    assert (worth.train, worth.evidence.baseline) == (profile.train, WORTH)
+    worth = with_evidence(EXAMPLE, "baseline", WORTH, RUNNER)
+    assert (worth.train, worth.evidence.baseline) == (EXAMPLE.train, WORTH)
     assert worth.provenance.commands == ["probe", "baseline"]
-    changed = with_workers(worth, _found(chosen=chosen, adopted=None), RUNNER)
+    changed = with_workers(worth, swept_to(chosen), RUNNER)
     assert changed.evidence.baseline == kept
     assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]
 
 
-def test_rates_of_a_pretended_gpu_are_not_read_either(path):
-    path.write_text(path.read_text().replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
-    with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
-        read_profile(path)
-
-
-def test_of_two_profiles_of_one_name_each_has_its_own_trials(tmp_path):
-    mine, reports = example_profile(), tmp_path / "reports"
-    finished, damaged, check = read_trials(tmp_path / "p.toml", mine, reports)
+def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(tmp_path):
+    finished, damaged, check = read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
     assert (finished, damaged, check.found) == ((), 0, "no trials")
-    ledger = Ledger(reports / "p" / "ledger", "w")
-    for one in (*records_of_example(), record(site="there", dataset_hash="e")):
+    ledger, newest = Ledger(tmp_path / "p" / "ledger", "w"), "2026-01-02T00:00:00+00:00"
+    mine = (*records_of_example(), record(time_utc=newest, key="newest"))
+    theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
+    for one in (*mine, theirs):
         ledger.append(one.model_dump(mode="json"))
+    found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(ledger=ledger)).provenance
+    assert found.ledger_until_utc == newest
+    kept = [one for one in records_in(ledger.directory)[0] if one.site == "here"]
+    assert (len(kept), found.ledger_sha256) == (len(mine), ledger_sha256(kept))
     ledger.append({"no": "trial"})
-    theirs = mine.model_copy(update={"fingerprint": mine.fingerprint.model_copy(update={"dataset_hash": "e"})})
-    own = len(records_of_example())
-    for place, profile, expected in (("a", mine, (own, 1, 1)), ("b", theirs, (1, 1, own))):
-        finished, damaged, check = read_trials(tmp_path / place / "p.toml", profile, reports)
+    other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
+    for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):
+        finished, damaged, check = read_trials(tmp_path / place / "p.toml", profile, tmp_path)
         assert (len(finished), damaged, check.others) == expected
+
+
+HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})
+
+
+@pytest.fixture
+def of_gpu(tmp_path, monkeypatch, patterned_dataset):
+    """A function that writes a profile made with this GPU and CUDA 13.0, and holds it against another machine."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = EXAMPLE
+    manifest = read_manifest(patterned_dataset)
+    site = open_site("cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)]))
+    made_on = fingerprint(site, found.train.model, manifest, "13.0")
+    data = found.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
+    path = tmp_path / "p.toml"
+    made = but(found, train={"data": data, "device": "cuda"}).model_copy(update={"fingerprint": made_on})
+    path.write_text(profile_to_toml(made))
+
+    def check(*gpus, cuda="13.0"):
+        stored = read_reviewed(path, tmp_path / "reports")
+        return verify(
+            stored, patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus]), lambda: cuda
+        )
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("changes", "cuda", "found", "field"),
+    [
+        ({}, "13.0", "same", None),
+        ({"name": "NVIDIA H100 NVL"}, "13.0", "refuse", "gpu_name"),
+        ({"total_bytes": 2**30}, "13.0", "refuse", "gpu_total_bytes"),
+        ({"mig_enabled": True}, "13.0", "refuse", "gpu_mig"),
+        ({}, "12.8", "warn", "cuda"),
+        ({"driver": "570.0"}, "13.0", "warn", "driver"),
+        ({"power_cap_w": 500.0}, "13.0", "warn", "gpu_power_cap_w"),
+    ],
+)
+def test_a_gpu_that_the_figures_are_not_of_is_refused_and_lesser_differences_are_told(
+    of_gpu, changes, cuda, found, field
+):
+    verified = of_gpu(replace(H200, **changes), cuda=cuda)
+    assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)
+    refused = pytest.raises(ProfileRefused, match=field) if found == "refuse" else contextlib.nullcontext()
+    with refused:
+        verified.raise_if_bad("p.toml")
+
+
+def test_the_same_content_is_approved_wherever_it_lies(here):
+    profile = here / "p.toml"
+    review(profile, here, "approved", by="reviewer", note=None)
+    other = here / "other" / "p.toml"
+    other.parent.mkdir()
+    other.write_text(profile.read_text())
+    assert require_approved(other, here).standing.state == "approved"
+    other.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    with pytest.raises(ProfileRefused, match="not approved any more"):
+        require_approved(other, here)
+    assert read_reviewed(profile, here).standing.state == "approved"
+
+
+def test_a_review_that_cannot_be_read_is_no_absent_one(here):
+    path = review_path(here / "p.toml", here)
+    path.parent.mkdir()
+    path.symlink_to(path)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_reviewed(here / "p.toml", here)

@@ -1,13 +1,16 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from autotune.core.cards import RESERVE_BYTES, find_card
-from autotune.core.hardware import GpuFacts, SlurmFacts
+from autotune.core.hardware import GpuFacts
 from autotune.errors import BadInput, MachineLacks
+from autotune.search.node import look_at_node
 from autotune.search.site import Site, local_ranks, memory_budget, open_site
+from tests.autotune.search.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from trainer.dataset import read_manifest
+from trainer.record import code_sha256
 
 MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(
@@ -17,15 +20,7 @@ H200 = GpuFacts(
 
 
 def site(gpus: tuple[GpuFacts, ...]) -> Site:
-    return Site(
-        device="cuda" if gpus else "cpu",
-        gpus=gpus,
-        host=FakeHost().facts([Path()]),
-        slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
-        versions={},
-        gpu_absent=None if gpus else "none",
-        used_bytes_by_gpu=(500 * MIB,) * len(gpus),
-    )
+    return replace(ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)) if gpus else ON_CPU
 
 
 NVL = find_card("h100-nvl-94gb")
@@ -47,12 +42,10 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_im
     assert memory_budget(site((H200,)), asked_bytes, as_card) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)]
-)
-def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu(name, expected):
-    silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
-    assert memory_budget(silent, None) == expected - RESERVE_BYTES
+def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
+    for name, expected in (("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)):
+        silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
+        assert memory_budget(silent, None) == expected - RESERVE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -81,10 +74,8 @@ def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
 
 def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
-    assert local_ranks(two, None) == 2
-    assert local_ranks(two, 1) == 1
-    assert local_ranks(site(()), None) == 1
-    assert local_ranks(site(()), 2) == 2
+    asked = ((two, None), (two, 1), (site(()), None), (site(()), 2))
+    assert [local_ranks(*one) for one in asked] == [2, 1, 1, 2]
     with pytest.raises(BadInput, match="there are 2 GPUs"):
         local_ranks(two, 3)
 
@@ -148,3 +139,35 @@ def test_the_gpu_that_is_measured_is_named(opened):
     assert one.words == "NVIDIA H200, 140 GiB"
     assert opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
     assert opened(**UNREADABLE, visible="1").gpu == SECOND
+
+
+def linked_gpu(number: int, linked: list[str] | None) -> FakeGpu:
+    return FakeGpu(facts=replace(H200, uuid=f"GPU-{number}", index=number), nvlinked=linked)
+
+
+def test_a_node_is_described_with_its_code_and_data(monkeypatch, patterned_dataset):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = look_at_node("n1", patterned_dataset, FakeHost(), FakeGpuMonitor([linked_gpu(0, None)]))
+    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",))
+    assert found.code_sha256 == code_sha256()
+    assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
+    assert found.nvlinked is None  # one GPU has nobody to be linked with
+    bare = look_at_node("n1", patterned_dataset.parent, FakeHost(), FakeGpuMonitor())
+    assert bare.dataset_hash is None
+    assert "not a dataset" in bare.dataset_missing
+
+
+@pytest.mark.parametrize(
+    ("links", "linked"),
+    [
+        ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
+        ((["GPU-1"], ["GPU-2"], []), False),
+        ((None, None, None), None),
+        ((["GPU-1", "GPU-2"], None, None), None),
+        (([], None, None), False),
+    ],
+)
+def test_gpus_are_linked_when_every_pair_is_and_nobody_guesses(monkeypatch, patterned_dataset, links, linked):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monitor = FakeGpuMonitor([linked_gpu(number, listed) for number, listed in enumerate(links)])
+    assert look_at_node("n1", patterned_dataset, FakeHost(), monitor).nvlinked is linked

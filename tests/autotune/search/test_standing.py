@@ -18,10 +18,6 @@ def run(tmp_path) -> Path:
     return place
 
 
-def put_exit(run: Path, code: int) -> None:
-    (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
-
-
 @pytest.mark.parametrize(
     ("code", "jobs", "state"),
     [
@@ -31,16 +27,19 @@ def put_exit(run: Path, code: int) -> None:
         (0, {}, "finished"),
         (75, {"train-one": ("12", "PENDING")}, "saved, goes on when started again, queued again"),
         (76, {}, "gave up"),
-        (3, {}, "ended with code 3"),
+        (3, None, "ended with code 3"),
     ],
 )
-def test_a_runs_state_follows_from_its_record_and_its_job(run, code, jobs, state):
+def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(run, code, jobs, state):
     if code is not None:
-        put_exit(run, code)
+        (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
     found = standing_of_run(run, jobs)
-    assert found.state == state
-    assert found.max_steps == 50
+    assert (found.state, found.max_steps) == (state, 50)
     assert found.job == (jobs or {}).get("train-one", (None,))[0]
+    text = standings_text([found], [], asked=jobs is not None)
+    assert state in text
+    assert ("so it is" in text) == (code in (75, 76, 3))
+    assert ("SLURM cannot be asked" in text) == (jobs is None)
 
 
 def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp_path, run):
@@ -51,25 +50,14 @@ def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp
     assert standing_of_run(run, None).state == "cannot be read"
 
 
-def test_a_tuning_is_told_by_its_ledger(tmp_path):
-    place = tmp_path / "reports" / "p"
+def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_found(tmp_path, run):
+    runs, reports = tmp_path / "runs", tmp_path / "reports"
+    place = reports / "p"
     Ledger(place / "ledger", "w").append(record().model_dump(mode="json"))
     with next((place / "ledger").glob("*.jsonl")).open("a") as file:
         file.write("torn")
     found = standing_of_tuning(place)
     assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "x", 1)
-
-
-def test_without_names_everything_here_is_found(tmp_path, run):
-    (tmp_path / "reports" / "p" / "ledger").mkdir(parents=True)
-    (tmp_path / "reports" / "jobs").mkdir()
-    runs, reports = tmp_path / "runs", tmp_path / "reports"
-    assert find_standings([], runs, reports) == ([run], [reports / "p"])
-    assert find_standings([reports / "p", run], runs, reports) == ([run], [reports / "p"])
-
-
-def test_the_text_says_why_a_run_ended_and_whether_slurm_was_asked(run):
-    put_exit(run, 76)
-    text = standings_text([standing_of_run(run, None)], [], asked=False)
-    assert all(words in text for words in ("gave up", "so it is", "SLURM cannot be asked"))
+    (reports / "jobs").mkdir()
+    assert find_standings([], runs, reports) == find_standings([place, run], runs, reports) == ([run], [place])
     assert standings_text([], [], asked=True) == "no runs and no tunings here"

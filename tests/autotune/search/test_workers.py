@@ -3,20 +3,23 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 
-from autotune.core.hardware import DiskFacts, SlurmFacts
+from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
-from autotune.core.trial import FeedFigures, GpuUseFigures
-from autotune.errors import DoesNotFit, Undecided
+from autotune.core.trial import FeedFigures, GpuUseFigures, Trial
+from autotune.errors import Undecided
+from autotune.search.joint import gap_remains, search_joint, study_of
 from autotune.search.rounds import ATTEMPTS
-from autotune.search.site import Site
-from autotune.search.workers import Sweep, evidence, gpu_source
+from autotune.search.workers import Asked, evidence, gpu_source, with_loader
 from tests.autotune.search.feeds import (
     CEILING,
+    CONFIG,
     DEAD,
     HOST,
     LIMITS,
+    ON_CPU,
     FeedMachine,
     figures_of,
     knee_at,
@@ -25,7 +28,7 @@ from tests.autotune.search.feeds import (
 )
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import FEED
-from tests.fakes import FakeHost, FakeMachine
+from tests.fakes import FakeMachine
 
 GPU = {
     "samples": 10, "utilisation_share": 0.9, "power_w": 400.0, "sm_clock_mhz": 1500.0, "power_capped_share": 0.5,
@@ -33,19 +36,14 @@ GPU = {
 }  # fmt: skip
 
 LUSTRE = DiskFacts(path="data", filesystem_type="lustre", free_bytes=None, is_network=True)
-NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
-ON_CPU = Site(
-    device="cpu", gpus=(), host=FakeHost().facts([Path()]), slurm=NO_JOB,
-    versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="no driver",
-)  # fmt: skip
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
 
-def evidence_of(sweep: Sweep, site: Site = ON_CPU):
+def evidence_of(sweep, site=ON_CPU):
     return evidence(sweep, sweep.run(), site)
 
 
-@pytest.mark.parametrize("needed", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("needed", [0, 1, 3, 6])
 def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     found = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
     assert (found.chosen, found.undecided_between) == (needed, [])
@@ -56,20 +54,28 @@ def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(CEILING, rel=0.01)
 
 
-def test_rounds_run_forwards_and_backwards_in_turn_and_no_window_is_another_ones(tmp_path):
+def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_kept(tmp_path):
     machine = FeedMachine(knee_at(1))
-    sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1)
-    sweep.run()
+    limits = replace(LIMITS, local_ranks=2)
+    sweep = sweep_on(machine, tmp_path, replayed_step_s=0.06, sample_delay_s=0.001, limits=limits)
+    found = evidence_of(sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,))))
     assert machine.counts[:4] == [None, 0, 1, None]
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
-    assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.reading.windows
+    assert len({trial.key for trial in machine.trials}) == len(machine.trials) == found.windows == found.seconds
     slowed = {(trial.measured["sample_delay_s"], trial.measured["replayed_step_s"]) for trial in machine.trials}
-    assert slowed == {(0.5, 0.1)}
+    assert slowed == {(0.001, 0.06)}
     assert {trial.place["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
+    assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
+    assert (found.local_ranks, found.max_workers) == (2, 4)
+    assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
+    assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
+    assert found.windows == sum(len(row.slot_tokens_per_s) for row in found.rows) + len(found.ceiling_slot_tokens_per_s)
+    assert (found.rows[1].memory_bytes, found.rows[1].storage_bytes_per_s) == (2**30, 1e6)
+    assert ({row.gpu for row in found.rows}, found.operating_state) == ({None}, None)
 
 
-def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
+def test_a_sweep_that_was_interrupted_goes_on_where_it_was_but_not_on_another_file_system(tmp_path):
     number = itertools.count()
 
     def interrupt(trial):
@@ -77,12 +83,14 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path).run()
-    whole, rest = FeedMachine(knee_at(2)), FeedMachine(knee_at(2))
-    expected = evidence_of(sweep_on(whole, tmp_path / "other"))
-    assert evidence_of(sweep_on(rest, tmp_path)) == expected
+        sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path, storage="nfs:40").run()
+    whole, rest, moved = (FeedMachine(knee_at(2)) for _ in range(3))
+    expected = evidence_of(sweep_on(whole, tmp_path / "other", storage="nfs:40"))
+    assert evidence_of(sweep_on(rest, tmp_path, storage="nfs:40")) == expected
     # The round that was cut in two is read anew: its windows belong beside each other.
     assert len(rest.trials) == len(whole.trials) - 4
+    sweep_on(moved, tmp_path, storage="ext4:2").run()
+    assert len(moved.trials) == len(whole.trials)
 
 
 def noisy(knee: int) -> FeedMachine:
@@ -124,20 +132,17 @@ def contaminated(times: int) -> FeedMachine:
     return FeedMachine(knee_at(1), spoil)
 
 
-def test_a_spoiled_window_is_read_again_and_one_that_is_spoiled_every_time_leaves_the_sweep_undecided(tmp_path):
+def test_a_spoiled_window_is_read_again_but_not_for_ever_and_one_that_failed_is_no_score_and_not_tried_again(tmp_path):
     found = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path / "once"))
     assert (found.chosen, found.undecided_between) == (1, [])
     machine = contaminated(ATTEMPTS)
     with pytest.raises(Undecided, match="somebody else was on it") as refused:
         sweep_on(machine, tmp_path).run()
-    assert len([count for count in machine.counts if count == 0]) == ATTEMPTS
+    assert machine.counts.count(0) == ATTEMPTS
     assert "resumes from" in refused.value.next_step
-
-
-def test_a_window_that_failed_is_no_score_and_not_tried_again(tmp_path):
     machine = FakeMachine(lambda trial: Crashed(detail="boom"))
     with pytest.raises(Undecided, match="boom"):
-        sweep_on(machine, tmp_path).run()
+        sweep_on(machine, tmp_path / "failed").run()
     assert len(machine.trials) == 1
 
 
@@ -150,30 +155,6 @@ def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
     assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50% of samples"
 
 
-def test_what_a_sweep_rests_on_is_kept(tmp_path):
-    sweep = sweep_on(
-        FeedMachine(knee_at(1)), tmp_path, replayed_step_s=0.06, sample_delay_s=0.001,
-        limits=replace(LIMITS, local_ranks=2),
-    )  # fmt: skip
-    found = evidence_of(sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,))))
-    assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
-    assert (found.local_ranks, found.max_workers) == (2, 4)
-    assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
-    assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
-    assert found.windows == sum(len(row.slot_tokens_per_s) for row in found.rows) + len(found.ceiling_slot_tokens_per_s)
-    assert found.seconds == found.windows
-    assert found.rows[1].memory_bytes == 2**30
-    assert found.rows[1].storage_bytes_per_s == 1e6
-    assert ({row.gpu for row in found.rows}, found.operating_state) == ({None}, None)
-
-
-def test_more_workers_than_memory_holds_are_not_asked_for(tmp_path):
-    host = replace(HOST, ram_available_bytes=700 * 2**20)
-    with pytest.raises(DoesNotFit):
-        sweep_on(FeedMachine(knee_at(1)), tmp_path, limits=replace(LIMITS, host=host, asked=8))
-    assert sweep_on(FeedMachine(knee_at(1)), tmp_path, limits=replace(LIMITS, host=host)).max_workers < 8
-
-
 @pytest.mark.parametrize(("asked", "at_first"), [(None, 8), (6, 6)])
 def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first):
     host = replace(HOST, ram_available_bytes=4 * 2**30)
@@ -181,7 +162,7 @@ def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first)
     sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=asked))
     assert sweep.max_workers == at_first
     found = evidence_of(sweep)
-    assert max(count for count in machine.counts if count is not None) == found.max_workers == found.chosen == 3
+    assert max(filter(None, machine.counts)) == found.max_workers == found.chosen == 3
     assert "(measured)" in found.max_workers_because
 
 
@@ -190,13 +171,6 @@ def test_a_count_whose_workers_die_is_the_limit(tmp_path):
     found = evidence_of(sweep_on(machine, tmp_path))
     assert found.max_workers == found.chosen == 4
     assert "8 loader workers" in found.max_workers_because
-
-
-def test_windows_of_another_file_system_are_not_taken_for_these(tmp_path):
-    first, second = FeedMachine(knee_at(2)), FeedMachine(knee_at(2))
-    sweep_on(first, tmp_path, storage="nfs:40").run()
-    sweep_on(second, tmp_path, storage="ext4:2").run()
-    assert len(second.trials) == len(first.trials)
 
 
 @pytest.mark.parametrize(
@@ -218,3 +192,97 @@ def test_sources_are_named_with_what_they_do_not_mean_or_why_they_are_missing(si
     found = gpu_source(site, [replace(FeedFigures.of(Measured(figures=FEED)), gpus=gpus)], replayed=replayed)
     assert all(words in found for words in said)
     assert unsaid not in found
+
+
+FEW_WORKERS = replace(LIMITS, asked=3)
+
+
+def prefetching_helps(data) -> float:
+    """No count gets beyond 60 % of the ceiling, unless much is held ready."""
+    return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
+
+
+def finished(rate, directory):
+    sweep = sweep_on(FeedMachine(rate), directory, limits=FEW_WORKERS)
+    return sweep, sweep.run()
+
+
+def settings_of(sweep):
+    return [loader_of(one.trial) for one in sweep.runner.finished]
+
+
+def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_same(tmp_path):
+    sweep, choice = finished(prefetching_helps, tmp_path)
+    found = search_joint(sweep, choice, trials=15)
+    assert (found.adopted, found.loader_workers, found.prefetch_batches) == (True, 3, 8)
+    assert found.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
+    assert 1 < found.ratio_low <= found.ratio_to_workers_alone
+    assert {data["pin_memory"] for data in settings_of(sweep)} == {True}  # as it was: there is no GPU
+    again, same = finished(prefetching_helps, tmp_path)
+    assert search_joint(again, same, trials=15) == found
+    assert again.runner.machine.trials == []
+
+
+def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceiling(tmp_path):
+    sweep, choice = finished(lambda data: 0.2 * data.loader_workers + 0.01, tmp_path)
+    assert gap_remains(choice)
+    assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
+    before, kept = len(sweep.runner.finished), evidence(sweep, choice, ON_CPU)
+    assert search_joint(sweep, choice, trials=0) is None
+    assert not search_joint(sweep, choice, trials=6).adopted
+    searched = [one.trial.measured for one in sweep.runner.finished[before : before + 12]]
+    pairs = zip(searched[::2], searched[1::2], strict=True)
+    assert all({one["cached"] for one in pair} == {True, False} for pair in pairs)
+    assert [one["round"] for one in searched] == [len(sweep.rounds) + number // 2 for number in range(12)]
+    after = evidence(sweep, choice, ON_CPU)
+    assert (after.chosen, after.rows, after.choice) == (kept.chosen, kept.rows, kept.choice)
+
+
+def test_settings_that_memory_does_not_hold_are_not_tried_and_those_whose_workers_die_are_left_out(tmp_path):
+    tight = replace(FEW_WORKERS, host=replace(HOST, shm_free_bytes=16 * 2**20))
+    sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=tight)
+    search_joint(sweep, sweep.run(), trials=15)
+    for data in settings_of(sweep):
+        limits = replace(tight, prefetch_batches=data["prefetch_batches"])
+        assert limits.refusal(data["loader_workers"]) is None
+    assert len({data["prefetch_batches"] for data in settings_of(sweep)}) > 1
+    machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_batches"] == 8 else None)
+    sweep = sweep_on(machine, tmp_path / "dead", limits=FEW_WORKERS)
+    found = search_joint(sweep, sweep.run(), trials=10)
+    assert found.prefetch_batches != 8
+    assert not found.adopted
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    made = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    made.run()
+    return made
+
+
+def test_the_study_holds_the_ratio_of_every_window_to_the_ceiling_of_its_round(sweep):
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    expected = [count for count in sweep.runner.machine.counts if count is not None]
+    assert [trial.params["loader_workers"] for trial in study.trials] == expected
+    assert {(trial.params["prefetch_batches"], len(trial.params)) for trial in study.trials} == {(2, 2)}
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    for trial in study.trials:
+        expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
+        assert trial.value == pytest.approx(expected, rel=0.005)
+    with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
+    assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
+
+
+def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
+    before = len(study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials)
+    others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
+    windows = [
+        Asked(name=name, config=with_loader(CONFIG, loader_workers=count, prefetch_batches=ahead))
+        for name, (count, ahead) in others.items()
+    ]
+    sweep.read_round(100, [Asked(name="without its ceiling", config=with_loader(CONFIG, loader_workers=1))])
+    sweep.read_round(101, [Asked(name="ceiling", config=CONFIG, cached=True), *windows])
+    sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
+    sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    assert [trial.params for trial in study.trials[before:]] == [{"loader_workers": 1, "prefetch_batches": 4}]

@@ -10,8 +10,8 @@ from autotune.search.probe import ProbeRequest
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import asked_config
 from tests.autotune.search.explorations import Rate, machine_of
+from tests.autotune.search.feeds import ON_CPU
 from tests.autotune.search.test_probe import simulate as step_of_a_machine
-from tests.autotune.search.test_workers import ON_CPU
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,14 @@ from autotune.errors import MachineLacks
 from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from autotune.tuning.bench import Bench, refuse_company
-from tests.autotune.profiles import FINGERPRINT, example_profile
+from autotune.tuning.report import build_report
+from tests.autotune.profiles import FINGERPRINT, but, example_profile
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
+
+EXAMPLE = example_profile()
 
 
 def bench_of(manifest=None, host=None) -> Bench:
@@ -54,17 +58,14 @@ def test_another_gpu_is_named_only_if_one_is_free():
     refuse_company(FakeGpuMonitor(two), ["c"])
 
 
-def test_more_trials_than_were_expected_are_not_shown_as_all_of_them(tmp_path):
+def test_more_trials_than_were_expected_are_not_shown_as_all_of_them_and_trials_say_where_they_are_measured(tmp_path):
     told = []
     showing = runner(tmp_path, update=lambda *args: told.append(args[:2]), expected_trials=2)
     for _ in range(3):
         showing.on_trial("one", None)
         showing.on_trial("one", TimedOut(detail="late"))
     assert told == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
-
-
-def test_trials_say_where_they_are_measured(tmp_path):
-    found = runner(tmp_path).made_on
+    found = showing.made_on
     assert (found.machine, found.processors, found.torch) == ("A CPU", "2 of A CPU", "2.13.0")
     of_gpu = FINGERPRINT.model_copy(update={"gpu_name": "NVIDIA H100", "gpu_count": 2})
     assert runner(tmp_path, of_gpu).made_on.machine == "2 x NVIDIA H100"
@@ -81,22 +82,31 @@ def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(t
     assert "warn: 1 trials in" in capsys.readouterr().err
 
 
-def limits(data, host=None, ranks=2, asked=None, **train):
-    config = example_profile().train.model_copy(update=train)
+def limits(data, host=None, asked=None, **train):
     request = SweepRequest(data=Path(), reports=Path("r"), minutes=1.0, max_workers=asked)
-    return bench_of(read_manifest(data), host).training(config, request, ranks).limits
+    return bench_of(read_manifest(data), host).training(but(EXAMPLE, train=train).train, request, 2).limits
 
 
 def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_of_a_batch(patterned_dataset):
     small, large = limits(patterned_dataset), limits(patterned_dataset, micro_batch_rows=64)
     assert small.cpus_per_rank == 4
     assert limits(patterned_dataset, asked=3).most()[0] == 3
-    config = example_profile().train
+    config = EXAMPLE.train
     assert small.batch_bytes >= config.micro_batch_rows * config.seq_length_tokens * 2  # ids of two bytes
     assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)
-    # Packed rows carry the places of more samples.
-    assert (
-        limits(patterned_dataset, layout="packed").batch_bytes > limits(patterned_dataset, layout="padded").batch_bytes
-    )
+    packed, padded = (limits(patterned_dataset, layout=layout).batch_bytes for layout in ("packed", "padded"))
+    assert packed > padded  # the places of more samples
     tight = replace(FakeHost().facts([Path()]), shm_free_bytes=2**10)
     assert limits(patterned_dataset, host=tight).most()[0] == 0
+
+
+def test_profiles_of_several_models_are_one_report_which_is_written_over_an_older_one(here):
+    profile, out = here / "p.toml", here / "r" / "both"
+    other = here / "other.toml"
+    other.write_text(profile.read_text())
+    build_report([profile], here / "r", out)
+    profile.write_text(profile.read_text().replace('name = "tiny"', 'name = "teeny"'))
+    places = build_report([profile, other], here / "r", out)
+    assert sorted(path.name for path in out.parent.iterdir()) == ["both.html", "both.json", "both.md"]
+    assert len(json.loads(places["json"].read_text())["profiles"]) == 2
+    assert "teeny" in places["markdown"].read_text()

@@ -13,10 +13,11 @@ from autotune.tuning import bench as bench_room
 from autotune.tuning import explore
 from autotune.tuning.explore import explore_request, explore_settings
 from autotune.tuning.probe import asked_config, probe_models
+from tests.autotune.profiles import but
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
@@ -24,56 +25,63 @@ PROBED_ROWS = 33
 """The micro-batch that the probe chooses for the global batch."""
 
 
-def nothing_wins(knobs):
+def nothing_wins(knobs, others=0.7):
     """Whatever else is set costs."""
     slower = {"bf16": 0.6, "bucketed": 0.4, "padded": 0.4, "full": 0.7, "selective": 0.8}
     cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
-    return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else 0.7)
+    return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else others)
+
+
+def more_rows_win(knobs):
+    """However many rows: nothing else does."""
+    return nothing_wins(knobs, others=1.0) * knobs.micro_batch_rows
 
 
 class Workbench:
     """A probed model on a machine that is computed, ready to be explored."""
 
-    def __init__(self, place, data, rate, **options):
-        self.clock = FakeClock()
-        self.machine = machine_for(rate, self.clock, **options)
-        self.bench = bench_on(self.machine, data)
+    def __init__(self, place, data, machine):
+        self.machine, self.bench = machine, bench_on(machine, data)
         self.place, self.data = place, data
         self.path = place / "p" / "tiny-cpu.toml"
-
-    def probed(self):
-        probe_models(self.bench, [probe_request(self.place, self.data)], self.place / "p")
-        self.machine.trials.clear()
-        return read_profile(self.path)
+        probe_models(self.bench, [probe_request(place, data)], place / "p")
+        machine.trials.clear()
+        self.before = read_profile(self.path)
 
     def requests(self, **changes):
         windows = SweepRequest(data=self.data, reports=self.place / "r", minutes=10.0)
         return probe_request(self.place, self.data, **changes), windows
 
-    def request(self, stored, **changes):
-        return explore_request(self.bench, stored, *self.requests(**changes))
+    def request(self, **changes):
+        return explore_request(self.bench, self.before, *self.requests(**changes))
 
-    def explored(self, stored):
-        return explore_settings(self.bench, stored, *self.requests())
+    def explored(self):
+        return explore_settings(self.bench, self.before, *self.requests())
 
 
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
-    """A function that makes a workbench on which layers cannot be compiled."""
+    """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
     monkeypatch.setattr(explore.shutil, "which", lambda name: None)
+    clock = FakeClock()
+    monkeypatch.setattr(bench_room, "SystemClock", lambda: clock)
 
-    def workbench(rate=BF16_WINS, **options):
-        found = Workbench(tmp_path, patterned_dataset, rate, **options)
-        monkeypatch.setattr(bench_room, "SystemClock", lambda: found.clock)
-        return found
+    def workbench(rate=BF16_WINS, above=64, precision="bf16"):
+        plain = machine_for(rate, clock)
+
+        def simulate(trial):
+            config = trial.measured["config"]
+            refused = config["precision"] == precision and config["micro_batch_rows"] > above
+            return OutOfMemory(detail="refused") if trial.job == "step" and refused else plain.run(trial)
+
+        return Workbench(tmp_path, patterned_dataset, FakeMachine(simulate))
 
     return workbench
 
 
 def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_kept_profile_and_the_same_again(make):
     work = make()
-    before = work.probed()
-    stored, found = work.explored(before)
+    stored, found = work.explored()
     assert read_profile(work.path) == stored
     train, evidence = stored.profile.train, stored.profile.evidence
     assert found.adopted
@@ -86,40 +94,24 @@ def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_ke
     assert {config["precision"] for config in steps} == {"bf16"}  # the chosen settings' memory is proven as well
     assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
     work.machine.trials.clear()
-    again, same = work.explored(before)
+    again, same = work.explored()
     assert work.machine.trials == []
     assert (same, again.profile.train) == (found, train)
 
 
 def test_the_global_batch_stays_what_it_was(make):
     work = make(additive({"padded": 3.0}))
-    before = work.probed()
-    stored, found = work.explored(before)
+    stored, found = work.explored()
     assert found.chosen.layout == "padded"
-    tokens = before.profile.constraints.global_batch_tokens
-    assert stored.profile.constraints == before.profile.constraints
-    rows = stored.profile.train.global_batch_rows
-    assert rows == global_batch_rows(tokens, stored.profile.evidence.probe.mean_real_tokens_per_row)
-    assert rows > before.profile.train.global_batch_rows  # as padded rows hold less
-
-
-def refusing_above(work, rows, precision="bf16"):
-    plain = work.machine._simulate
-
-    def simulate(trial):
-        config = trial.measured["config"]
-        if trial.job == "step" and config["precision"] == precision and config["micro_batch_rows"] > rows:
-            return OutOfMemory(detail="refused")
-        return plain(trial)
-
-    work.machine._simulate = simulate
+    before, after = work.before.profile, stored.profile
+    assert after.constraints == before.constraints
+    mean = after.evidence.probe.mean_real_tokens_per_row
+    assert after.train.global_batch_rows == global_batch_rows(before.constraints.global_batch_tokens, mean)
+    assert after.train.global_batch_rows > before.train.global_batch_rows  # as padded rows hold less
 
 
 def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well(make):
-    work = make()
-    before = work.probed()
-    refusing_above(work, 9)
-    stored, found = work.explored(before)
+    stored, found = make(above=9).explored()
     train = stored.profile.train
     assert found.adopted
     assert (train.precision, train.micro_batch_rows) == ("bf16", found.candidate.micro_batch_rows)
@@ -128,53 +120,36 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
 
 
 @pytest.mark.parametrize(
-    ("rate", "above", "rows", "said"),
+    ("machine", "rows", "said"),
     [
-        (nothing_wins, 64, None, ""),
-        (BF16_WINS, 1, 1, "is not proven to be faster"),
-        (BF16_WINS, 0, None, ": faster, and not taken: not even one row"),
+        ((nothing_wins,), (PROBED_ROWS, None), ""),
+        ((BF16_WINS, 1), (PROBED_ROWS, 1), "is not proven to be faster"),
+        ((BF16_WINS, 0), (PROBED_ROWS, None), ": faster, and not taken: not even one row"),
+        (  # with headroom 32 rows, so that two micro-batches of 17 are chosen
+            (more_rows_win, PROBED_ROWS, "fp32"), (17, PROBED_ROWS),
+            "rows leave the headroom free, and with these it is the unexplored settings",
+        ),
     ],
-)
-def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said(make, rate, above, rows, said):
-    work = make(rate)
-    before = work.probed()
-    refusing_above(work, above)
-    stored, found = work.explored(before)
+)  # fmt: skip
+def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said(make, machine, rows, said):
+    work = make(*machine)
+    before = work.before.profile
+    stored, found = work.explored()
     assert not found.adopted
-    assert found.chosen == found.unexplored == Configuration.of(before.profile.train)
-    assert stored.profile.train == before.profile.train
-    assert stored.profile.evidence.probe == before.profile.evidence.probe
+    assert found.chosen == found.unexplored == Configuration.of(before.train)
+    assert (stored.profile.train, stored.profile.evidence.probe) == (before.train, before.evidence.probe)
     assert read_profile(work.path).profile == stored.profile
-    assert rows in (None, found.candidate.micro_batch_rows)
+    assert found.unexplored.micro_batch_rows == rows[0]
+    assert rows[1] in (None, found.candidate.micro_batch_rows)
     assert said in found.choice
-
-
-def more_rows_win(knobs):
-    """However many rows: nothing else does."""
-    return nothing_wins(knobs.but(micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
-
-
-def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make):
-    work = make(more_rows_win)
-    refusing_above(work, PROBED_ROWS, precision="fp32")  # with headroom 32, so that two micro-batches of 17 are chosen
-    before = work.probed()
-    stored, found = work.explored(before)
-    assert not found.adopted
-    assert stored.profile.train == before.profile.train
-    assert (found.unexplored.micro_batch_rows, found.candidate.micro_batch_rows) == (17, PROBED_ROWS)
-    assert "rows leave the headroom free, and with these it is the unexplored settings" in found.choice
 
 
 def test_a_profile_of_another_model_is_refused(make):
     work = make()
-    stored = work.probed()
-    fingerprint = stored.profile.fingerprint.model_copy(update={"model_sha256": "other"})
+    work.before = replace(work.before, profile=but(work.before.profile, fingerprint={"model_sha256": "other"}))
     with pytest.raises(ProfileRefused):
-        work.explored(replace(stored, profile=stored.profile.model_copy(update={"fingerprint": fingerprint})))
+        work.explored()
     assert work.machine.trials == []
-
-
-# The space.
 
 
 STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})
@@ -209,10 +184,8 @@ def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
 
 def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     work = make()
-    stored = work.probed()
-    request = work.request(stored)
-    first = request.cells[0]
-    assert first.kind == Configuration.of(stored.profile.train).kind
+    request = work.request()
+    assert request.cells[0].kind == Configuration.of(work.before.profile.train).kind
     assert set(request.global_rows) == {"packed", "bucketed", "padded"}
     assert request.global_rows["packed"] < request.global_rows["padded"]
     assert request.real_shares["bucketed"] is None
@@ -221,36 +194,26 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert max(cell.micro_batch_rows for cell in request.cells) <= 64
 
 
-def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
-    work = make()
-    stored = work.probed()
-    traces = []
+def test_whether_a_cell_fits_is_predicted_once_for_its_kind_and_what_cannot_be_predicted_is_tried(make):
+    work, traces = make(), []
 
     def simulate(trial):
-        assert trial.job == "trace"
-        traces.append(trial.measured["config"])
+        traces.append((trial.measured["config"]["checkpointing"], trial.measured["config"]["compile_layers"]))
         return Measured(figures=trace_figures(trial))
 
     work.machine._simulate = simulate
-    request = work.request(stored, traced=True)
+    request = work.request(traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
     assert [request.fits(plain.but(micro_batch_rows=rows)) for rows in (1, 30, 40, 20)] == [True, True, False, True]
-    assert {config["checkpointing"] for config in traces} == {"none"}  # 300 MB and 20 MB for each row, in 1 GB
+    assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
     once = len(traces)
     assert request.fits(plain.but(micro_batch_rows=20))
     assert len(traces) == once
     assert request.fits(plain.but(compile_layers=True))
     request.fits(plain.but(checkpointing="full"))
-    kinds = {(config["checkpointing"], config["compile_layers"]) for config in traces}
-    assert kinds == {("none", False), ("none", True), ("full", False)}
-
-
-def test_what_cannot_be_predicted_is_tried(make):
-    work = make()
-    stored = work.probed()
-    plain = work.machine._simulate
-    work.machine._simulate = lambda trial: Crashed(detail="no meta kernel") if trial.job == "trace" else plain(trial)
-    cell = Configuration.of(stored.profile.train)
-    assert work.request(stored, traced=True).fits(cell.but(micro_batch_rows=64))
-    assert work.request(stored, traced=False).fits(cell)
+    assert set(traces) == {("none", False), ("none", True), ("full", False)}
+    assert {trial.job for trial in work.machine.trials} == {"trace"}
+    work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
+    assert work.request(traced=True).fits(plain.but(micro_batch_rows=64))
+    assert work.request(traced=False).fits(plain)

@@ -34,8 +34,6 @@ def probed(tmp_path, bench, patterned_dataset):
 
 @pytest.fixture
 def prepared(tmp_path, bench, patterned_dataset):
-    """A function that prepares a probe."""
-
     def make(model=SETTINGS, bench=bench, **changes):
         return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes))
 
@@ -48,8 +46,7 @@ def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_ru
     assert (stored.intact, stored.profile) == (True, one.profile)
     probe = stored.profile.evidence.probe
     assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
-    assert stored.profile.constraints.global_batch_tokens == 2048
-    assert stored.profile.train.global_batch_tokens is None
+    assert (stored.profile.constraints.global_batch_tokens, stored.profile.train.global_batch_tokens) == (2048, None)
     assert stored.profile.provenance.commands == ["probe"]
     assert stored.profile.evidence.workers is None
     before = len(bench.machine.trials)
@@ -73,25 +70,27 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
 
 
-def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
-    path = tmp_path / "p" / "tiny-cpu.toml"
-    profile, trials = probed_profile(bench, prepared(), path)
-    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
-    assert probe_one(bench, prepared(), path).profile.train == profile.train
-
-
 def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     probe = prepared()
     assert (probe.config.device, probe.config.precision, probe.config.layout) == ("cpu", "fp32", "packed")
-    assert (probe.local_ranks, probe.micro_batches, probe.expected) == (1, 2, None)
+    assert (probe.local_ranks, probe.micro_batches, probe.expected, probe.global_batch_tokens) == (1, 2, None, 2048)
     assert prepared(ModelSettings(name="s", config={"model_type": "something-new"})).config.layout == "padded"
     probe = prepared(settings={"precision": "bf16", "layout": "bucketed"}, ranks=2, accumulate=False, traced=True)
     assert (probe.config.precision, probe.config.layout, probe.local_ranks) == ("bf16", "bucketed", 2)
     assert (probe.micro_batches, probe.documents_per_row) == (1, 1.0)
     assert probe.expected is not None
+    probe = prepared(settings={"global_batch_tokens": None})
+    assert probe.global_batch_tokens == 524_288
+    assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
 
 
-def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(patterned_dataset, prepared, capsys):
+def test_a_profile_can_be_probed_without_being_written_and_the_budget_is_said(
+    tmp_path, bench, patterned_dataset, prepared, capsys
+):
+    path = tmp_path / "p" / "tiny-cpu.toml"
+    profile, trials = probed_profile(bench, prepared(), path)
+    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
+    assert probe_one(bench, prepared(), path).profile.train == profile.train
     gpu = replace(H200, total_bytes=2**35)
     bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
     prepared(bench=bench, memory_bytes=None)
@@ -100,32 +99,27 @@ def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(patterned_dataset,
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
-def test_the_global_batch_is_524288_tokens_unless_it_is_given(prepared):
-    probe = prepared(settings={"global_batch_tokens": None})
-    assert probe.global_batch_tokens == 524_288
-    assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
-    assert prepared().global_batch_tokens == 2048
-
-
-def test_a_global_batch_of_fewer_rows_than_ranks_is_refused_before_anything_runs(bench, prepared):
-    with pytest.raises(BadInput, match="leaves some of 4 ranks without a row"):
-        prepared(settings={"global_batch_tokens": 64}, ranks=4)
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"global_batch_tokens": 64}, BadInput, "leaves some of 4 ranks without a row"),
+        ({"layout": "stacked"}, BadConfig, "the options: layout"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prepared, settings, error, said):
+    with pytest.raises(error, match=said):
+        prepared(settings=settings, ranks=4)
     assert bench.machine.trials == []
 
 
-def test_settings_that_cannot_be_used_are_named(prepared):
-    with pytest.raises(BadConfig, match="the options: layout"):
-        prepared(settings={"layout": "stacked"})
-
-
-def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
+def test_a_model_that_does_not_fit_has_no_profile_and_a_place_that_cannot_be_written_runs_nothing(
+    tmp_path, bench, probed, prepared
+):
     with pytest.raises(DoesNotFit, match="not even one row"):
         probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, bench, prepared):
-    (tmp_path / "p").write_text("a file")
+    bench.machine.trials.clear()
+    (tmp_path / "file").write_text("a file")
     with pytest.raises(BadInput, match="cannot write"):
-        probe_one(bench, prepared(), tmp_path / "p" / "deep" / "tiny.toml")
+        probe_one(bench, prepared(), tmp_path / "file" / "deep" / "tiny.toml")
     assert bench.machine.trials == []

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.decide.tuning import USUAL_S, least_s
-from autotune.errors import BadInput, DoesNotFit, Undecided
+from autotune.errors import BadInput, DoesNotFit, Undecided, UsageError
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest
@@ -23,19 +23,18 @@ from autotune.tuning.tune import (
     measure_between_nodes,
     next_steps,
 )
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings
+from trainer.errors import TrainerError
 
 TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
 SERVER_S, RANKS_S = 120.0, 15.0
 
 
 def left_at(path, model):
-    """A profile of a model that a tuning left."""
-    profile = example_profile()
-    profile = profile.model_copy(update={"train": profile.train.model_copy(update={"model": model})})
+    profile = but(example_profile(), train={"model": model})
     path.parent.mkdir(exist_ok=True)
     path.write_text(profile_to_toml(profile))
     return profile
@@ -44,9 +43,24 @@ def left_at(path, model):
 class Stages:
     """The stage functions of a tuning, which only note how they were called, and take their time."""
 
-    def __init__(self, clock):
-        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = clock, [], {}, {}, 1
+    def __init__(self, place):
+        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = FakeClock(), [], {}, {}, 1
         self.traced, self.expected, self.benches = [], None, 0
+        models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
+        probes = tuple(
+            ProbeRequest(config=asked_config(one, seq_length_tokens=128), data=place / "data", reports=place / "r")
+            for one in models
+        )
+        self.asked = TuneRequest(
+            probes=probes, out=place / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"})
+        )
+
+    def tuning(self, **changes):
+        return Tuning(request=replace(self.asked, **changes), clock=self.clock)
+
+    def run(self, **changes):
+        tuning = self.tuning(**changes)
+        return tuning, tuning.run()
 
     def does(self, stage, model, asked=None):
         self.calls.append((stage, model))
@@ -58,7 +72,6 @@ class Stages:
 
     def prepare(self, bench, request):
         name = request.config.model.name
-        self.calls.append(("prepare", name))
 
         def trace(machine):
             self.does("estimate", name)
@@ -85,8 +98,8 @@ class Stages:
     def tune_network(self, stored, asked, nodes, display=None):
         self.nodes, name = nodes, stored.profile.train.model.name
         self.does("network", name, asked)
-        train = stored.profile.train.model_copy(update={"micro_batch_rows": 1})  # with the exchange that was chosen
-        stored.path.write_text(profile_to_toml(stored.profile.model_copy(update={"train": train})))
+        chosen = but(stored.profile, train={"micro_batch_rows": 1})  # with the exchange that was chosen
+        stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
     def compare_recipes(self, bench, stored, asked):
@@ -107,19 +120,10 @@ class Stages:
             machine=SimpleNamespace(),
         )  # fmt: skip
 
-    @property
-    def order(self):
-        return [call for call in self.calls if call[0] != "prepare"]
-
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def stages(monkeypatch, clock):
-    found = Stages(clock)
+def stages(monkeypatch, tmp_path):
+    found = Stages(tmp_path)
     for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
                  "compare_recipes", "build_report", "open_bench"):  # fmt: skip
         monkeypatch.setattr(tune, name, getattr(found, name))
@@ -127,30 +131,19 @@ def stages(monkeypatch, clock):
     return found
 
 
-@pytest.fixture
-def asked(tmp_path):
-    models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
-    probes = tuple(
-        ProbeRequest(config=asked_config(one, seq_length_tokens=128), data=tmp_path / "data", reports=tmp_path / "r")
-        for one in models
-    )
-    return TuneRequest(probes=probes, out=tmp_path / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"}))
-
-
-def run(asked, clock):
-    tuning = Tuning(request=asked, clock=clock)
-    return tuning, tuning.run()
-
-
-def told(result, name, model="a"):
+def stage_of(result, name, model="a"):
     return next(one for one in result.stages if (one.name, one.model) == (name, model))
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages, asked, clock):
+def told(result, name, model="a"):
+    return stage_of(result, name, model).told
+
+
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages):
     stages.local_ranks = 2
-    _, result = run(replace(asked, skip=frozenset()), clock)
+    _, result = stages.run(skip=frozenset())
     rest = ["explore", "workers", "network", "baseline"]
-    assert stages.order == [
+    assert stages.calls == [
         ("probe", "a"), ("probe", "b"), *((stage, "a") for stage in rest), *((stage, "b") for stage in rest),
         ("report", ""),
     ]  # fmt: skip
@@ -159,75 +152,73 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
     assert result.report.endswith("r/a-cpu/report.html")
-    assert told(result, "estimate").told == "not predicted, as asked"
-    assert told(result, "probe").told == "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows"
-    assert told(result, "workers").told == "1 loader workers: so"
-    assert told(result, "baseline").told.startswith("tuned, against paper: 2.00")
-    assert told(result, "probe").seconds == TOOK_S["probe"]
+    assert told(result, "baseline").startswith("tuned, against paper: 2.00")
+    assert {name: told(result, name) for name in ("estimate", "probe", "workers")} == {
+        "estimate": "not predicted, as asked",
+        "probe": "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows",
+        "workers": "1 loader workers: so",
+    }
+    assert stage_of(result, "probe").seconds == TOOK_S["probe"]
     assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
     assert result.seconds == pytest.approx(2 * sum(TOOK_S[stage] for stage in ("probe", *rest)))
 
 
-def test_stages_that_are_left_out_say_why(stages, asked, clock):
-    _, result = run(replace(asked, skip=frozenset({"explore", "workers", "report"})), clock)
-    assert ("workers", "a") not in stages.order
-    assert ("report", "") not in stages.order
-    assert (told(result, "workers").status, told(result, "workers").told) == ("skipped", "as asked")
-    assert told(result, "explore").told == "not asked for: add --explore"
-    assert told(result, "network").told == "one rank alone exchanges nothing"
+def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_the_profile_if_there_is_one(stages):
+    unprobed = frozenset({"estimate", "probe", "explore"})
+    with pytest.raises(TrainerError, match="a-cpu"):
+        stages.run(skip=unprobed)
+    stages.calls.clear()
+    _, result = stages.run(skip=frozenset({"explore", "workers", "report"}))
+    assert {("workers", "a"), ("report", "")}.isdisjoint(stages.calls)
+    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "as asked")
+    assert told(result, "explore") == "not asked for: add --explore"
+    assert told(result, "network") == "one rank alone exchanges nothing"
     assert result.report is None
+    stages.calls.clear()
+    _, result = stages.run(skip=unprobed)
+    assert stages.calls[0] == ("workers", "a")
+    assert len(result.profiles) == 2
 
 
-@pytest.mark.parametrize(("ranks", "asked_nodes", "here", "measured"), [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)])
-def test_the_network_is_measured_where_there_are_several_ranks(
-    stages, asked, clock, monkeypatch, ranks, asked_nodes, here, measured
-):
-    stages.local_ranks = ranks
+@pytest.mark.parametrize(("ranks", "asked", "here", "measured"), [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)])
+def test_the_network_is_measured_where_there_are_several_ranks(stages, monkeypatch, ranks, asked, here, measured):
+    stages.local_ranks, stages.nodes = ranks, None
     monkeypatch.setattr(tune, "nodes_here", lambda: here)
-    run(replace(asked, nodes=asked_nodes), clock)
-    assert (("network", "a") in stages.order) == (measured is not None)
-    if measured is not None:
-        assert stages.nodes == measured
+    stages.run(nodes=asked)
+    assert (("network", "a") in stages.calls, stages.nodes) == (measured is not None, measured)
 
 
-def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages, asked, clock):
+def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages):
     stages.expected = SimpleNamespace(usual="usual")
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
-    _, result = run(asked, clock)
-    assert (told(result, "estimate").status, told(result, "estimate").told) == ("done", "no meta kernel")
-    assert told(result, "estimate", "b").told == "20 rows of 128 tokens predicted to fit 1 GiB"
+    _, result = stages.run()
+    assert (stage_of(result, "estimate").status, told(result, "estimate")) == ("done", "no meta kernel")
+    assert told(result, "estimate", "b") == "20 rows of 128 tokens predicted to fit 1 GiB"
     assert stages.traced == [None, "trace of b"]
 
 
-def test_a_model_that_does_not_fit_does_not_stop_the_other_one(stages, asked, clock):
+def test_a_model_that_does_not_fit_does_not_stop_the_other_one_and_without_any_there_is_no_report(stages):
     stages.errors["probe", "a"] = DoesNotFit("not even one row fits\nat all", next_step="Raise --memory.")
-    tuning, result = run(asked, clock)
-    assert told(result, "probe").status == "failed"
-    assert told(result, "probe").told == "not even one row fits"
-    assert told(result, "workers").told == "there is no probed micro-batch"
-    assert [call for call in stages.order if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
-    assert stages.reported == ["b-cpu"]
-    assert len(result.profiles) == 1
+    tuning, result = stages.run()
+    assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
+    assert told(result, "workers") == "there is no probed micro-batch"
+    assert [call for call in stages.calls if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
+    assert (stages.reported, len(result.profiles)) == (["b-cpu"], 1)
     assert [error.exit_code for error in tuning.failed] == [4]
     assert "b-cpu" in result.next_steps[0]
+    stages.errors["probe", "b"] = stages.errors["probe", "a"]
+    tuning, result = stages.run()
+    assert (result.profiles, result.report, result.next_steps) == ((), None, ())
+    assert stage_of(result, "report", "").status == "skipped"
+    assert len(tuning.failed) == 2
 
 
-def test_a_stage_that_comes_to_nothing_leaves_the_later_ones_of_its_model(stages, asked, clock):
+def test_a_stage_that_comes_to_nothing_leaves_the_later_ones_of_its_model(stages):
     stages.errors["workers", "a"] = Undecided("the window crashed", next_step="Mend that.")
-    tuning, result = run(asked, clock)
-    assert told(result, "workers").status == "failed"
-    assert told(result, "baseline").status == "done"
+    tuning, result = stages.run()
+    assert [stage_of(result, name).status for name in ("workers", "baseline")] == ["failed", "done"]
     assert len(result.profiles) == 2
     assert [error.message for error in tuning.failed] == ["the window crashed"]
-
-
-def test_where_no_model_fits_there_is_no_report_and_nothing_to_do_next(stages, asked, clock):
-    for name in ("a", "b"):
-        stages.errors["probe", name] = DoesNotFit("not even one row fits", next_step="Raise --memory.")
-    tuning, result = run(asked, clock)
-    assert (result.profiles, result.report, result.next_steps) == ((), None, ())
-    assert told(result, "report", "").status == "skipped"
-    assert len(tuning.failed) == 2
 
 
 @pytest.mark.parametrize(
@@ -238,82 +229,57 @@ def test_where_no_model_fits_there_is_no_report_and_nothing_to_do_next(stages, a
         (ValueError(), "ValueError"),
     ],
 )
-def test_what_concerns_all_models_ends_the_tuning(stages, asked, clock, capsys, error, words):
+def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     stages.errors["workers", "a"] = error
-    tuning = Tuning(request=asked, clock=clock)
+    tuning = stages.tuning()
     with pytest.raises(type(error)):
         tuning.run()
-    assert stages.order[-1] == ("workers", "a")
+    assert stages.calls[-1] == ("workers", "a")
     workers = next(one for one in tuning.stages if one.name == "workers")
     assert (workers.status, workers.told) == ("failed", words)
     assert f"workers a: failed: {words}" in capsys.readouterr().err
 
 
-def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, asked, clock, tmp_path):
-    with pytest.raises(Exception, match="names one file for 2 models"):
-        Tuning(request=replace(asked, out=tmp_path / "one.toml"), clock=clock).run()
+def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, tmp_path):
+    with pytest.raises(UsageError, match="names one file for 2 models"):
+        stages.tuning(out=tmp_path / "one.toml").run()
     assert stages.benches == 0
 
 
-# Time.
-
-
-def test_stages_share_what_is_left_of_the_time(stages, asked, clock):
-    run(asked, clock)
-    shares = {stage: 60 * minutes for stage, minutes in stages.minutes.items()}
+def test_stages_share_what_is_left_of_the_time(stages):
+    stages.run()
+    shares = [60 * minutes for minutes in stages.minutes.values()]  # workers and baseline of a, and then of b
     left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
     # Workers have a weight of 3, what settings are worth one of 1, and what is left out none.
-    assert shares["workers", "a"] == pytest.approx(left * 3 / 8)
-    assert shares["baseline", "a"] == pytest.approx((left - TOOK_S["workers"]) / 5)
+    assert shares[:2] == pytest.approx([left * 3 / 8, (left - TOOK_S["workers"]) / 5])
     left -= TOOK_S["workers"] + TOOK_S["baseline"]
-    assert shares["workers", "b"] == pytest.approx(left * 3 / 4)
-    assert shares["baseline", "b"] == pytest.approx(left - TOOK_S["workers"])
+    assert shares[2:] == pytest.approx([left * 3 / 4, left - TOOK_S["workers"]])
 
 
-def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(stages, asked, clock, capsys):
-    tuning, result = run(replace(asked, minutes=3.0), clock)
+def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(stages, capsys):
+    tuning, result = stages.run(minutes=3.0)
     said = capsys.readouterr().err
     assert "tune: takes at least about" in said
     assert "warning: --minutes 3 is less: what has no time is skipped" in said
-    assert told(result, "workers").status == "done"
-    for stage in (told(result, "baseline"), told(result, "workers", "b"), told(result, "baseline", "b")):
+    assert stage_of(result, "workers").status == "done"
+    for stage in (stage_of(result, *one) for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))):
         assert stage.status == "skipped"
         assert "of --minutes 3 are left" in stage.told
     assert tuning.view.gone_s <= 1.2 * 180
     assert result.report is not None
-
-
-def test_a_stage_may_take_what_it_takes_at_least_even_if_its_share_is_less(stages, asked, clock):
-    run(replace(asked, minutes=3.5), clock)
+    # What a stage takes at least it may take, even if its share is less.
+    stages.run(minutes=3.5)
     assert stages.minutes["workers", "a"] * 60 == pytest.approx(least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0))
-
-
-# Going on.
-
-
-def test_without_probing_it_goes_on_from_the_profile_and_ends_if_there_is_none(stages, asked, clock):
-    with pytest.raises(Exception, match="a-cpu"):
-        run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
-    run(asked, clock)
-    stages.calls.clear()
-    _, result = run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
-    assert ("probe", "a") not in stages.order
-    assert stages.order[0] == ("workers", "a")
-    assert len(result.profiles) == 2
 
 
 def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
     one, many = next_steps([path], nodes=1), next_steps([path], nodes=4)
-    assert one[0] == f"autotune advise '{path}'"
-    assert one[-1] == f"autotune launch local --profile '{path}'"
+    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune launch local --profile '{path}'")
     assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
     assert "the network between nodes was not measured" in many[2]
     assert next_steps([], nodes=1) == ()
-
-
-# Between nodes.
 
 
 @pytest.mark.parametrize(
@@ -325,12 +291,12 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     ],
 )
 def test_between_nodes_the_network_is_measured_then_what_was_known_before(
-    stages, asked, clock, monkeypatch, tmp_path, minutes, told, calls
+    stages, monkeypatch, tmp_path, minutes, told, calls
 ):
     monkeypatch.setattr(tune, "nodes_here", lambda: 2)
-    monkeypatch.setattr(tune, "SystemClock", lambda: clock)
-    paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in asked.probes]
-    for path, probe in zip(paths, asked.probes, strict=True):
+    monkeypatch.setattr(tune, "SystemClock", lambda: stages.clock)
+    paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in stages.asked.probes]
+    for path, probe in zip(paths, stages.asked.probes, strict=True):
         left_at(path, probe.config.model)
     found = {"profiles": list(map(str, paths)), "report": "r/report.html", "with_baseline": True} | told
     (tmp_path / "tune-7.json").write_text(json.dumps(found))
