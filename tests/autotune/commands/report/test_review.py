@@ -119,10 +119,3 @@ def test_a_damaged_review_file_is_refused_and_left_alone(says, kept, text, words
     for command in (REVIEW, APPROVE):
         assert words in says(*command, code=3)
     assert kept.read_bytes() == text.encode("latin-1")
-
-
-@pytest.mark.parametrize("command", [REVIEW, ["profile", "explain", "p.toml"]])
-def test_a_profile_with_a_date_is_bad_input(here, says, command):
-    with (here / "p.toml").open("a") as file:
-        file.write("\n[train.model.config.more]\nday = 2026-01-01\n")
-    assert "holds a value that no profile has" in says(*command, code=3)
