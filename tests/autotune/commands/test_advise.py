@@ -31,6 +31,7 @@ def write_run(place: str, **changes) -> str:
     Path(place, STEPS_FILE).write_text("".join(f"{row.model_dump_json()}\n" for row in record.steps))
     return place
 
+
 @pytest.fixture
 def advise(says):
     return lambda *words, code=0: says("advise", *words, code=code)

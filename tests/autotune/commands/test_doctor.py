@@ -9,13 +9,10 @@ from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
 
 
-def test_text_has_every_section_and_ends_with_the_next_command(says):
+def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_same_content(says, tmp_path):
     lines = says("doctor").splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert lines[-1] == f"next: {NEXT_COMMAND}"
-
-
-def test_json_is_one_object_with_the_same_content(says, tmp_path):
     content = json.loads(says("doctor", "--json", "--path", tmp_path, "--path", "/proc"))
     derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
     assert set(content) == {"machine", "findings", "next"} | derived

@@ -13,7 +13,9 @@ from trainer.stage import Staged
 def test_counts_the_drawn_histogram_and_rows_fit_a_terminal_and_json_has_the_manifest_as_well(says, make_dataset):
     directory = make_dataset([[5] * (1 + number % 60) for number in range(500)], validation=[[5, 6]])
     out = says("data", "inspect", directory, "--row-tokens", "64")
-    for said in ("500 samples", "1 samples, 2 tokens", "###", "packing gain", "row tokens", "next: autotune data verify"):
+    for said in (
+        "500 samples", "1 samples, 2 tokens", "###", "packing gain", "row tokens", "next: autotune data verify",
+    ):  # fmt: skip
         assert said in out
     assert max(map(len, out.splitlines()[:-1])) <= 100
     told = json.loads(says("data", "inspect", directory, "--row-tokens", "60", "--row-tokens", "120", "--json"))
