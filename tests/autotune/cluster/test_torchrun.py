@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -233,12 +234,14 @@ def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and
 
 
 @pytest.mark.parametrize(("number", "said", "code"), [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)])
-def test_what_was_started_ends_with_who_asked(job, number, said, code):
-    process = job(f"print('asked', os.getpid()); print('code', ask({DIRECTORY}, 2, 'echo pid $$; exec sleep 100'))")
-    told = (line.split() for line in iter(process.stdout.readline, ""))
-    asker, pid = (int(next(words[1] for words in told if words[0] == name)) for name in ("asked", "pid"))
+def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
+    process = job(f"print('asked', os.getpid()); print('code', ask({DIRECTORY}, 2, 'echo $$ > pid; exec sleep 100'))")
+    asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
+    while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
     os.kill(asker, number)
     assert said in process.communicate(timeout=30)[0]
     assert process.returncode == code
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(int(pid), 0)
