@@ -77,18 +77,6 @@ def inert(page):
     assert not unknown
 
 
-def test_hostile_texts_are_texts():
-    note = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>\u202e$x$\n|`" + "A" * 10_000
-    text = report_html(report_document(*example_inputs(4, note)))
-    page = Page(text)
-    inert(page)
-    assert "<script>alert(1)</script>" in page.text
-    assert "\\u202e" in page.text
-    assert "\u202e" not in text
-    assert "A" * 1000 not in text
-    assert len(text) < 600_000
-
-
 TEXT = st.text(alphabet=st.one_of(st.sampled_from("<>&\"'`|/\n\u202e\u2066\0"), st.characters()), max_size=80)
 
 
@@ -131,6 +119,7 @@ def three(request):
 
 def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     markdown, page, _ = three
+    inert(page)
     assert markdown_tables(markdown) == page.tables
     assert len(page.tables) > 25
     titles = re.findall(r"(?m)^#+ (.*)$", markdown)
