@@ -12,13 +12,12 @@ from autotune.errors import MachineLacks
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-NAMES = ("chromium", "chromium-browser")
 _HANDLERS = """
 () => [...document.querySelectorAll('*')].filter(
     element => element.getAttributeNames().some(name => name.startsWith('on') || name === 'style')
 ).length
 """
-_WIDTHS = "() => [document.documentElement.scrollWidth, window.innerWidth]"
+_WIDER_BY = "() => Math.max(0, document.documentElement.scrollWidth - window.innerWidth)"
 PAPER_PX = 690
 """What is left of a page of A4 between its margins."""
 SERIOUS = ("serious", "critical")
@@ -29,23 +28,21 @@ HOSTILE = (
 )
 SHOWN = ("<script>alert(1)</script>", "onerror=alert(2)", "\\u202egnp", "$\\frac{1}{2}$")
 """Texts of the hostile ones that must be seen on the page, letter by letter."""
+Colours = Literal["light", "dark"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What happened while a page was open."""
+    """What happened while a page was open: addresses it asked for beside itself, and what it said and is made of."""
 
     requests: tuple[str, ...]
-    """Addresses that it asked for beside itself."""
     console_errors: tuple[str, ...]
     page_errors: tuple[str, ...]
     dialogs: tuple[str, ...]
     scripts: int
-    """Elements that are scripts."""
     handlers: int
     """Elements with an attribute that holds script or style."""
     text: str
-    """Everything that is written on it."""
     wider_by_px: int
     """By so much the page is wider than its window."""
 
@@ -56,7 +53,6 @@ class Violation:
 
     rule: str
     impact: str
-    places: int
     example: str
 
 
@@ -66,20 +62,14 @@ def chromium() -> str:
     Raises:
         MachineLacks: If there is none.
     """
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         raise MachineLacks("no chromium here", next_step="apt-get install chromium")
     return found
 
 
-def visit(
-    page_file: Path, *, width: int = 1400, colours: Literal["light", "dark"] = "light", media: str = "screen"
-) -> Visit:
-    """Open a page and look.
-
-    Raises:
-        MachineLacks: If there is no browser.
-    """
+def visit(page_file: Path, *, width: int = 1400, colours: Colours = "light", media: str = "screen") -> Visit:
+    """Open a page and look, where there is a browser."""
     address = page_file.resolve().as_uri()
     requests: list[str] = []
     console: list[str] = []
@@ -93,25 +83,17 @@ def visit(
         page.on("dialog", lambda dialog: dialog.dismiss())
         page.emulate_media(media="print" if media == "print" else "screen")
         page.goto(address, wait_until="load")
-        scrolled, window = page.evaluate(_WIDTHS)
+        wider_by_px = page.evaluate(_WIDER_BY)
         return Visit(
-            requests=tuple(url for url in requests if url != address),
-            console_errors=tuple(console),
-            page_errors=tuple(errors),
-            dialogs=tuple(dialogs),
-            scripts=page.locator("script").count(),
-            handlers=page.evaluate(_HANDLERS),
-            text=page.evaluate("() => document.body.textContent"),
-            wider_by_px=max(0, scrolled - window),
-        )
+            requests=tuple(url for url in requests if url != address), console_errors=tuple(console),
+            page_errors=tuple(errors), dialogs=tuple(dialogs), scripts=page.locator("script").count(),
+            handlers=page.evaluate(_HANDLERS), text=page.evaluate("() => document.body.textContent"),
+            wider_by_px=wider_by_px,
+        )  # fmt: skip
 
 
-def audit(page_file: Path, *, width: int = 1400, colours: Literal["light", "dark"] = "light") -> tuple[Violation, ...]:
-    """Everything that axe-core finds, of any impact; it is a script, so the page's policy is put aside for it.
-
-    Raises:
-        MachineLacks: If there is no browser.
-    """
+def audit(page_file: Path, *, width: int = 1400, colours: Colours = "light") -> tuple[Violation, ...]:
+    """Everything that axe-core finds, of any impact; it is a script, so the page's policy is put aside for it."""
     try:
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:
@@ -120,27 +102,22 @@ def audit(page_file: Path, *, width: int = 1400, colours: Literal["light", "dark
         page.goto(page_file.resolve().as_uri(), wait_until="load")
         found = Axe().run(page).response["violations"]
     return tuple(
-        Violation(
-            rule=one["id"], impact=str(one["impact"]), places=len(one["nodes"]), example=one["nodes"][0]["html"][:200]
-        )
-        for one in found
-    )  # fmt: skip
+        Violation(rule=one["id"], impact=str(one["impact"]), example=one["nodes"][0]["html"][:200]) for one in found
+    )
 
 
 def taken_in(one: Visit) -> dict[str, int]:
     """What of a hostile page is more than text, and which texts are not shown."""
     return {
-        "scripts": one.scripts,
-        "handlers": one.handlers,
-        "dialogs": len(one.dialogs),
+        "scripts": one.scripts, "handlers": one.handlers, "dialogs": len(one.dialogs),
         "not_shown": sum(text not in one.text for text in SHOWN),
         "steering": sum(letter in one.text for letter in "\u202e\u2066\0"),
         "uncut": int("A" * (LONG // 2) in one.text),
-    }
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
-def _page(width: int, colours: Literal["light", "dark"], *, bypass_csp: bool) -> "Iterator[Page]":
+def _page(width: int, colours: Colours, *, bypass_csp: bool) -> "Iterator[Page]":
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError as error:

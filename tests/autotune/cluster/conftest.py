@@ -3,6 +3,13 @@ from pathlib import Path
 
 import pytest
 
+SRUN = """
+for word; do
+    case $word in --*) shift ;; *) break ;; esac
+done
+exec "$@"
+"""
+
 
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:

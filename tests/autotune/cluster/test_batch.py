@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template, render
-from autotune.cluster.site import SiteFile, SlurmSettings, Templates, read_site
+from autotune.cluster.site import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
 from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, train_script
 from autotune.errors import BadInput
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
+from trainer.errors import BadConfig
 
 NO_SITE = SiteFile()
 SITE = SiteFile(
@@ -18,34 +19,21 @@ SITE = SiteFile(
     slurm=SlurmSettings(account="project1", partition="gpu", gres="gpu:h100:{count}", time="01:00:00"),
 )
 JOB = MeasureJob(
-    name="workers-tiny",
-    purpose="Counts the loader workers that tiny needs.",
-    command=["autotune", "workers"],
-    shape=Shape(gpus=2, cpus=16),
-    log=Path("reports/jobs/workers-%j.log"),
-)
+    name="workers-tiny", purpose="Counts the loader workers that tiny needs.", command=["autotune", "workers"],
+    shape=Shape(gpus=2, cpus=16), log=Path("reports/jobs/workers-%j.log"),
+)  # fmt: skip
 PROFILE = example_profile()
 REQUEST = TrainRequest(
-    profile_path=Path("profiles/p.toml"),
-    profile=PROFILE,
-    config=PROFILE.train,
-    data_dir=Path("data"),
-    assignments=["train.max_steps=7"],
-    run=Path("runs/one"),
-    nodes=2,
-    ranks=2,
-    python="/opt/python",
-    torch_version="2.13.0",
-    code_sha256="c",
-    directory=Path("/home/me/project"),
-)
+    profile_path=Path("profiles/p.toml"), profile=PROFILE, config=PROFILE.train, data_dir=Path("data"),
+    assignments=["train.max_steps=7"], run=Path("runs/one"), nodes=2, ranks=2, python="/opt/python",
+    torch_version="2.13.0", code_sha256="c", directory=Path("/home/me/project"),
+)  # fmt: skip
 
 
 def with_gpus(**fingerprint):
-    there = PROFILE.fingerprint.model_copy(update={"device": "cuda", "gpu_count": 4, "allotted_cpus": 48} | fingerprint)
-    train = PROFILE.train.model_copy(update={"device": "cuda"})
-    profile = PROFILE.model_copy(update={"fingerprint": there, "train": train})
-    return replace(REQUEST, profile=profile, config=train)
+    there = {"device": "cuda", "gpu_count": 4, "allotted_cpus": 48} | fingerprint
+    profile = but(PROFILE, train={"device": "cuda"}, fingerprint=there)
+    return replace(REQUEST, profile=profile, config=profile.train)
 
 
 TRAINING = replace(with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), python="python")
@@ -67,7 +55,11 @@ def statement(script: str, beginning: str) -> str:
     return next(line for line in script.replace("\\\n", "").splitlines() if line.startswith(beginning))
 
 
-def checked_by_bash(script: str) -> str:
+def checked(script: str) -> str:
+    """A script that bash understands, whose directives come before any command."""
+    lines = script.splitlines()
+    command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[command:])
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return script
@@ -78,7 +70,7 @@ def options_of(script: str) -> set[str]:
 
 
 def test_what_the_cluster_wants_said_is_said_and_nothing_that_the_site_does_not_say():
-    script = checked_by_bash(measured())
+    script = checked(measured())
     assert script.startswith("#!/bin/bash\n")
     by_site = {"gres=gpu:h100:2", "time=01:00:00", "account=project1", "partition=gpu"}
     usual = {
@@ -116,7 +108,7 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(PAPER)
     site = read_site(path)
-    script = checked_by_bash(trained(site, nodes=128))
+    script = checked(trained(site, nodes=128))
     assert {
         "account=project", "partition=gpu", "constraint=nvlink", "nodes=128", "ntasks-per-node=1", "gres=gpu:h100:2",
         "cpus-per-task=24", "mem=0", "exclude='d-1-[1-3],d-2-7'", "distribution=nopack", "time=1-00:00:00", "exclusive",
@@ -131,30 +123,13 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     assert "'train.data.stage_to=$TMPDIR'" in script  # the trainer fills it in, on each node
 
 
-@pytest.mark.parametrize("script", [measured(), trained()])
-def test_directives_come_before_any_command(script):
-    lines = script.splitlines()
-    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    first = min(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    assert last < first
-
-
-def test_the_prologue_runs_before_the_command_and_the_prefix_right_before_it():
+def test_the_prologue_and_the_prefix_come_before_the_command_which_is_told_its_cpus_as_it_does_not_inherit_them():
     script = measured()
     assert script.index("module load python/3.11") < script.index("export LANG=C") < script.index("\nsrun ")
-    assert statement(script, "srun ").endswith(" apptainer exec --nv image.sif autotune workers")
-
-
-def test_steps_are_told_their_cpus_which_they_do_not_inherit():
-    assert " --cpus-per-task=16 " in statement(measured(), "srun ")
+    step = statement(script, "srun ")
+    assert step.endswith(" apptainer exec --nv image.sif autotune workers")
+    assert " --cpus-per-task=16 " in step
     assert " --cpus-per-task=24 " in statement(trained(), "on_every_node=")
-
-
-def test_a_command_that_reaches_other_nodes_by_itself_runs_once():
-    script = checked_by_bash(measured(NO_SITE, with_srun=False, shape=Shape(nodes=2)))
-    assert "#SBATCH --nodes=2" in script
-    assert "\nautotune workers\n" in script
-    assert "\nsrun" not in script
 
 
 ODD = ["autotune", "workers", "--profile", "my profiles/$HOME/`id`.toml", "--data", "a'b\\c;rm -rf *", "&", "é\n"]
@@ -175,25 +150,28 @@ def test_a_name_cannot_become_a_directive(name):
 
 
 def test_training_goes_on_by_being_requeued_or_by_a_chain():
-    script = checked_by_bash(trained())
+    script = checked(trained())
     assert {"requeue", "signal=TERM@120", "open-mode=append"} <= options_of(script)
     assert "scontrol requeue" in script
-    chained = checked_by_bash(trained(SiteFile(slurm=SlurmSettings(requeue=False)), chain=3))
+    chained = checked(trained(SiteFile(slurm=SlurmSettings(requeue=False)), chain=3))
     assert {"dependency=singleton", "no-requeue"} <= options_of(chained)
     assert "scontrol requeue" not in chained
 
 
-def test_torchruns_own_variables_are_filled_in_and_nothing_else():
+def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_the_settings_that_were_given():
     line = statement(trained(), "    exec apptainer")
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "--profile 'my p.toml'" in line
     assert " ".join(line.split()).startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
+    words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
+    assert " -m trainer --profile profiles/p.toml --data data --out runs/one --resume auto " in words
+    assert " --set train.max_steps=7 }" in words
 
 
 def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
     unbound = SiteFile(numa_binding=False)
     for script in (trained, measured):
-        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked_by_bash(script(unbound))
+        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(script(unbound))
         assert "AUTOTUNE_NUMA_BINDING" not in script(NO_SITE)
 
 
@@ -242,21 +220,14 @@ def test_a_dataset_is_staged_where_the_site_has_local_disks_unless_the_profile_s
     assert "--set 'train.data.stage_to=$TMPDIR'" in script_of(REQUEST, site)
     assert "stage_to" not in script_of(REQUEST)
     data = PROFILE.train.data.model_copy(update={"stage_to": "/mine"})
-    chosen = replace(REQUEST, config=PROFILE.train.model_copy(update={"data": data}))
+    chosen = replace(REQUEST, config=but(PROFILE, train={"data": data}).train)
     assert "stage_to" not in script_of(chosen, site)
-
-
-def test_the_trainer_continues_with_the_settings_that_were_given():
-    words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
-    assert " -m trainer --profile profiles/p.toml --data data --out runs/one --resume auto " in words
-    assert " --set train.max_steps=7 }" in words
 
 
 def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does():
     assert term_lead_s(REQUEST) == 120
     probe = PROFILE.evidence.probe.model_copy(update={"parameters": 2_000_000_000})
-    large = PROFILE.model_copy(update={"evidence": PROFILE.evidence.model_copy(update={"probe": probe})})
-    request = replace(REQUEST, profile=large)
+    request = replace(REQUEST, profile=but(PROFILE, evidence={"probe": probe}))
     lead_s = term_lead_s(request)
     assert lead_s > 300
     script = script_of(request)
@@ -265,6 +236,31 @@ def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does(
     assert "TERM@90\n" in script_of(request, SiteFile(slurm=SlurmSettings(term_lead_s=90)))
 
 
-def test_a_time_limit_that_leaves_nothing_to_train_in_is_refused():
-    with pytest.raises(BadInput, match="00:02:00, cannot hold its start"):
-        script_of(replace(REQUEST, time="00:02:00"))
+# Site files.
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("00:10:00", 600), ("1-02:00:00", 93600), ("4:00:00", 14400), ("100:00:00", 360000)]
+)
+def test_times_are_counted_in_seconds(text, seconds):
+    assert SlurmSettings(time=text).time_s == seconds
+
+
+def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_last():
+    assert job_variables(SiteFile()) == {}
+    network = NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})
+    found = job_variables(SiteFile(network=network))
+    assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]',
+        '[network.nccl]\n"A; rm" = "x"', "[slurm]\nterm_lead_s = 15",
+    ],
+)  # fmt: skip
+def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(BadConfig):
+        read_site(tmp_path / "site.toml")

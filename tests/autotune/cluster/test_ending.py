@@ -37,16 +37,13 @@ def test_the_code_is_the_runs_whatever_torchrun_returns(tmp_path, code):
 def test_what_an_earlier_start_said_does_not_count(tmp_path, job_code, expected):
     ending = ended(tmp_path, put(tmp_path, 75) + "\n", job_code)
     assert (ending.code, "left no word" in ending.words) == (expected, True)
+    assert ended(tmp_path, put(tmp_path, 0), 0).code == 0  # it was finished, and has nothing new to say
 
 
 def test_a_run_that_left_nothing_is_never_taken_for_one_that_goes_on(tmp_path):
     assert ended(tmp_path / "none", job_code=75).code == 70
     (tmp_path / "exit.json").write_text("{")
     assert ended(tmp_path).code == 70
-
-
-def test_a_finished_run_that_is_started_again_has_nothing_new_to_say(tmp_path):
-    assert ended(tmp_path, put(tmp_path, 0), 0).code == 0
 
 
 def test_a_file_that_is_seen_late_is_waited_for_and_one_that_is_there_is_not(tmp_path):

@@ -23,35 +23,27 @@ JOB = {
 }  # fmt: skip
 
 
-def nothing(_):
-    return None
-
-
-def test_job_is_described_from_its_environment():
+def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everything_is_missing():
     facts = read_slurm(JOB, lambda name: f"/usr/bin/{name}")
     assert facts == SlurmFacts(
         job_id="4711", end_time_s=1_700_003_600, nodes=4, tasks=8, gpus_per_node=2, node_name="n1",
         commands=("sbatch", "srun", "sinfo"),
     )  # fmt: skip
     assert (facts.in_job, facts.is_login_node) == (True, False)
-
-
-def test_outside_a_cluster_everything_is_missing():
-    facts = read_slurm({}, nothing)
-    assert facts == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
-    assert not facts.in_job
-    assert not facts.is_login_node
+    outside = read_slurm({}, lambda _: None)
+    assert outside == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+    assert (outside.in_job, outside.is_login_node) == (False, False)
     assert read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
 
 
 @pytest.mark.parametrize(("text", "count"), [("2", 2), ("h100:2", 2), ("h100:2,a100:1", 3), ("", None), ("h100", None)])
 def test_requested_gpus_are_added_up_over_their_types(text, count):
-    assert read_slurm({"SLURM_GPUS_PER_NODE": text}, nothing).gpus_per_node == count
+    assert read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node == count
 
 
 @given(st.dictionaries(st.sampled_from([*JOB, "SLURM_GPUS_PER_NODE", "SLURM_NNODES"]), st.text()))
 def test_any_environment_is_readable(environment):
-    facts = read_slurm(environment, nothing)
+    facts = read_slurm(environment, lambda _: None)
     assert facts.nodes is None or facts.nodes >= 0
 
 
@@ -155,6 +147,20 @@ def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_wa
     ended = follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
     assert (ended.code, ended.words.splitlines()[1]) == (4, "    error: does not fit")
     assert ended.words.startswith("job 12 failed (exit code 4); the end of")
+    (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
+    assert last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"
+    assert last_lines(tmp_path / "none") == ""
+
+
+def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_and_says_so(tmp_path, no_waiting):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    with pytest.raises(MachineLacks, match="does not answer"):
+        follow("12", tmp_path / "log", print, ask=lambda job: None)
+    with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
+        follow("12", tmp_path / "log", print, ask=interrupted)
+    assert "scancel 12" in stopped.value.next_step
 
 
 @pytest.mark.parametrize(
@@ -166,33 +172,12 @@ def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_wa
         ("OUT_OF_MEMORY", DoesNotFit, "more memory"),
     ],
 )
-def test_a_job_that_was_ended_is_an_error_that_says_what_to_do(tmp_path, state, error, words):
+def test_a_job_that_was_ended_is_an_error_that_says_what_to_do_and_a_cancelled_one_no_success(
+    tmp_path, state, error, words
+):
     with pytest.raises(error, match=words) as ended:
         verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
     assert ended.value.next_step
-
-
-def test_a_cancelled_or_killed_job_is_no_success(tmp_path):
     cancelled = verdict("12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words")
     assert (cancelled.code, "last words" in cancelled.words) == (143, True)
     assert verdict("12", JobState(state="FAILED", signal=9), tmp_path / "log", "").code == 137
-
-
-def test_ctrl_c_leaves_the_job_running_and_says_so(tmp_path):
-    def interrupted(job):
-        raise KeyboardInterrupt
-
-    with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
-        follow("12", tmp_path / "log", print, ask=interrupted)
-    assert "scancel 12" in stopped.value.next_step
-
-
-def test_a_silent_slurm_is_given_up_at_last(tmp_path, no_waiting):
-    with pytest.raises(MachineLacks, match="does not answer"):
-        follow("12", tmp_path / "log", print, ask=lambda job: None)
-
-
-def test_the_end_of_a_log_may_be_missing_or_long(tmp_path):
-    assert last_lines(tmp_path / "none") == ""
-    (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
-    assert last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"

@@ -8,14 +8,9 @@ import pytest
 
 from autotune.cluster.batch import measure_script, read_template
 from autotune.cluster.site import NetworkSettings, SiteFile
+from tests.autotune.cluster.conftest import SRUN
 from tests.autotune.cluster.test_batch import JOB, NO_SITE, TRAINING, script_of
 
-SRUN = """
-for word; do
-    case $word in --*) shift ;; *) break ;; esac
-done
-exec "$@"
-"""
 PYTHON = """
 case $2:$4 in
     autotune:meet) echo 10.0.0.1:20012 ;;
@@ -54,12 +49,6 @@ def log_of(place: Path) -> str:
     return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
-def test_the_node_of_the_script_is_where_torchruns_meet(tmp_path):
-    trained(tmp_path)
-    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--node-rank=0", "--local-addr=10.0.0.1"):
-        assert f" {word}" in log_of(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("site", "variables", "interface"),
     [
@@ -69,10 +58,12 @@ def test_the_node_of_the_script_is_where_torchruns_meet(tmp_path):
         (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
     ],
 )
-def test_gloo_goes_by_the_interface_of_the_address_unless_somebody_named_one(tmp_path, site, variables, interface):
+def test_torchruns_meet_at_the_node_of_the_script_and_gloo_goes_by_the_interface_of_its_address_or_a_named_one(
+    tmp_path, site, variables, interface
+):
     trained(tmp_path, site, **variables)
-    assert " --local-addr=10.0.0.1 " in log_of(tmp_path)
-    assert f" gloo {interface} " in log_of(tmp_path)
+    for words in ("--rdzv-endpoint=10.0.0.1:20012", "--node-rank=0", "--local-addr=10.0.0.1", f"gloo {interface}"):
+        assert f" {words} " in log_of(tmp_path)
 
 
 def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(put, tmp_path):
@@ -82,33 +73,25 @@ def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put
 
 
 @pytest.mark.parametrize(
-    ("answer", "state"), [("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown")]
+    ("answer", "state"),
+    [("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown"), ("echo RUNNING", "RUNNING")],
 )
 def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, answer, state):
     put("squeue", answer)
+    put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
     done = trained(tmp_path)
     assert done.returncode == 75
     assert f"not requeued (state {state}); go on: sbatch runs/one/train.sbatch" in done.stderr
-    assert not (tmp_path / "scontrol.said").exists()
+    assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")  # elsewhere SLURM is not asked to
 
 
-def test_a_refusal_to_put_a_run_back_is_told(put, tmp_path):
-    put("squeue", "echo RUNNING")
-    put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
-    err = trained(tmp_path).stderr
-    assert "requeue is disabled" in err
-    assert "not requeued (state RUNNING); go on: sbatch" in err
-
-
-ENDS = [
-    ("echo 1795349000", {}, "1795349000"),
-    ("echo N/A", {}, "n/a"),
-    ("exit 1", {}, "n/a"),
-    ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
-]
-
-
-@pytest.mark.parametrize(("answer", "variables", "end"), ENDS)
+@pytest.mark.parametrize(
+    ("answer", "variables", "end"),
+    [
+        ("echo 1795349000", {}, "1795349000"), ("echo N/A", {}, "n/a"), ("exit 1", {}, "n/a"),
+        ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
+    ],
+)  # fmt: skip
 def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answer, variables, end):
     put("squeue", answer)
     trained(tmp_path, **variables)

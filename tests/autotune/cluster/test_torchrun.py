@@ -30,29 +30,21 @@ from autotune.cluster.torchrun import (
     torchrun_command,
 )
 from autotune.errors import MachineLacks
+from tests.autotune.cluster.conftest import SRUN
 
 
-def test_nodes_meet_by_address_at_the_place_of_this_job():
+def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_torch_does_not_have():
     meeting = Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", node_rank="$rank")
-    said = torchrun_command(
-        "python",
-        ["-m", "trainer", "--out", "r"],
-        ranks=2,
-        torch_version="2.13.0+cu128",
-        meeting=meeting,
-        shutdown_s=105,
-    )
-    assert said == [
+    said = {"ranks": 2, "shutdown_s": 105}
+    words = ["-m", "trainer", "--out", "r"]
+    assert torchrun_command("python", words, torch_version="2.13.0+cu128", meeting=meeting, **said) == [
         "python", "-m", "torch.distributed.run", "--nnodes=4", "--node-rank=$rank", "--rdzv-backend=static",
         "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12", "--local-addr=$address", "--nproc-per-node=2",
         "--max-restarts=0", "--shutdown-timeout=105", "-m", "trainer", "--out", "r",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("version", ["2.12.1", "nonsense"])
-def test_one_node_alone_meets_nobody_and_options_that_torch_does_not_have_are_left_out(version):
-    said = torchrun_command("python", ["train.py"], ranks=2, torch_version=version, shutdown_s=105)
-    assert said[3:] == ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "train.py"]
+    for version in ("2.12.1", "nonsense"):
+        alone = torchrun_command("python", ["train.py"], torch_version=version, **said)
+        assert alone[3:] == ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "train.py"]
 
 
 CHILD = """
@@ -87,17 +79,13 @@ def parent():
 
 @pytest.mark.parametrize(
     ("number", "heard"),
-    [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGUSR1, "SIGTERM")],
+    [(signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, "")],
 )
-def test_signals_are_passed_on_and_those_that_torchrun_does_not_know_as_one_it_knows(parent, number, heard):
-    parent.send_signal(number)
-    assert parent.communicate(timeout=30)[0] == f"{heard}\n"
-    assert parent.returncode == 7
-
-
-def test_a_child_does_not_outlive_the_process_that_started_it(parent):
+def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(parent, number, heard):
     children = psutil.Process(parent.pid).children()
-    parent.kill()
+    parent.send_signal(number)
+    assert parent.communicate(timeout=30)[0] == heard
+    assert parent.returncode == (7 if heard else -signal.SIGKILL)
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
@@ -109,15 +97,12 @@ def test_a_jobs_ports_are_distinct_and_below_those_of_outgoing_connections(job):
     assert len({derived_ports(one)[0] for one in range(job, job + 100)}) == 100  # jobs that follow each other
 
 
-def test_the_first_free_port_is_taken_and_those_before_are_named():
+def test_the_first_port_on_which_nobody_listens_is_taken_and_those_before_are_named():
     ports = derived_ports(12)
     assert choose_port(12, lambda port: True) == (ports[0], ())
     assert choose_port(12, lambda port: port not in ports[:2]) == (ports[2], ports[:2])
     with pytest.raises(MachineLacks, match=f"job 12.*{ports[-1]}"):
         choose_port(12, lambda port: False)
-
-
-def test_a_port_that_somebody_listens_on_is_not_free():
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
@@ -126,10 +111,8 @@ def test_a_port_that_somebody_listens_on_is_not_free():
     assert is_free("127.0.0.1", port)
 
 
-ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
-
-
 LOOPBACK = {"lo": ["127.0.0.1"]}
+ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
 
 
 @pytest.mark.parametrize(
@@ -147,19 +130,15 @@ def test_the_address_is_the_interfaces_else_the_names_else_any_that_others_can_r
     interface, addresses, of_name, expected
 ):
     assert own_address(interface, addresses, of_name) == expected
+    own = own_address(None, read_addresses(), resolve_own_name())
+    assert own in read_addresses()[interface_of(own, read_addresses())]
+    assert (interface_of("10.1.0.5", ADDRESSES), interface_of("127.0.0.1", {})) == ("ib0", "lo")
 
 
 @pytest.mark.parametrize("interface", ["eth9", "down0"])
 def test_an_interface_without_an_address_is_refused_with_those_that_have_one(interface):
     with pytest.raises(MachineLacks, match="those with one: lo, eth0, ib0"):
         own_address(interface, ADDRESSES, [])
-
-
-def test_this_machine_has_an_address_and_an_address_its_interface():
-    assert interface_of("10.1.0.5", ADDRESSES) == "ib0"
-    assert interface_of("127.0.0.1", {}) == "lo"
-    own = own_address(None, read_addresses(), resolve_own_name())
-    assert own in read_addresses()[interface_of(own, read_addresses())]
 
 
 ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12", "SLURMD_NODENAME": "n4"}
@@ -178,6 +157,10 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
     for words in (" --local-addr=$address ", " --node-rank=$SLURM_NODEID ", " --nproc-per-node=2 "):
         assert words in command[-1]
     assert command[-1].endswith("-m module 'a b'")
+    # In a container the script of the job is asked.
+    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
+    assert command[:6] == [sys.executable, "-m", "autotune", "launch", "outside", "--nodes=3"]
+    assert "--node-rank=$SLURM_NODEID" in command[6]
 
 
 @pytest.mark.parametrize(("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")])
@@ -190,12 +173,6 @@ def test_gloo_goes_by_the_interface_of_the_nodes_own_address(put, monkeypatch, n
     )
     assert told.startswith(f"{interface} -m torch.distributed.run")
     assert "--local-addr=10.0.0.1 " in told
-
-
-def test_in_a_container_the_script_of_the_job_is_asked():
-    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
-    assert command[:6] == [sys.executable, "-m", "autotune", "launch", "outside", "--nodes=3"]
-    assert "--node-rank=$SLURM_NODEID" in command[6]
 
 
 def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_path):
@@ -215,16 +192,6 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
     assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == ["node-0 2", "node-1 2"]
 
 
-SRUN = """
-for word; do
-    case $word in
-        --*) echo "$word" ;;
-        *) break ;;
-    esac
-    shift
-done
-exec "$@"
-"""
 ASK = "import sys; from autotune.cluster.torchrun import start_outside as ask; from pathlib import Path; import os; "
 
 
@@ -232,7 +199,7 @@ ASK = "import sys; from autotune.cluster.torchrun import start_outside as ask; f
 def job(put, tmp_path):
     """Runs a Python line as the measuring command of a job of two nodes."""
     (tmp_path / "jobs").mkdir()
-    put("srun", SRUN)
+    put("srun", SRUN.replace("shift", 'echo "$word"; shift'))
 
     def start(line: str) -> subprocess.Popen[str]:
         site = SiteFile(command_prefix="env -u NOTHING")
@@ -247,15 +214,6 @@ def job(put, tmp_path):
         )  # fmt: skip
 
     return start
-
-
-def started(place: Path) -> int:
-    """Wait until what was asked for runs; its process."""
-    deadline_s = time.monotonic() + 20
-    while not (place / "pid").is_file() or not (place / "pid").read_text():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    return int((place / "pid").read_text())
 
 
 DIRECTORY = "Path(os.environ['AUTOTUNE_STARTER'])"
@@ -278,10 +236,12 @@ def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and
 @pytest.mark.parametrize(("number", "said", "code"), [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)])
 def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
     process = job(f"print('asked', os.getpid()); print('code', ask({DIRECTORY}, 2, 'echo $$ > pid; exec sleep 100'))")
-    asker = int(process.stdout.readline().split()[1])
-    pid = started(tmp_path)
+    asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
+    while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
     os.kill(asker, number)
     assert said in process.communicate(timeout=30)[0]
     assert process.returncode == code
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(int(pid), 0)

@@ -105,19 +105,17 @@ def test_an_answer_is_as_its_type_says(here, answered, line):
     assert answered(line)
 
 
-def test_of_a_dataset_that_was_just_made_too(here, answered):
+def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(here, answered, request):
     for line in MADE:
         assert answered(line)
+    request.getfixturevalue("sbatch")
+    assert answered("workers --profile p.toml --slurm")["job"] == "1"
 
 
 @pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("line", TRACED)
 def test_what_is_traced_is_as_its_type_says(here, answered, line):
     assert answered(line)
-
-
-def test_a_job_that_a_command_submits_is_as_its_type_says(here, sbatch, answered):
-    assert answered("workers --profile p.toml --slurm")["job"] == "1"
 
 
 @pytest.mark.slow

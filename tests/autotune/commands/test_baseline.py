@@ -20,38 +20,35 @@ TINY = ModelSettings(
 
 
 @pytest.fixture
-def data(here, monkeypatch):
-    """A dataset of rows that are half full; no cluster anywhere near."""
+def profile(here, monkeypatch):
+    """Probed here, as far as anybody can tell, with a dataset of rows that are half full; no cluster near."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
-    return write_dataset(here / "data", [[5 + number % 100] * 30 for number in range(400)], vocab_size=128)
-
-
-@pytest.fixture
-def profile(data):
-    """Probed here, as far as anybody can tell."""
-    base, manifest = example_profile(), read_manifest(data)
+    data = write_dataset(here / "data", [[5 + number % 100] * 30 for number in range(400)], vocab_size=128)
+    manifest = read_manifest(data)
     place = fingerprint(open_site("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None)
     train = TrainConfig(
         model=TINY, data=DataSettings(path="data", dataset_hash=manifest.dataset_hash), seq_length_tokens=64,
         layout="packed", micro_batch_rows=2, global_batch_rows=4,
     )  # fmt: skip
-    path = data.parent / "p.toml"
-    path.write_text(profile_to_toml(base.model_copy(update={"train": train, "fingerprint": place})))
-    return path
+    (here / "p.toml").write_text(
+        profile_to_toml(example_profile().model_copy(update={"train": train, "fingerprint": place}))
+    )
+    return here / "p.toml"
 
 
 @pytest.mark.usefixtures("warm_server")
 def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profile, says):
+    other = write_dataset(profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
+    assert "dataset_hash" in says("baseline", "--profile", profile, "--data", other, code=6)
     command = ["baseline", "--profile", str(profile), "--window", "0.1", "--rounds", "1", "--json"]
     found = json.loads(says(*command))
     rows = {row["name"]: row for row in found["rows"]}
     read = {name: (row["outcome"], len(row["real_tokens_per_s"])) for name, row in rows.items()}
     assert read == dict.fromkeys(("paper", "hf-trainer", "tuned"), ("ran", 1))
-    assert {"key": "layout", "theirs": "dynamic", "tuned": "packed", "reason": None} in rows["hf-trainer"][
-        "differences"
-    ]
-    assert {"key": "head", "theirs": "dense", "tuned": "masked", "reason": None} in rows["paper"]["differences"]
+    for name, *values in (("hf-trainer", "layout", "dynamic", "packed"), ("paper", "head", "dense", "masked")):
+        difference = dict(zip(("key", "theirs", "tuned", "reason"), (*values, None), strict=True))
+        assert difference in rows[name]["differences"]
     stored = read_profile(profile)
     assert stored.intact
     assert stored.profile.evidence.baseline.model_dump() == found
@@ -60,9 +57,3 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     again = json.loads(says(*command))
     assert again | {"seconds": 0} == found | {"seconds": 0}  # the ledger keeps milliseconds
     assert list((profile.parent / "reports" / "p" / "ledger").iterdir()) == ledger
-
-
-@pytest.mark.usefixtures("warm_server")
-def test_a_profile_of_another_dataset_is_refused(profile, data, says):
-    other = write_dataset(data.parent / "other", [[6] * 9] * 50, vocab_size=128)
-    assert "dataset_hash" in says("baseline", "--profile", profile, "--data", other, code=6)

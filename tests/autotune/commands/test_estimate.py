@@ -1,12 +1,9 @@
-import contextlib
-import io
 import json
 import subprocess
 import sys
 
 import pytest
 
-from autotune.cli import run
 from autotune.core.cards import RESERVE_BYTES
 
 BERT = {
@@ -22,17 +19,15 @@ LONGFORMER = {
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 
-def estimate(*arguments: str, code: int = 0) -> str:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        found = run(["estimate", *arguments])
-    assert found == code, err.getvalue()
-    assert "Traceback" not in err.getvalue()
-    return out.getvalue() if code == 0 else err.getvalue()
+@pytest.fixture
+def estimate(says):
+    return lambda *words, code=0: says("estimate", *words, code=code)
 
 
 @pytest.mark.system
-def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_so_is_what_the_probe_does_otherwise():
+def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(
+    estimate,
+):
     words = ("--model", "bert-mini", "--seq-length", "64", "--max-rows", "8")
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
     assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*on_a_card)
@@ -43,7 +38,7 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_so_is
 
 
 @pytest.mark.system
-def test_the_ledger_of_a_card_that_is_not_here_adds_up():
+def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
     found = json.loads(estimate("--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--attention-dropout", "0", "--json"))
     one = found["models"][0]
     peak_bytes = one["ledger"]["peak_bytes"]
@@ -56,13 +51,10 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up():
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(tmp_path):
-    (tmp_path / "bert.json").write_text(json.dumps(BERT))
-    found = json.loads(
-        estimate(
-            "--model", str(tmp_path / "bert.json"), "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"
-        )
-    )
+def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(estimate, tmp_path):
+    model = tmp_path / "bert.json"
+    model.write_text(json.dumps(BERT))
+    found = json.loads(estimate("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"))
     rows = {
         (one["precision"], one["attention"], one["checkpointing"], one["head"]): one["rows"]
         for one in found["what_if"]
@@ -76,10 +68,9 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
 
 
 @pytest.mark.system
-def test_shares_of_several_gpus_shrink_with_the_stage():
-    found = json.loads(
-        estimate("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
-    )
+def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
+    words = ("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
+    found = json.loads(estimate(*words))
     shares = {one["name"]: one["total_bytes"] for one in found["models"][0]["shares"]}
     assert shares["DDP"] == found["models"][0]["ledger"]["peak_bytes"]
     assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP2)"]
@@ -121,5 +112,5 @@ LARGE = ["--model", "bert-120m"]
         ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_predicted_or_trained_is_refused_with_what_would_help(arguments, code, said):
+def test_what_cannot_be_predicted_or_trained_is_refused_with_what_would_help(estimate, arguments, code, said):
     assert said in estimate(*arguments, code=code)

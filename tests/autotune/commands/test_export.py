@@ -10,21 +10,18 @@ import pytest
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.search.profiles import read_profile
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
 from trainer.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}
+BUCKETED = {"layout": "bucketed", "checkpointing": "selective"}
 VARIANTS = {
     "fsdp2": CUDA | {"parallel": ParallelSettings(strategy="fsdp2"), "checkpointing": "full"},
     "zero1": {"parallel": ParallelSettings(strategy="zero1", bucket_cap_mib=100, static_graph=True)},
     "compile": {"compile_layers": True, "data": DataSettings(loader_workers=2, prefetch_batches=4)},
-    "bucketed": {
-        "layout": "bucketed",
-        "checkpointing": "selective",
-        "evaluation": EvaluationSettings(interval_steps=9),
-    },
+    "bucketed": BUCKETED | {"evaluation": EvaluationSettings(interval_steps=9)},
     "tf32": {"device": "cuda", "tf32": True, "checkpoint": CheckpointSettings(enabled=False)},
     "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1},
     "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
@@ -71,9 +68,8 @@ def read(tmp_path_factory):
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():
         profiles[name] = place / f"{name}.toml"
-        found = example_profile()
-        train = found.train.model_copy(update={"max_steps": 40, "warmup_steps": 5, **changes})
-        profiles[name].write_text(profile_to_toml(found.model_copy(update={"train": train})))
+        profile = but(example_profile(), train={"max_steps": 40, "warmup_steps": 5, **changes})
+        profiles[name].write_text(profile_to_toml(profile))
     files = [str(place / f"{name}.json") for name in profiles]
     for path, file in zip(profiles.values(), files, strict=True):
         assert run(["export", str(path), "--to", "hf-trainer", "--out", file, "--nodes", "2"]) == 0
@@ -99,15 +95,12 @@ def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_w
     assert read[name]["rates"][first:] == pytest.approx(ours[first:], rel=1e-9, abs=1e-15)
 
 
-def test_fsdp_arrives_whole(read):
+def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read):
     found = read["fsdp2"]["arguments"]
     assert found["fsdp"] is True
     assert found["fsdp_config"]["version"] == 2
     assert found["fsdp_config"]["activation_checkpointing"] is True
     assert found["gradient_checkpointing"] is False
-
-
-def test_only_checkpointing_uses_a_name_that_will_go(read):
     assert any("gradient_checkpointing" in text for text in read["bucketed"]["warnings"])
     assert [name for name, found in read.items() if found["warnings"]] == ["bucketed"]
 
@@ -115,9 +108,7 @@ def test_only_checkpointing_uses_a_name_that_will_go(read):
 @pytest.fixture
 def packed(here):
     """The profile, of packed rows."""
-    found = example_profile()
-    changes = {"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32}
-    profile = found.model_copy(update={"train": found.train.model_copy(update=changes)})
+    profile = but(example_profile(), train={"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32})
     (here / "p.toml").write_text(profile_to_toml(profile))
 
 
@@ -132,20 +123,14 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patte
     assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["real_tokens_per_step"], rel=0.3)
 
 
-def test_settings_are_printed_and_all_else_is_said_on_standard_error(packed, capsys):
+def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed, here, says, capsys):
     assert run(["export", "p.toml", "--to", "hf-trainer"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["per_device_train_batch_size"] == 2
     for words in ("No equivalent:", "attend across", "warning: A packed row holds several samples", "--data"):
         assert words in err
-
-
-def test_remarks_lie_beside_the_settings(packed, here, says):
     assert "hf/settings.remarks.json" in says("export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json")
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
-    assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text())
+    assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text()) == json.loads(out)
     assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "head"}
-
-
-def test_an_unknown_target_names_those_that_are_known(here, says):
     assert "hf-trainer" in says("export", "p.toml", "--to", "lightning", code=2)

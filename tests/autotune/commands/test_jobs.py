@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from autotune.commands.jobs import command_in_job, plain_arguments
+from autotune.core.profile import profile_to_toml
+from tests.autotune.profiles import but, example_profile
 
 WORKERS = ["workers", "--profile", "p.toml", "--trial-timeout", "120"]
 
@@ -63,12 +65,13 @@ def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here
 
 
 def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(here, says, monkeypatch):
+    assert "--partition=" not in says(*WORKERS, "--slurm", "--dry-run")
     for name in ("asked", "told", "site"):
         (here / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
-    for arguments, expected in ((["--slurm", "asked.toml"], "asked"), (["--slurm"], "site")):
-        assert f"--partition={expected}" in says(*WORKERS, *arguments, "--dry-run")
+    assert "--partition=site" in says(*WORKERS, "--slurm", "--dry-run")
     monkeypatch.setenv("AUTOTUNE_SITE", "told.toml")
-    assert "--partition=told" in says(*WORKERS, "--slurm", "--dry-run")
+    for arguments, expected in (([], "told"), (["asked.toml"], "asked")):
+        assert f"--partition={expected}" in says(*WORKERS, "--slurm", *arguments, "--dry-run")
     assert "none.toml" in says(*WORKERS, "--slurm", "none.toml", "--dry-run", code=3)
 
 
@@ -78,11 +81,6 @@ def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submit
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
     assert "--trial-timeout 90" in err
     says(*WORKERS, "--trial-timeout", "90", "--slurm", "--dry-run")
-
-
-@pytest.mark.parametrize("option", ["--wait", "--dry-run"])
-def test_options_of_a_job_mean_nothing_without_one(here, says, option):
-    assert "means nothing without --slurm" in says(*WORKERS, option, code=2)
 
 
 def test_what_a_job_asks_for_is_the_sites_else_the_profiles(here, says, patterned_dataset):
@@ -95,6 +93,24 @@ def test_what_a_job_asks_for_is_the_sites_else_the_profiles(here, says, patterne
     probe = ["probe", "--model", "bert-mini", "--data", patterned_dataset, "--slurm", "--dry-run"]
     assert "#SBATCH --gres=gpu:h100:2" in says(*probe)
     assert "--gres" not in says(*probe, "--device", "cpu")
+
+
+def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(here, says, monkeypatch, patterned_dataset):
+    (here / "p.toml").write_text(profile_to_toml(but(example_profile(), train={"device": "cuda"})))
+    asked = [*WORKERS, "--slurm", "--dry-run", "--ranks", "2"]
+    assert "#SBATCH --gres=gpu:2" in says(*asked)
+    assert "--gres" not in says(*asked, "--step-time", "60ms")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    err = says(*WORKERS, "--data", patterned_dataset, "--here", code=5)
+    assert "autotune workers --profile p.toml --step-time 100ms" in err
+
+
+def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, says):
+    script = says("network", "--profile", "p.toml", "--data", "data", "--slurm", "--dry-run")
+    assert "#SBATCH --nodes=2" in script
+    assert "srun" not in script.split("set -u")[1].replace("starts what it needs", "")
+    assert "autotune network --profile" in script
+    assert "--dry-run" not in script
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
@@ -110,11 +126,8 @@ def test_a_login_node_is_refused_with_the_job_to_submit_instead(
 
 
 def test_nodes_of_a_job_and_those_that_the_user_insists_on_are_none(here, says, sbatch, monkeypatch):
-    missing = ["workers", "--profile", "p.toml", "--data", "nowhere"]
+    missing = [*WORKERS, "--data", "nowhere"]
     assert "nowhere" in says(*missing, "--here", code=3)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    assert "nowhere" in says(*missing, code=3)
-    monkeypatch.delenv("SLURM_JOB_ID")
-    monkeypatch.setenv("PATH", "/nowhere")
     assert "nowhere" in says(*missing, code=3)

@@ -60,9 +60,8 @@ def test_what_was_asked_reaches_the_tuning(told, call):
     assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == ("cpu", 7.0, 4, 0.5)
     assert (str(probe.data), str(asked.out), str(probe.reports)) == ("data", "here", "there")
     step = probe.config
-    assert (step.seq_length_tokens, step.precision, step.attention_dropout, step.global_batch_tokens) == (
-        128, "bf16", 0.0, 4096,
-    )  # fmt: skip
+    assert (step.seq_length_tokens, step.precision, step.attention_dropout) == (128, "bf16", 0.0)
+    assert step.global_batch_tokens == 4096
     assert "layout" not in step.model_fields_set  # what suits the model
     assert (probe.memory_bytes, probe.ranks, probe.max_rows, probe.trial_timeout_s) == (2**30, 2, 64, 60.0)
     assert (probe.traced, probe.accumulate) == (True, True)
@@ -76,20 +75,20 @@ def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out
     left_out = ["estimate", "probe", "accumulation", "workers", "network", "baseline", "report"]
     call(*(word for name in left_out for word in ("--skip", name)))
     assert told.asked.skip == {"estimate", "probe", "explore", "workers", "network", "baseline", "report"}
-    assert not told.asked.probes[0].traced
-    assert not told.asked.probes[0].accumulate
+    probe = told.asked.probes[0]
+    assert (probe.traced, probe.accumulate) == (False, False)
 
 
 def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told, says, call):
-    call()
-    plain = told.asked.minutes
-    call("--explore")
-    exploring = told.asked.minutes
+    def minutes(*words):
+        call(*words)
+        return told.asked.minutes
+
+    assert minutes("--explore") > minutes()
+    assert minutes("--explore", "--minutes", "3") == 3
+    plain = minutes()
     says("tune", "--model", "bert-mini", "--data", "data")
     assert told.asked.minutes == plain / 2
-    assert exploring > plain
-    call("--explore", "--minutes", "3")
-    assert told.asked.minutes == 3
 
 
 def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(call):
@@ -134,26 +133,19 @@ def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, 
     assert told.asked is None
 
 
-# As jobs.
-
-
-def test_for_several_nodes_a_second_job_measures_two_of_them(told, call):
+def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_of_them(told, call):
     first, second = call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run").split("\n\n#!/bin/bash")
     assert "#SBATCH --nodes=1" in first
     assert "#SBATCH --nodes=2" in second
+    for words in (["--explore"], ["--nodes", "4", "--skip", "network"]):
+        script = call(*words, "--slurm", "--dry-run")
+        assert script.count("#!/bin/bash") == 1
+        assert "tune --model bert-mini --model bert-small" in script
+        assert words[0] in script
+        assert "#SBATCH --nodes=1" in script
     # The network's part of a model's 11 minutes, beside workers (3) and what settings are worth (1): 3 of 7.
     words = "tune-between-nodes reports/jobs/tune-JOB.json --data data --minutes 4.7 --trial-timeout 600"
     assert words in second
-    assert told.asked is None
-
-
-@pytest.mark.parametrize("words", [["--explore"], ["--nodes", "4", "--skip", "network"]])
-def test_all_models_are_one_job_of_one_node_where_no_network_is_measured(told, words, call):
-    script = call(*words, "--slurm", "--dry-run")
-    assert script.count("#!/bin/bash") == 1
-    assert "tune --model bert-mini --model bert-small" in script
-    assert words[0] in script
-    assert "#SBATCH --nodes=1" in script
     assert told.asked is None
 
 

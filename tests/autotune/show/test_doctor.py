@@ -1,48 +1,38 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autotune.core.hardware import (
-    DiskFacts,
-    GpuFacts,
-    GpuProcess,
-    GpuSample,
-    GpuStatus,
-    MachineFacts,
-    NicFacts,
-    SlurmFacts,
-    Unavailable,
-)
+from autotune.core import hardware
 from autotune.decide.suitability import Unsuitable
 from autotune.show.doctor import doctor_text
 from tests.fakes import FakeHost
 
-GPU = GpuStatus(
-    facts=GpuFacts(
+GPU = hardware.GpuStatus(
+    facts=hardware.GpuFacts(
         uuid="GPU-a", index=0, name="Big Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
         compute_mode="default", driver="550.1", compute_capability=(9, 0),
     ),
-    sample=GpuSample(
+    sample=hardware.GpuSample(
         time_s=1.0, utilisation=0.25, used_bytes=2**30, power_w=120.4, sm_clock_mhz=1980, throttle_reasons=(),
         temperature_c=40,
     ),
-    processes=(GpuProcess(pid=42, used_bytes=None),),
+    processes=(hardware.GpuProcess(pid=42, used_bytes=None),),
 )  # fmt: skip
 HOST = replace(
     FakeHost().facts([]),
     disks=(
-        DiskFacts(path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True),
-        DiskFacts(path="/u", filesystem_type=None, free_bytes=None, is_network=False),
+        hardware.DiskFacts(path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True),
+        hardware.DiskFacts(path="/u", filesystem_type=None, free_bytes=None, is_network=False),
     ),
     nics=(
-        NicFacts(name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False),
-        NicFacts(name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False),
-        NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
+        hardware.NicFacts(name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False),
+        hardware.NicFacts(name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False),
+        hardware.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
     ),
 )
-MACHINE = MachineFacts(
+MACHINE = hardware.MachineFacts(
     time_utc=datetime.fromtimestamp(1000, UTC), host=HOST, gpus=(GPU,), gpu_absent=None,
     gpu_unreadable=("GPU 1: lost",),
-    slurm=SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
+    slurm=hardware.SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
     versions={"torch": "2.10"},
 )  # fmt: skip
 
@@ -58,7 +48,7 @@ def test_every_section_says_what_was_found():
 
 
 def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
-    status = replace(GPU, sample=Unavailable(reason="lost"), processes=Unavailable(reason="hidden"))
+    status = replace(GPU, sample=hardware.Unavailable(reason="lost"), processes=hardware.Unavailable(reason="hidden"))
     text = doctor_text(replace(MACHINE, gpus=(status,)), ())
     assert "n/a (lost)" in text
     assert "n/a (hidden)" in text
@@ -66,13 +56,9 @@ def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
     assert "none: no driver" in doctor_text(replace(MACHINE, gpus=(), gpu_absent="no driver"), ())
 
 
-def test_findings_are_listed_with_their_next_step():
-    finding = Unsuitable(severity="fault", claim="It burns.", next_step="Leave.")
-    text = doctor_text(MACHINE, (finding,))
+def test_findings_are_listed_with_their_next_step_and_hostile_names_cannot_steer_the_terminal():
+    text = doctor_text(MACHINE, (Unsuitable(severity="fault", claim="It burns.", next_step="Leave."),))
     assert text.endswith("  fault: It burns.\n    Leave.")
-
-
-def test_hostile_names_cannot_steer_the_terminal():
     host = replace(HOST, cpu_model="\x1b[2Jmodel\nfault: fake")
     text = doctor_text(replace(MACHINE, host=host), (Unsuitable(severity="note", claim="\x07", next_step="\r"),))
     assert not any(ord(character) < 32 for character in text.replace("\n", ""))

@@ -23,14 +23,10 @@ from autotune.show.profile import profile_text
 from autotune.show.text import console_text
 from autotune.show.tuning import exploration_section, exploration_text
 from autotune.show.workers import chosen_loader, gpu_rows, workers_cells, workers_lines, workers_section, workers_text
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.show.report.example import example_profile as full_profile
 from tests.autotune.show.report.examples import reported
-
-
-def with_evidence(profile, **evidence):
-    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update=evidence)})
 
 
 def probed(profile, previous=None):
@@ -61,32 +57,30 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
     ("driver", "known"), [("580.1", "measured"), (None, "measured"), ("0.0 (nullgpu)", "allocator")]
 )
 def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
-    profile = example_profile()
-    profile = profile.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update={"driver": driver})})
+    profile = but(example_profile(), fingerprint={"driver": driver})
     assert probe_answer(probed(profile))["bytes_known"] == known
     assert ("a pretended GPU" in probe_text([probed(profile)], Path("d"))) == (known == "allocator")
 
 
+@pytest.mark.parametrize("tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1])
+def test_a_default_global_batch_is_said_to_be_one(tokens):
+    profile = but(example_profile(), constraints={"global_batch_tokens": tokens})
+    standing = Standing(state="not reviewed", review=None, present_sha256="a" * 64)
+    for text in (profile_text(profile, standing, intact=True), probe_text([probed(profile)], Path("d"))):
+        assert f"{tokens:,} real tokens" in text
+        assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
+
+
 def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_rows": [1, 2]}
-    profile = with_evidence(example_profile(), probe=example_profile().evidence.probe.model_copy(update=changes))
+    probe = example_profile().evidence.probe.model_copy(update=changes)
+    profile = but(example_profile(), evidence={"probe": probe})
     text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
     for told in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in told
     assert text.splitlines()[-2:] == [
         "profile: p.toml (the old one: old.toml)", "next: autotune workers --profile p.toml --data d",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1])
-def test_a_default_global_batch_is_said_to_be_one(tokens):
-    profile = example_profile()
-    constraints = profile.constraints.model_copy(update={"global_batch_tokens": tokens})
-    profile = profile.model_copy(update={"constraints": constraints})
-    standing = Standing(state="not reviewed", review=None, present_sha256="a" * 64)
-    for text in (profile_text(profile, standing, intact=True), probe_text([probed(profile)], Path("d"))):
-        assert f"{tokens:,} real tokens" in text
-        assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +109,6 @@ def sweep(**changes):
     return example_profile().evidence.workers.model_copy(update=changes)
 
 
-def with_gpu(**use):
-    return sweep(rows=[row.model_copy(update={"gpu": GpuUse(**use)}) for row in sweep().rows])
-
-
 def workers_of(found):
     return workers_text(found, Path("p.toml"), Path("data"))
 
@@ -136,28 +126,18 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     assert "0 is slow" not in workers_of(sweep(refusal=None))
 
 
-def test_a_row_shows_the_median_the_interval_and_the_verdict():
+def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a_table_if_there_are_any():
     slow, fast = sweep().rows
     assert workers_cells(slow) == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
     assert workers_cells(fast)[-1] == "enough"
     open_ = workers_cells(fast.model_copy(update={"ratio_low": None, "verdict": "open"}))
     assert open_[3::4] == [NOT_ENOUGH, "undecided"]
-
-
-def test_counters_get_a_table_of_their_own_if_there_are_any():
     assert "occupancy" not in workers_of(sweep())
-    found = with_gpu(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
+    use = GpuUse(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
+    found = sweep(rows=[row.model_copy(update={"gpu": use}) for row in sweep().rows])
     assert gpu_rows(found)[0] == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
     assert "occupancy" in workers_of(found)
     assert "97.0 %" in workers_of(found)
-
-
-def test_a_network_file_system_is_named_with_the_most_that_staging_could_win():
-    found = sweep(data_filesystem="lustre", data_on_network=True)
-    (line,) = [line for line in workers_lines(found) if "network" in line]
-    assert "(lustre)" in line
-    assert "could win 1.0% at most" in line
-    assert "autotune data stage" in line
 
 
 @pytest.mark.parametrize(
@@ -174,14 +154,18 @@ def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joi
     assert words in workers_of(found)
 
 
-@pytest.mark.parametrize(("seconds", "minutes"), [(14.0, 10), (600.0, 40)])
-def test_only_an_undecided_sweep_names_the_time_that_may_settle_it(seconds, minutes):
+def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
+    (line,) = [one for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True)) if "network" in one]
+    for words in ("(lustre)", "could win 1.0% at most", "autotune data stage"):
+        assert words in line
+
     def commands(**changes):
-        profile = with_evidence(example_profile(), workers=sweep(**changes))
+        profile = but(example_profile(), evidence={"workers": sweep(**changes)})
         found = of_kind(workers_section(reported(profile=profile)), Missing)
         return [command for missing in found for command in missing.commands]
 
-    assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--minutes {minutes}")
+    for seconds, minutes in ((14.0, 10), (600.0, 40)):
+        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--minutes {minutes}")
     assert commands() == []
 
 
@@ -197,12 +181,8 @@ TUNED = RecipeRow(name="tuned", real_tokens_per_s=[1000.0] * 3, speedup=1.0, dat
 FOUND = BaselineEvidence(rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0)
 
 
-def baseline_lines(rows):
-    return baseline_text(FOUND.model_copy(update={"rows": rows}), Path("p.toml")).splitlines()
-
-
 def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
-    lines = baseline_lines([PAPER, DEFAULT, TUNED])
+    lines = baseline_text(FOUND, Path("p.toml")).splitlines()
     assert "Tuned, against paper: 4.00 (2.00 to 5.00, 95 %) times the real tokens per second." in lines
     assert "Tuned, against hf-trainer: n/a (out of memory, even with one row)." in lines
     assert "paper: head: dense instead of masked" in lines
@@ -213,7 +193,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
     assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
     single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
-    told = baseline_lines([single, TUNED])
+    told = baseline_text(FOUND.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")).splitlines()
     assert f"Tuned, against paper: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
 
 
@@ -224,7 +204,7 @@ def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
         rows = [
             row.model_copy(update={"real_tokens_per_s": rates}) if row.name == "tuned" else row for row in baseline.rows
         ]
-        profile = with_evidence(full_profile("d"), baseline=baseline.model_copy(update={"rows": rows}))
+        profile = but(full_profile("d"), evidence={"baseline": baseline.model_copy(update={"rows": rows})})
         return of_kind(baseline_section(reported(profile=profile)), Table | Chart)[0]
 
     enough, block = block_of([2700.0, 2800.0, 2900.0]), block_of(rates)
@@ -241,10 +221,6 @@ def explored(**changes):
     return full_profile("d").evidence.explore.model_copy(update=changes)
 
 
-def explored_blocks(**changes):
-    return exploration_section(reported(profile=with_evidence(full_profile("d"), explore=explored(**changes))))
-
-
 def test_every_fact_of_an_exploration_has_its_line():
     assert exploration_text(explored()).splitlines() == [
         "Settings of the step: 64 packed rows, bf16, compiled is not proven to be faster, so 64 packed rows, bf16 "
@@ -255,18 +231,14 @@ def test_every_fact_of_an_exploration_has_its_line():
         "The search stopped because nothing is expected to win more than 0.2%, which is below the noise.",
         "Not explored: precision: bf16 was asked for.",
     ]
-
-
-def test_what_there_was_nothing_to_say_of_has_no_line():
-    found = explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().unexplored)
-    lines = exploration_text(found).splitlines()
-    assert len(lines) == 3
-    assert lines[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
+    lines = exploration_text(explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().unexplored))
+    assert len(lines.splitlines()) == 3
+    assert lines.splitlines()[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
     assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(explored(ratio_low=None, ratio_high=None))
 
 
 def test_trials_of_an_exploration_are_told_the_fastest_first():
-    (table,) = of_kind(explored_blocks(), Table)
+    (table,) = of_kind(exploration_section(reported(profile=full_profile("d"))), Table)
     assert [row[0] for row in table.rows] == [
         "64 packed rows, bf16, compiled", "64 packed rows, bf16", "64 bucketed rows, bf16",
         "64 packed rows, bf16, full checkpointing", "64 packed rows, bf16, sdpa, compiled",
@@ -282,31 +254,26 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
 # Network and scaling.
 
 
-def network_of(tmp_path, *, links_only=False, link=LINK, **request):
-    tuning = tuning_on(Cluster(link=link), tmp_path, **request)
+@pytest.mark.parametrize(
+    ("asked", "links_only", "said", "last"),
+    [
+        ({}, False, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
+                     "seful nodes at this global batch (at least 90 % efficient, predicted):"),
+         "next: autotune scale --profile p.toml"),
+        ({}, True, ("only the links were measured",),
+         "next: autotune network --profile p.toml (with training steps, which decide)"),
+        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "most_rows": 4}, False,
+         ("xchange: the default: nothing that was measured is proven to be faster",), "next: "),
+    ],
+    ids=["steps", "links alone", "the default is kept"],
+)  # fmt: skip
+def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, links_only, said, last):
+    tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
     tuning.measure_links() if links_only else tuning.run()
-    return network_text(network_evidence(tuning), Path("p.toml"))
-
-
-def test_predicted_and_measured_steps_stand_beside_each_other(tmp_path):
-    text = network_of(tmp_path)
-    for words in (
-        "step predicted", "step measured", "between nodes",
-        "seful nodes at this global batch (at least 90 % efficient, predicted):", "qual loss: after 48 steps",
-    ):  # fmt: skip
+    text = network_text(network_evidence(tuning), Path("p.toml"))
+    for words in said:
         assert words in text
-    assert text.splitlines()[-1].startswith("next: autotune scale --profile p.toml")
-
-
-def test_a_network_of_which_only_links_were_measured_says_so(tmp_path):
-    text = network_of(tmp_path, links_only=True)
-    assert "only the links were measured" in text
-    assert text.splitlines()[-1] == "next: autotune network --profile p.toml (with training steps, which decide)"
-
-
-def test_the_default_is_kept_where_nothing_is_faster(tmp_path):
-    text = network_of(tmp_path, link=Link(latency_s=1e-7, bytes_per_s=1e11), strategies=("ddp",), most_rows=4)
-    assert "xchange: the default: nothing that was measured is proven to be faster" in text
+    assert text.splitlines()[-1].startswith(last)
 
 
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):

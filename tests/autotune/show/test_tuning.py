@@ -1,5 +1,4 @@
 import textwrap
-from dataclasses import replace
 
 import pytest
 
@@ -8,7 +7,7 @@ from autotune.core.outcome import Measured, OutOfMemory
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage, TuningResult
 from autotune.show.tuning import best_words, exploration_text, stage_words, stages_text, tuning_text
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import FEED, STEP
 
@@ -36,42 +35,30 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
     assert lines[3].endswith("skipped: one rank alone exchanges nothing")
     assert lines[4].endswith("failed: the window crashed")
     assert lines[5].endswith("waits")
-
-
-def test_a_tuning_that_is_over_has_nothing_left_and_a_note_does_not_repeat_the_model():
+    for narrow in (1, 20, 60):
+        lines = stages_text(stages(), seconds=71.0, left_s=100.0, width=narrow).splitlines()
+        assert len(lines) == 7
+        assert all(len(line) <= narrow for line in lines)
     done = [one for one in stages() if one.over]
     assert stages_text(done, seconds=71.0, left_s=100.0, width=120).startswith("tune: 3 of 3 stages, 1 min 11 s gone\n")
     assert stage_words(Stage(name="probe", model="m", status="running", note="m: 8 rows")) == "8 rows"
 
 
-@pytest.mark.parametrize("width", [1, 20, 60])
-def test_no_line_is_wider_than_the_terminal(width):
-    lines = stages_text(stages(), seconds=71.0, left_s=100.0, width=width).splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert len(lines) == 7
-
-
-def finished(job, measured, figures=None, label="x"):
+def finished(job, measured, figures, label):
     outcome = OutOfMemory(detail="") if figures is None else Measured(figures=figures)
     trial = Trial(job=job, measured=measured, timeout_s=1.0)
     return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_ledger=False)
 
 
-def stepped(rows, rate=None, budget=2**30, device="cpu"):
-    config = {"micro_batch_rows": rows, "device": device}
+def stepped(rows, rate=None, budget=2**30, device="cpu", **measured):
+    measured |= {"config": {"micro_batch_rows": rows, "device": device}, "memory_budget_bytes": budget}
     figures = None if rate is None else STEP | {"slot_tokens_per_step": rate, "step_s": [1.0]}
-    label = f"bert-mini: {rows} rows" + (", speed" if budget is None else "")
-    return finished("step", {"config": config, "memory_budget_bytes": budget}, figures, label)
+    return finished("step", measured, figures, f"bert-mini: {rows} rows" + (", speed" if budget is None else ""))
 
 
 def fed(rate, label, *, cached=False, **more):
     figures = FEED | {"real_tokens_per_s": rate, "slot_tokens_per_s": 10 * rate}
     return finished("feed", {"cached": cached} | more, figures, label)
-
-
-def untimed():
-    done = stepped(4, 900, device="cuda")
-    return replace(done, trial=replace(done.trial, measured=done.trial.measured | {"timed_steps": 1}))
 
 
 @pytest.mark.parametrize(
@@ -80,15 +67,13 @@ def untimed():
         ([], ""),
         ([stepped(8)], ""),
         # Of a probe the largest that fits and the fastest are the best.
-        (
-            [stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)],
-            "16 rows fit, 900 tokens/s (8 rows, speed)",
-        ),
+        ([stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)],
+         "16 rows fit, 900 tokens/s (8 rows, speed)"),
         # What ran under a limit on a CPU has no speed, and what ran without one shows no fit.
         ([stepped(4, 900)], "4 rows fit"),
         ([stepped(4, 900, None)], "900 tokens/s (4 rows, speed)"),
         ([stepped(4, 900, device="cuda")], "4 rows fit, 900 tokens/s (4 rows)"),
-        ([untimed()], "4 rows fit"),
+        ([stepped(4, 900, device="cuda", timed_steps=1)], "4 rows fit"),
         # Batches from memory are no choice of loader workers.
         (
             [fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
@@ -124,24 +109,23 @@ def worth(profile):
         RecipeRow(name=name, real_tokens_per_s=[900.0, 1000.0, 1100.0], speedup=speedup, outcome="ran")
         for name, speedup in (("paper", 2.0), ("hf-trainer", 1.25), ("tuned", None))
     ]  # fmt: skip
-    found = BaselineEvidence(rows=rows, window_s=1.0, windows=9, seconds=9.0, local_ranks=1)
-    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"baseline": found})})
+    baseline = BaselineEvidence(rows=rows, window_s=1.0, windows=9, seconds=9.0, local_ranks=1)
+    return but(profile, evidence={"baseline": baseline})
 
 
 def test_each_model_has_its_row_and_what_is_next_stands_last():
     text = tuning_text(result(), [worth(example_profile())])
-    head, row, _, profile, report, first, then = text.splitlines()
+    head, row, _, *rest = text.splitlines()
     assert head.split()[:3] == ["model", "fits", "(rows)"]
     assert row.split() == ["tiny", "2", "128", "x", "2", "rows", "1", "1,000", "1.25", "x", "2.00", "x"]
-    assert profile == "profile: p/tiny-cpu.toml"
-    assert report == "report: r/tiny-cpu/report.html"
-    assert first == "next: autotune advise p"
-    assert then == "then: autotune launch local --profile p"
+    assert rest == [
+        "profile: p/tiny-cpu.toml", "report: r/tiny-cpu/report.html", "next: autotune advise p",
+        "then: autotune launch local --profile p",
+    ]  # fmt: skip
 
 
 def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
-    profile = example_profile()
-    bare = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": None})})
+    bare = but(example_profile(), evidence={"workers": None})
     failed = Stage(name="workers", model="tiny", status="failed", told="the window crashed")
     text = tuning_text(result(stages=(failed,), report=None), [bare])
     assert text.splitlines()[1].split()[-4:] == ["n/a"] * 4
@@ -152,9 +136,8 @@ def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
 
 
 def test_what_was_explored_is_told_under_the_models_name():
-    profile = worth(example_profile())
     explored = full_example("d").evidence.explore
-    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"explore": explored})})
+    profile = but(worth(example_profile()), evidence={"explore": explored})
     text = tuning_text(result(), [profile, example_profile()])
     assert f"tiny, explored\n{textwrap.indent(exploration_text(explored), '  ')}\n" in text
     assert text.count(", explored") == 1

@@ -1,5 +1,3 @@
-"""``autotune data``: inspect, verify and stage; preparing has a file of its own."""
-
 import json
 from pathlib import Path
 
@@ -12,46 +10,26 @@ from trainer.copying import CopyFigures
 from trainer.stage import Staged
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """A dataset that verifies."""
-    directory = write_dataset(tmp_path / "data", [[5, 6], [7]])
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["source"]["token_bytes"] = 6
-    path.write_text(json.dumps(manifest))
-    return directory
-
-
-def test_counts_the_drawn_histogram_and_rows_fit_a_terminal(says, tmp_path):
-    samples = [[5] * (1 + number % 60) for number in range(500)]
-    out = says("data", "inspect", write_dataset(tmp_path / "data", samples, validation=[[5, 6]]), "--row-tokens", "64")
+def test_counts_the_drawn_histogram_and_rows_fit_a_terminal_and_json_has_the_manifest_as_well(says, make_dataset):
+    directory = make_dataset([[5] * (1 + number % 60) for number in range(500)], validation=[[5, 6]])
+    out = says("data", "inspect", directory, "--row-tokens", "64")
     for said in (
-        "500 samples",
-        "1 samples, 2 tokens",
-        "###",
-        "packing gain",
-        "row tokens",
-        "next: autotune data verify",
-    ):
+        "500 samples", "1 samples, 2 tokens", "###", "packing gain", "row tokens", "next: autotune data verify",
+    ):  # fmt: skip
         assert said in out
     assert max(map(len, out.splitlines()[:-1])) <= 100
+    told = json.loads(says("data", "inspect", directory, "--row-tokens", "60", "--row-tokens", "120", "--json"))
+    assert (told["samples"], told["manifest"]["used_vocab_size"]) == (500, 500)
+    assert [row["row_tokens"] for row in told["rows"]] == [60, 120]
+    assert told["rows"][1]["packing_gain"] > told["rows"][0]["packing_gain"] > 1.5
 
 
-def test_json_holds_the_manifest_and_the_figures_of_every_row_length(says, tmp_path):
-    directory = write_dataset(tmp_path / "data", [[5] * 30] * 10)
-    told = json.loads(says("data", "inspect", directory, "--row-tokens", "32", "--row-tokens", "64", "--json"))
-    assert told["samples"] == 10
-    assert told["manifest"]["used_vocab_size"] == 500
-    assert [row["row_tokens"] for row in told["rows"]] == [32, 64]
-    assert told["rows"][1]["packing_gain"] == 2.0
-
-
-def test_a_whole_dataset_is_said_to_be_whole(says, whole):
+def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(says, capsys, make_dataset):
+    whole = make_dataset([[5, 6], [7]])
+    manifest = json.loads((whole / "manifest.json").read_text())
+    manifest["source"]["token_bytes"] = 6
+    (whole / "manifest.json").write_text(json.dumps(manifest))
     assert "is whole: 2 samples, 4 files" in says("data", "verify", whole)
-
-
-def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(capsys, whole):
     path = whole / "train-tokens-00000.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 2
@@ -69,47 +47,26 @@ def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(capsys, whole
     assert found["path"] == str(whole)
 
 
-@pytest.fixture
-def stage(tmp_path, says):
-    """Stage a dataset of these samples."""
+def test_the_copy_is_told_with_its_rates_and_what_it_is_worth_only_where_they_were_measured(says, tmp_path, capsys):
     (tmp_path / "local").mkdir()
-
-    def call(samples, *options, **more):
-        if not (tmp_path / "source").exists():
-            write_dataset(tmp_path / "source", samples, **more)
-        return says("data", "stage", tmp_path / "source", "--to", tmp_path / "local", *options)
-
-    return call
-
-
-SAMPLES = [[5] * 30] * 100
-
-
-def test_the_copy_is_told_with_its_rates_and_what_it_is_worth(stage, tmp_path, capsys):
-    source, local = write_dataset(tmp_path / "source", SAMPLES), str(tmp_path / "local")
-    assert run(["data", "stage", str(source), "--to", local]) == 0
+    stage = ["data", "stage", "--to", str(tmp_path / "local")]
+    source = str(write_dataset(tmp_path / "source", [[5] * 30] * 100))
+    assert run([*stage, source]) == 0
     told = capsys.readouterr()
     for said in ("copied", "/s; one thread reads", "measured, one reader at random, cold", "breaks even",
                  "AUTOTUNE_DATA="):  # fmt: skip
         assert said in told.out
     assert "lies on the same file system" in told.err
-    again = stage(SAMPLES)
+    again = says(*stage, source)
     assert "is there; this process copied nothing" in again
     assert "/s" not in again
-
-
-def test_json_says_nothing_of_a_bandwidth_that_was_not_measured(stage):
-    first, again = (json.loads(stage(SAMPLES, "--json")) for _ in range(2))
-    assert first["copied"]["size_bytes"] > 0
-    assert again["copied"] is None
-    assert again["directory"] == first["directory"]
-
-
-def test_nothing_is_said_of_worth_where_there_is_no_sample_to_read(stage):
-    out = stage([], shards=0, validation=[[5] * 30])
+    assert json.loads(says(*stage, source, "--json"))["copied"] is None
+    out = says(*stage, write_dataset(tmp_path / "empty", [], shards=0, validation=[[5] * 30]))
     assert "copied" in out
     assert "breaks even" not in out
     assert "one sample" not in out
+    last = write_dataset(tmp_path / "other", [[6] * 30] * 100)
+    assert json.loads(says(*stage, last, "--json"))["copied"]["size_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,15 @@ def test_a_node_that_does_not_fit_is_refused_by_name(preflight, says, option, va
     assert field in err
 
 
-def test_an_unknown_interface_is_refused_and_a_node_has_an_address(says):
-    assert "network.interface" in says("launch", "address", "--interface", "none9", code=5)
-    here, port = says("launch", "meet", "--job", "12").strip().split(":")
-    assert re.fullmatch(re.escape(here) + r" \S+", says("launch", "address").strip())
-    assert 20000 <= int(port) < 30000
-
-
-def test_the_scripts_own_commands_are_not_in_the_way_of_people(says):
+def test_commands_of_scripts_find_addresses_and_are_not_in_the_way_of_people(says):
     out = says("launch", "--help")
     assert "status" in out
     assert "preflight" not in out
     assert "ended" not in out
+    assert "network.interface" in says("launch", "address", "--interface", "none9", code=5)
+    here, port = says("launch", "meet", "--job", "12").strip().split(":")
+    assert re.fullmatch(re.escape(here) + r" \S+", says("launch", "address").strip())
+    assert 20000 <= int(port) < 30000
 
 
 def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(preflight, says, made_here):

@@ -108,12 +108,6 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
     assert "# was approved: nodes, ranks and time" in script
 
 
-def test_a_rejected_profile_is_refused(here, says):
-    says(*APPROVE)
-    says("report", "review", "p.toml", "--reject", "--by", "another")
-    assert "rejected by 'another'" in says(*LAUNCH, "--require-approved", code=6)
-
-
 @pytest.mark.parametrize(
     "setting", ["max_steps=7", "log_interval_steps=9", "data.stage_to='/local'", "model.config.hidden_size=64.0"]
 )
@@ -129,6 +123,8 @@ def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_
     says(*LAUNCH, code=6)
     says(*APPROVE)
     assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_rows=2", "--dry-run")
+    says("report", "review", "p.toml", "--reject", "--by", "another")
+    assert "rejected by 'another'" in says(*LAUNCH, code=6)
 
 
 @pytest.mark.parametrize("asked_by", ["option", "site.toml", "other.toml", "absent.toml"])

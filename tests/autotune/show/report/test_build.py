@@ -14,6 +14,7 @@ from autotune.show.report.facts import report_facts
 from autotune.show.report.runs import MOST_EVENTS, loss_points
 from autotune.show.text import report_markdown
 from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
+from tests.autotune.profiles import but
 from tests.autotune.show.report.example import example_inputs, example_profile
 from tests.autotune.show.report.examples import reported, reported_run
 from tests.autotune.trials import record
@@ -31,29 +32,25 @@ def table_of(document, caption):
     return next(table for table in of_kind(document, Table) if table.caption.startswith(caption))
 
 
-def test_a_report_needs_a_profile_and_with_several_the_keys_of_its_sections_are_unique():
+def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     with pytest.raises(ValueError, match="needs a profile"):
         report_document((), ())
-    keys = [section.key for section in of_kind(report_document(*example_inputs(4)), Section)]
-    assert len(keys) == len(set(keys))
-
-
-def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
-    one, runs = example_inputs(4)[0][:1], example_inputs(4)[1]
-    charts = {chart.title: chart for chart in of_kind(report_document(one, runs), Chart)}
+    (one, *_), runs = example_inputs(4)
+    charts = {chart.title: chart for chart in of_kind(report_document((one,), runs), Chart)}
     assert len(charts) == 8
     curve = charts["Slot tokens per second by rows of a micro-batch"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Where the memory of 307 rows goes"]
-    assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(
-        sum(one[0].profile.evidence.probe.traced_terms_bytes.values())
-    )
-    assert {rule.at for rule in memory.drawing.rules} == {one[0].profile.constraints.memory_budget_bytes}
+    terms = one.profile.evidence.probe.traced_terms_bytes
+    assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(sum(terms.values()))
+    assert {rule.at for rule in memory.drawing.rules} == {one.profile.constraints.memory_budget_bytes}
 
 
-def test_everything_missing_is_listed_by_the_command_that_would_measure_it():
-    document = report_document((reported(),), ())
+def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_an_edit_is_said():
+    document = report_document((reported(intact=False),), ())
+    assert "edited by hand" in report_markdown(document)
+    assert "edited by hand" not in report_markdown(report_document((reported(),), ()))
     listed = table_of(document, "What is missing")
     commands = [command for one in of_kind(document, Missing) for command in one.commands or (None,)]
     assert [row[2] for row in listed.rows] == list(dict.fromkeys(commands))  # whole, each once
@@ -61,16 +58,17 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it():
 
 
 def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
-    profile = example_profile("d")
-    workers = profile.evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
-    one = reported(profile=profile.model_copy(update={"evidence": Evidence(workers=workers)}))
-    text = report_markdown(report_document((one,), ()))
+    workers = example_profile("d").evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
+    profile = example_profile("d").model_copy(update={"evidence": Evidence(workers=workers)})
+    text = report_markdown(report_document((reported(profile=profile),), ()))
     assert "loader workers 3** (undecided between 2 and 4)" in text
     assert "autotune workers --profile profiles/m.toml --minutes 40" in text
 
 
 def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_but_no_note():
-    cards = [one for one in of_kind(report_document(*example_inputs(4)), Section) if one.badge]
+    sections = of_kind(report_document(*example_inputs(4)), Section)
+    assert len({section.key for section in sections}) == len(sections)
+    cards = [one for one in sections if one.badge]
     assert [card.badge for card in cards] == ["must", "should", "note"]
     assert cards[0].title.startswith("1. ")
     (one, _), _ = example_inputs(4)
@@ -87,31 +85,22 @@ def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
     recipe = next(one for one in document.sections if one.key == "recipe")
     said = [[getattr(part, "text", part) for part in item] for item in recipe.blocks[0].items]
     text = " ".join(part for item in said for part in item)
-    assert "Attention dropout is 0 instead of the model's own" in text
-    assert "Gradients travel as bf16 instead of fp32" in text
-    assert "Attention dropout 0 instead of 0.1" in text
+    for words in (
+        "Attention dropout is 0 instead of the model's own", "Gradients travel as bf16 instead of fp32",
+        "Attention dropout 0 instead of 0.1",
+    ):  # fmt: skip
+        assert words in text
     assert ["r0, r1, r2 and 6 more of them", ": Dropout 0 instead of 0.1."] in said
 
 
-def test_an_edited_profile_is_said_to_be():
-    document = report_document((reported(intact=False),), ())
-    parts = [part for block in blocks_of(document) for part in getattr(block, "words", ())]
-    assert any("edited by hand" in getattr(part, "text", "") for part in parts)
-
-
-def test_a_run_without_a_loss_has_no_curve_and_one_without_steps_is_shown():
+def test_loss_is_drawn_by_the_means_of_stretches_where_there_is_one():
     document = report_document((reported(),), (reported_run(steps=(row_of(1, loss=None),)), reported_run(steps=())))
     assert "Loss by step" not in [chart.title for chart in of_kind(document, Chart)]
     table = table_of(document, "Training runs")
     assert [dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows] == ["1", "0"]
-
-
-def test_long_runs_are_drawn_by_the_means_of_stretches():
-    run = reported_run(steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))).run
-    points = loss_points(run)
+    points = loss_points(reported_run(steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))).run)
     assert len(points) <= 48
-    assert points[0].first_step == 1
-    assert points[-1].last_step == 1000
+    assert (points[0].first_step, points[-1].last_step) == (1, 1000)
     assert points[0].loss == pytest.approx((points[0].first_step + points[0].last_step) / 2)
 
 
@@ -121,25 +110,24 @@ EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
 @settings(max_examples=40)
 @given(st.lists(EXTREMES, max_size=4), EXTREMES, st.lists(st.floats(-1, 1), max_size=3))
 def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(windows, ratio, slots):
-    profile = example_profile("d")
-    found = profile.evidence
-    rows = [row.model_copy(update={"real_tokens_per_s": windows, "speedup": ratio}) for row in found.baseline.rows]
-    sweep = [row.model_copy(update={"slot_tokens_per_s": slots}) for row in found.workers.rows]
-    evidence = found.model_copy(
-        update={
-            "baseline": found.baseline.model_copy(update={"rows": rows}),
-            "workers": found.workers.model_copy(update={"rows": sweep}),
-        }
+    found = example_profile("d").evidence
+    baseline, workers = (
+        part.model_copy(update={"rows": [row.model_copy(update=values) for row in part.rows]})
+        for part, values in (
+            (found.baseline, {"real_tokens_per_s": windows, "speedup": ratio}),
+            (found.workers, {"slot_tokens_per_s": slots}),
+        )
     )
-    one = reported(profile=profile.model_copy(update={"evidence": evidence}), trials=example_inputs(3)[0][0].trials)
+    profile = but(example_profile("d"), evidence={"baseline": baseline, "workers": workers})
+    one = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
     document = report_document((one,), (reported_run(profile_path=one.path),))
     assert report_markdown(document)
     json.dumps(report_facts((one,), (), report_document((one,), ())), allow_nan=False)
 
 
-def of_gpu(profile, driver):
-    here = profile.fingerprint.model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": driver})
-    return profile.model_copy(update={"fingerprint": here})
+def of_gpu(driver, path="profiles/null.toml", **changes):
+    made_on = {"gpu_name": "NVIDIA H100 NVL", "driver": driver}
+    return reported(path, profile=but(example_profile("d"), fingerprint=made_on), **changes)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +137,17 @@ def of_gpu(profile, driver):
 def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_steps, peak, rate):
     done = record("step").finished()
     trial = dataclasses.replace(done.trial, measured=done.trial.measured | {"timed_steps": timed_steps})
-    one = reported(profile=of_gpu(example_profile("d"), driver), trials=(dataclasses.replace(done, trial=trial),))
+    one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
     table = table_of(report_document((one,), ()), "Every trial")
     assert peak in table.headers
     assert table.rows[0][table.headers.index("slot tokens/s")] == rate
 
 
 def test_what_is_of_a_pretended_gpu_is_not_called_measured():
-    pretended = reported("profiles/null.toml", profile=of_gpu(example_profile("d"), NULL))
-    alone, beside = report_document((pretended,), ()), report_document((reported(), pretended), ())
-    for document in (alone, beside):
-        assert (
-            "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator" in document.subtitle
-        )
-    assert "All figures are measured" not in alone.subtitle
-    assert "All figures are measured" in beside.subtitle
+    for others, measured in (((), False), ((reported(),), True)):
+        said = report_document((*others, of_gpu(NULL)), ()).subtitle
+        assert "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator" in said
+        assert ("All figures are measured" in said) == measured
 
 
 def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_path):
@@ -194,9 +178,4 @@ def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
     said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
     assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(map(str, said))
     assert "6 of 7 curves of the loss are shown here, the first; the JSON file has all." in said
-
-
-def test_a_run_with_a_profile_elsewhere_is_told_with_its_steps():
-    runs = tuple(reported_run(steps=tuple(row_of(n) for n in range(1, 40)), name=f"r{n}") for n in range(3))
-    table = table_of(report_document((reported(),), runs), "Training runs")
-    assert [row[1] for row in table.rows] == [None] * 3
+    assert [row[1] for row in table_of(document, "Training runs").rows] == [None] * 7  # their profile lies elsewhere

