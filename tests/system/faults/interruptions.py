@@ -38,12 +38,11 @@ def kill_all(job: Job, rng: random.Random) -> bool:
     """SIGKILL everything, half of the times during training, else at any moment from the start on."""
     startup = job.place.undisturbed(job.ranks).record().startup
     assert startup is not None
-    before = job.steps_written()
-    process = job.start()
-    after_s = rng.uniform(0, startup.total_s + 3)
-    if rng.random() < 0.5:
-        job.wait_for_steps(process, 1, before=before)
-        after_s = rng.uniform(0, STEPS * PACE_S)
+    process, after_s = (
+        (job.start_and_take(1), rng.uniform(0, STEPS * PACE_S))
+        if rng.random() < 0.5
+        else (job.start(), rng.uniform(0, startup.total_s + 3))
+    )
     deadline_s = time.monotonic() + after_s
     while time.monotonic() < deadline_s and process.poll() is None:
         time.sleep(0.002)
@@ -84,9 +83,7 @@ signal_torchrun, kill_torchrun = (partial(end_torchrun, number=number) for numbe
 def signal_twice(job: Job, rng: random.Random) -> bool:
     """A signal while a rank hangs, and another one, as nothing comes of it; to that rank, or to all."""
     hung, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
-    before = job.steps_written()
-    process = job.start([{"kind": "hang", "step": steps + 1, "rank": hung}])
-    job.wait_for_steps(process, steps, before=before)
+    process = job.start_and_take(steps, [{"kind": "hang", "step": steps + 1, "rank": hung}])
     time.sleep(0.5)
     there = set(list_checkpoints(job.checkpoints))
     ranks = job.rank_processes(process)
@@ -108,10 +105,8 @@ def signal_twice(job: Job, rng: random.Random) -> bool:
 
 def hang(job: Job, rng: random.Random) -> bool:
     rank, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
-    before = job.steps_written()
     settings = {"train.parallel.timeout_s": TIMEOUT_S}
-    process = job.start([{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings)
-    job.wait_for_steps(process, steps, before=before)
+    process = job.start_and_take(steps, [{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings)
     left = job.leave(process, TIMEOUT_S + LEAVES_WITHIN_S)
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
     assert "hang_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
@@ -142,9 +137,7 @@ fail_before_it_begins = partial(
 
 def damage(job: Job, rng: random.Random) -> bool:
     """SIGKILL everything, and cut one file of the newest checkpoint short: a start goes on from the one before."""
-    before = job.steps_written()
-    process = job.start()
-    job.wait_for_steps(process, rng.randint(FEWEST_STEPS, MOST_STEPS), before=before)
+    process = job.start_and_take(rng.randint(FEWEST_STEPS, MOST_STEPS))
     job.wait_until(process, lambda: len(list_checkpoints(job.checkpoints)) > 1)
     kill_tree(process)
     job.end(process)
@@ -175,9 +168,7 @@ def run_out_of_time(job: Job, rng: random.Random) -> bool:
 
 def _started(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
     """A start that has taken a few steps, and is somewhere in the next."""
-    before = job.steps_written()
-    process = job.start()
-    job.wait_for_steps(process, rng.randint(FEWEST_STEPS, MOST_STEPS), before=before)
+    process = job.start_and_take(rng.randint(FEWEST_STEPS, MOST_STEPS))
     time.sleep(rng.uniform(0, 2 * PACE_S))
     return process
 

@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import psutil
 
 from autotune.process import start as start_child
 from tests.conftest import write_dataset
-from tests.system.faults.kills import kill_tree
+from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
 from trainer.events import EventRow
 from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_exit, read_run
@@ -59,10 +59,7 @@ attention_probs_dropout_prob = 0.1
 """
 LOCAL_DISK = "LOCAL_DISK"
 """Names the environment variable of a place to stage data to."""
-NO_DROPOUT = {
-    "train.model.config.hidden_dropout_prob": 0.0,
-    "train.model.config.attention_probs_dropout_prob": 0.0,
-}
+NO_DROPOUT = {f"train.model.config.{name}_dropout_prob": 0.0 for name in ("hidden", "attention_probs")}
 
 Settings = Mapping[str, object]
 StepSamples = dict[int, list[tuple[int, int]]]
@@ -124,13 +121,9 @@ class Job:
     damaged: list[tuple[str, str]] = field(default_factory=list)
     """Checkpoints that were damaged on purpose, and those before them."""
 
-    @cached_property
-    def log(self) -> Path:
-        return self.directory.with_suffix(".log")
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.directory / CHECKPOINTS_DIRECTORY
+    def __post_init__(self) -> None:
+        self.log = self.directory.with_suffix(".log")
+        self.checkpoints = self.directory / CHECKPOINTS_DIRECTORY
 
     @property
     def model(self) -> bytes:
@@ -144,12 +137,18 @@ class Job:
         notes.mkdir()
         self.notes.append(notes)
         request = json.dumps({"faults": list(faults), "pace_s": pace_s, "notes": str(notes)})
+        sets = [f"--set={key}={json.dumps(value)}" for key, value in (self.settings | dict(settings or {})).items()]
+        command = [
+            str(self.place.python), "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={self.ranks}", str(JOB),
+            "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
+        ]  # fmt: skip
         # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment |= self.place.variables
         with self.log.open("ab") as log:
             return start_child(
-                self._command(self.settings | dict(settings or {})),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,29 +156,16 @@ class Job:
                 env=environment | {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)},
             )
 
-    def _command(self, settings: Settings) -> list[str]:
-        sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
-        return [
-            str(self.place.python), "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={self.ranks}", str(JOB),
-            "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
-        ]  # fmt: skip
-
-    def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> float:
-        """Wait until it and all that it has started are gone; returns how long that took."""
-        began_s = time.monotonic()
+    def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> None:
+        """Wait until it and all that names its run, such as loaders of a killed rank, are gone."""
         try:
             process.wait(within_s)
         except subprocess.TimeoutExpired:
             kill_tree(process)
             raise AssertionError(f"not over after {within_s:g} s; {self.told()}") from None
-        while left := self._processes():
-            assert time.monotonic() - began_s < within_s + 30, f"left behind: {left}"
-            time.sleep(0.05)
-        return time.monotonic() - began_s
+        until(lambda: not self._processes(), "gone", 30, lambda: f"left behind: {self._processes()}")
 
     def _processes(self) -> list[psutil.Process]:
-        """That name this run, such as loaders of a killed rank."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -216,11 +202,16 @@ class Job:
             return (self.directory / STEPS_FILE).read_bytes().count(b"\n")
         return 0
 
-    def wait_for_steps(self, process: "subprocess.Popen[bytes]", count: int, *, before: int) -> None:
-        """Until this start has taken so many; ``before`` it, ``steps_written`` was that."""
-        self.wait_until(process, lambda: self.steps_written() >= before + count)
+    def start_and_take(
+        self, steps: int, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start, and wait until this start has taken so many steps."""
+        before = self.steps_written()
+        process = self.start(faults, settings=settings)
+        self.wait_until(process, lambda: self.steps_written() >= before + steps)
+        return process
 
-    def wait_until(self, process: "subprocess.Popen[bytes]", come: Any) -> None:
+    def wait_until(self, process: "subprocess.Popen[bytes]", come: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + END_S
         while not come():
             assert process.poll() is None, f"ended with {process.returncode}; {self.told()}"
@@ -230,9 +221,8 @@ class Job:
             time.sleep(0.01)
 
     def events(self) -> list[EventRow]:
-        lines = []
-        with contextlib.suppress(FileNotFoundError):
-            lines = (self.directory / EVENTS_FILE).read_bytes().split(b"\n")[:-1]
+        file = self.directory / EVENTS_FILE
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         return [EventRow.model_validate_json(line) for line in lines]
 
     def rank_processes(self, process: "subprocess.Popen[bytes]") -> dict[int, psutil.Process]:
@@ -274,12 +264,11 @@ def check_the_same(job: Job, expected: Job) -> None:
     """That a run came to the end that another came to, bit for bit, and each step is in its record once."""
     found, whole = job.record(), expected.record()
     assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
+    of_a_step = attrgetter("loss", "grad_norm", "learning_rate", "real_tokens", "skipped_steps")
     for row, other in zip(found.steps, whole.steps, strict=True):
-        numbers = (row.loss, row.grad_norm, row.learning_rate, row.real_tokens, row.skipped_steps)
-        others = (other.loss, other.grad_norm, other.learning_rate, other.real_tokens, other.skipped_steps)
-        assert numbers == others, f"step {row.step}; {job.told()}"
-    last, other_last = found.evaluations[-1], whole.evaluations[-1]
-    assert (last.step, last.loss, last.masked_accuracy) == (STEPS, other_last.loss, other_last.masked_accuracy)
+        assert of_a_step(row) == of_a_step(other), f"step {row.step}; {job.told()}"
+    of_the_end = attrgetter("step", "loss", "masked_accuracy")
+    assert of_the_end(found.evaluations[-1]) == of_the_end(whole.evaluations[-1])
     assert job.model == expected.model
     assert job.samples() == expected.samples()
     assert list(job.checkpoints.glob(".step-*")) == []

@@ -37,7 +37,7 @@ VALUES = [
 ]  # fmt: skip
 FILES = {
     "profile": "profile.toml", "data": "data", "site": "site.toml", "run": "run", "reports": "reports", "out": "out",
-    "config": "config.json", "tokenizer": "tokenizer.json", "text": "text.txt",
+    "config": "config.json", "tokenizer": "tokenizer.json", "text": "text.txt", "whole_run": "../originals/run",
 }  # fmt: skip
 """What the commands' arguments below stand for."""
 READ = {
@@ -101,10 +101,8 @@ class Originals:
         tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
         (place / "profile.toml").write_text(tuned, encoding="utf-8")
         shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-        settings = "".join(
-            f" --set train.{one}" for one in ("max_steps=4", "evaluation.interval_steps=2", "seq_length_tokens=32")
-        )
-        self._call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run{settings}")
+        few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
+        self._call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}")
         shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
         (place / "site.toml").write_text(
             'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
@@ -119,12 +117,10 @@ class Originals:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
 
     def targets(self, kind: str) -> list[Path]:
-        under = (
-            self.place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
-        )
-        found = [under] if under.is_file() else sorted(under.rglob("*"))
-        files = [path for path in found if path.is_file() and path.suffix not in {".html", ".md"}]
-        return [path.relative_to(self.place) for path in files]
+        name = {"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)
+        under = self.place / FILES[name]
+        files = [path for path in (under, *sorted(under.rglob("*"))) if path.is_file()]
+        return [path.relative_to(self.place) for path in files if path.suffix not in {".html", ".md"}]
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
@@ -225,14 +221,14 @@ def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
 
 
-def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Read mutated files with the commands, and count how they ended; ``told`` is given each traceback."""
+def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
+    """Read so many mutated files with the commands, and count how they ended."""
     originals = Originals(place / "originals")
     draw = random.Random(seed)
     ends, kinds = collections.Counter[int](), collections.Counter[str]()
     tracebacks: list[str] = []
     work = place / "work"
-    for number in range(cases):
+    for number in range(points):
         kind = draw.choices(list(SHARES), weights=list(SHARES.values()))[0]
         target = draw.choice(originals.targets(kind))
         shutil.rmtree(work, ignore_errors=True)
@@ -242,22 +238,19 @@ def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None]
         if kind == "dataset" and draw.random() < 0.7:
             _correct_checksum(work / "data" / "manifest.json", work / target, (originals.place / target).read_bytes())
         command = draw.choice(READ[kind])
-        places = {name: work / path for name, path in FILES.items()}
-        arguments = command.format(**places, other=PROFILE, whole_run=originals.place / "run").split()
+        arguments = command.format(other=PROFILE, **{name: work / path for name, path in FILES.items()}).split()
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
                 code = run(arguments)
-            failed = "Traceback" in said.getvalue() or code == EXIT_BUG
             why = said.getvalue()
         except Exception:  # noqa: BLE001 - the very thing that must not happen
-            failed, code, why = True, EXIT_BUG, traceback.format_exc()
+            code, why = EXIT_BUG, traceback.format_exc()
         ends[code] += 1
         kinds[kind] += 1
-        if failed:
+        if "Traceback" in why or code == EXIT_BUG:
             tracebacks.append(f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}")
-            told(tracebacks[-1])
     return {
-        "cases": cases,
+        "cases": points,
         "seed": seed,
         "by_kind": dict(sorted(kinds.items())),
         "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
