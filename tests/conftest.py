@@ -10,6 +10,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+from autotune.errors import MachineLacks
+from tests.browser import chromium
+
 # What no set-up can give: a GPU where there is none (or its absence where there is one), and refusals to root.
 ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library", "root may")
 
@@ -39,6 +42,15 @@ def pytest_runtest_makereport(item, call):
         if not any(accepted in reason for accepted in ACCEPTED_SKIPS):
             report.outcome = "failed"
             report.longrepr = f"skipped, which CI does not accept: {reason}"
+
+
+@pytest.fixture(scope="session")
+def browser() -> None:
+    """Skip where there is no Chromium."""
+    try:
+        chromium()
+    except MachineLacks as error:
+        pytest.skip(error.message)
 
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

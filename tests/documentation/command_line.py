@@ -21,16 +21,10 @@ OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", 
 """Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 """Of a variable, before a program."""
-_INTERPRETERS = frozenset({"python", "python3"})
 
 
 class Wrong(Exception):
     """A line that would not work as it stands."""
-
-
-def names() -> frozenset[str]:
-    """The commands of autotune."""
-    return frozenset(_root().commands)
 
 
 def check(command: Command) -> None:
@@ -39,10 +33,11 @@ def check(command: Command) -> None:
     Raises:
         Wrong: If no program of this name is known, or it does not take these words.
     """
+    elided = ELLIPSIS in command.words
     try:
-        _check(command.words, elided=command.elided)
+        _check(command.words, elided=elided)
     except Wrong:
-        if not command.elided:
+        if not elided:
             raise
         _check([word for word in command.words if word != ELLIPSIS], elided=True)  # it stood for several, or for none
 
@@ -69,11 +64,19 @@ def _check(words: list[str], *, elided: bool) -> None:
     if program == "autotune":
         _check_autotune(rest, elided=elided)
     elif program == "torchrun":
-        _check_torchrun(rest)
-    elif program in _INTERPRETERS:
+        from torch.distributed.run import get_args_parser
+
+        asked = _parsed(get_args_parser(), rest)
+        if (asked.module, asked.training_script) != (True, "trainer"):
+            raise Wrong("torchrun is to start -m trainer")
+        _parsed(trainer_command_line(), asked.training_script_args)
+    elif program in ("python", "python3"):
         _check_module(rest)
     elif program == "make":
-        _check_target(rest)
+        makefile = (ROOT / "Makefile").read_text()
+        for target in rest:
+            if "=" not in target and re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) is None:
+                raise Wrong(f"the Makefile has no target {target}")
     elif program == "ssh":
         _check(rest[1:], elided=elided)
     elif program == "srun":  # each of its options in one word
@@ -101,7 +104,7 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
 
 def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
     """The command that the words lead to, its whole name, and the words behind it."""
-    command, path = _root(), "autotune"
+    command, path = root(), "autotune"
     while words and not words[0].startswith("-") and getattr(command, "commands", None) is not None:
         name, *words = words
         if name not in command.commands:
@@ -111,7 +114,7 @@ def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
 
 
 @functools.cache
-def _root() -> Any:
+def root() -> Any:
     return typer.main.get_command(app)
 
 
@@ -120,24 +123,11 @@ def _check_module(words: list[str]) -> None:
         raise Wrong(f"python {words[0]}: only modules are named")
     module, rest = words[1], words[2:]
     if module == "trainer":
-        _check_trainer(rest)
+        _parsed(trainer_command_line(), rest)
     elif module == "autotune":
         _check_autotune(rest, elided=False)
     elif module not in ("pip", "venv") and importlib.util.find_spec(module) is None:
         raise Wrong(f"there is no module {module}")
-
-
-def _check_trainer(words: list[str]) -> None:
-    _parsed(trainer_command_line(), words)
-
-
-def _check_torchrun(words: list[str]) -> None:
-    from torch.distributed.run import get_args_parser
-
-    asked = _parsed(get_args_parser(), words)
-    if (asked.module, asked.training_script) != (True, "trainer"):
-        raise Wrong("torchrun is to start -m trainer")
-    _check_trainer(asked.training_script_args)
 
 
 def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
@@ -147,10 +137,3 @@ def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Names
             return parser.parse_args(words)
     except SystemExit as stop:
         raise Wrong(said.getvalue()) from stop
-
-
-def _check_target(words: list[str]) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in words:
-        if "=" not in target and re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) is None:
-            raise Wrong(f"the Makefile has no target {target}")

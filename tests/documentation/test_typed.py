@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.documentation.blocks import ROOT, Command, commands_of, named_in_prose
-from tests.documentation.typed import SUBSTITUTIONS, Done, substituted, typed, words_of
+from tests.documentation.blocks import ROOT, commands_of, named_in_prose
+from tests.documentation.typed import SUBSTITUTIONS, substituted, typed
 
 TINY = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 128, "max_position_embeddings": 128}  # fmt: skip
@@ -28,7 +28,7 @@ def directory(tmp_path):
 @pytest.mark.parametrize("page", SUBSTITUTIONS)
 def test_every_substitution_has_something_to_replace(page):
     commands = [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
-    used = [substituted(page, words_of(command))[1] for command in commands]
+    used = [substituted(page, command)[1] for command in commands]
     idle = set(range(len(SUBSTITUTIONS[page]))) - set().union(*used)
     assert [SUBSTITUTIONS[page][number] for number in sorted(idle)] == []
 
@@ -42,9 +42,14 @@ def test_the_readme_does_what_it_says(directory):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_tutorial_does_what_it_says(tmp_path):
+def test_the_tutorial_does_what_it_says_and_prints_what_it_shows(tmp_path):
+    """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
     for command, done in typed("docs/tutorial.md", tmp_path):
-        _prints(command, done)
+        plain = done.out.replace("\033[1m", "").replace("\033[0m", "")
+        real = {" ".join(line.split()) for line in plain.splitlines()}
+        shown = (" ".join(line.split()) for line in command.prints)
+        missing = [line for line in shown if line and not OF_THE_MACHINE.search(line) and line not in real]
+        assert missing == [], f"{command.where} prints other lines than the page shows:\n{done.out}"
 
 
 @pytest.mark.slow
@@ -60,12 +65,3 @@ def test_own_data_becomes_a_training(directory):
     of_each_kind = [one for one in named_in_prose(page) if "--out" in one.words]
     assert len(of_each_kind) == 4
     typed("docs/own-data.md", directory, [*of_each_kind, *commands_of(page)])
-
-
-def _prints(command: Command, one: Done) -> None:
-    """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
-    plain = one.out.replace("\033[1m", "").replace("\033[0m", "")
-    real = {" ".join(line.split()) for line in plain.splitlines()}
-    shown = (" ".join(line.split()) for line in command.prints)
-    missing = [line for line in shown if line and not OF_THE_MACHINE.search(line) and line not in real]
-    assert missing == [], f"{command.where} prints other lines than the page shows:\n{one.out}"

@@ -1,6 +1,9 @@
 """Commands of pages, typed one after the other in a shell: places and variables stay.
 
 What cannot run here or would take long is replaced first, by a page's substitutions in order, each with its reason.
+
+``python -m tests.documentation.typed PAGE DIR`` types the ``$ `` lines of a page in the empty directory DIR as they
+stand, on a quiet machine, and what the page shows behind each is replaced by what it prints.
 """
 
 import os
@@ -70,9 +73,9 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 
 
-def substituted(page: str, text: str) -> tuple[str, frozenset[int]]:
+def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
     """Return what is typed instead of a page's command, and which substitutions had something to replace."""
-    used = set()
+    text, used = command.text.partition("  #")[0].strip(), set()
     for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
         replaced = re.sub(pattern, by, text, flags=re.DOTALL)
         if replaced != text:
@@ -109,17 +112,12 @@ class Shell:
         } | {"PATH": str(tools), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
         (self._state / "place").write_text(f"cd '{directory}'\n")
 
-    def run(self, text: str, timeout_s: float = 1800) -> Done:
+    def run(self, text: str) -> Done:
         """Type one command."""
         state = self._state / "place"
         script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
         done = subprocess.run(
-            ["bash", "-c", script],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+            ["bash", "-c", script], env=self._environment, capture_output=True, text=True, timeout=1800, check=False
         )
         return Done(code=done.returncode, out=done.stdout, said=done.stderr)
 
@@ -129,7 +127,7 @@ def typed(page: str, directory: Path, commands: Sequence[Command] | None = None)
     shell = Shell(directory)
     done = []
     for command in commands_of(ROOT / page) if commands is None else commands:
-        text, _ = substituted(page, words_of(command))
+        text, _ = substituted(page, command)
         if not text:
             continue
         one = shell.run(text)
@@ -139,6 +137,24 @@ def typed(page: str, directory: Path, commands: Sequence[Command] | None = None)
     return done
 
 
-def words_of(command: Command) -> str:
-    """Without its comment, and with everything else as it was typed."""
-    return command.text.partition("  #")[0].strip()
+def fill(page: Path, work: Path) -> None:
+    """Write a page with what its commands print."""
+    shell = Shell(work)
+    lines = page.read_text().splitlines()
+    told = []
+    for command in commands_of(page):
+        if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
+            done = shell.run(command.text)
+            if done.code:
+                sys.exit(f"{command.where}\n{done.said}")
+            told.append((command, done.out.replace(f"{work}/", "").rstrip("\n").splitlines()))
+    for command, printed in reversed(told):
+        first = command.line
+        while lines[first - 1].endswith("\\"):
+            first += 1
+        lines[first : first + len(command.prints)] = [line.rstrip() for line in printed]
+    page.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    fill(*(Path(word).resolve() for word in sys.argv[1:3]))

@@ -2,21 +2,12 @@
 
 import pytest
 
-from autotune.errors import MachineLacks
 from autotune.show.report.build import report_document
 from autotune.show.text import report_html
 from tests.autotune.show.report.example import example_inputs
-from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, chromium, taken_in, visit
+from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 
-pytestmark = pytest.mark.system
-
-
-@pytest.fixture(scope="module", autouse=True)
-def browser():
-    try:
-        chromium()
-    except MachineLacks as error:
-        pytest.skip(error.message)
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]
 
 
 @pytest.fixture(scope="module")
