@@ -69,16 +69,13 @@ def run(work, data, profile) -> Path:
     return work / "runs" / "two"
 
 
-def test_the_largest_micro_batch_ran_steps_and_one_more_was_refused(probed):
+def test_the_largest_micro_batch_ran_steps_and_one_more_was_refused(work, probed):
     assert probed["infeasible_min"] == probed["feasible_max"] + 1
     trials = {(trial["rows"], trial["outcome"]["kind"]): trial["outcome"] for trial in probed["trials"]}
     assert trials[probed["feasible_max"], "measured"]["figures"]["optimizer_steps"] >= 2
     refusal = trials[probed["infeasible_min"], "out_of_memory"]["detail"]
     assert "can't allocate memory" in refusal or "bad_alloc" in refusal
     assert probed["feasible_peak_bytes"] <= 256 * 2**20
-
-
-def test_a_repeated_probe_takes_everything_from_its_ledger(work, probed):
     again = _probe(work)
     assert all(trial["from_ledger"] for trial in again["trials"])
     assert again["feasible_max"] == probed["feasible_max"]

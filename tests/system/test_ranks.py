@@ -93,15 +93,12 @@ def found(tmp_path_factory) -> Found:
     return Found(tmp_path_factory.mktemp("ranks"))
 
 
-FOUR = pytest.param(4, marks=pytest.mark.soak)
-
-
 def _furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@pytest.mark.parametrize("world", [2, FOUR])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_ranks_and_accumulation_give_one_gradient(found, world):
     one, many = found[1, "fp32"], found[world, "fp32"]
     assert many["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
@@ -129,22 +126,16 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-COMPILED = [pytest.param(name, marks=pytest.mark.soak) for name in ("compiled", "compiled-ddp")]
+IN_SOAK = [pytest.param(*one, marks=pytest.mark.soak) for one in ((2, "compiled"), (2, "compiled-ddp"), (4, "hsdp"))]
+STRATEGIES = [(2, name) for name in ("zero1", "fsdp2", "checkpointed", "static", "no-view")]
 
 
-@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "static", "no-view", *COMPILED])
-def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
-    plain, other = found[2, "fp32"], found[2, name]
+@pytest.mark.parametrize(("world", "name"), [*STRATEGIES, *IN_SOAK])
+def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
+    plain, other = found[world, "fp32"], found[world, name]
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert other["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
-
-
-@pytest.mark.soak
-def test_hybrid_sharding_leads_to_the_weights_of_ddp(found):
-    plain, hybrid = found[4, "fp32"], found[4, "hsdp"]
-    assert hybrid["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    assert _furthest(plain["parameters"], hybrid["parameters"]) <= 1e-5
 
 
 @pytest.mark.parametrize(("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)])
