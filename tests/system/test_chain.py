@@ -121,17 +121,6 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
     assert all(0 < guess["score"] <= 1 and guess["token_str"] for guess in filled)
 
 
-@pytest.mark.soak
-def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
-    out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--minutes", "0.3",
-                   "--max-workers", "1", "--here", cwd=work)  # fmt: skip
-    assert "next: torchrun" in out
-    evidence = tomllib.loads(profile.read_text())["evidence"]["workers"]
-    assert evidence["rows"][0]["loader_workers"] == 0
-    assert evidence["chosen"] == tomllib.loads(profile.read_text())["train"]["data"]["loader_workers"]
-    assert len(evidence["ceiling_slot_tokens_per_s"]) >= 3
-
-
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probed):
     out = autotune("report", "build", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
     places = json.loads(out)

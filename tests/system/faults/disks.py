@@ -42,7 +42,6 @@ def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
     found, damaged = newest_checkpoint(checkpoints)
     assert [path for path, _ in damaged] == [newest]
-    assert found is not None
     assert found[0] == before
 
 

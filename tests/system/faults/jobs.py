@@ -147,14 +147,9 @@ class Job:
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment |= self.place.variables
         with self.log.open("ab") as log:
-            return start_child(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment | {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)},
-            )
+            environment |= {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return start_child(command, start_new_session=True, env=environment, **streams)
 
     def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> None:
         """Wait until it and all that names its run, such as loaders of a killed rank, are gone."""
@@ -173,12 +168,11 @@ class Job:
                     found.append(process)
         return found
 
-    def finish(self, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None) -> Run:
-        process = self.start(faults, settings=settings)
+    def finish(self, faults: Sequence[dict[str, Any]] = ()) -> Run:
+        process = self.start(faults)
         self.end(process)
         assert process.returncode == 0, self.told()
         record = self.record()
-        assert record.end is not None
         assert (record.end.exit_code, record.end.reason, record.end.steps) == (0, "finished", STEPS)
         return record
 
@@ -198,9 +192,8 @@ class Job:
 
     def steps_written(self) -> int:
         """Lines of the record so far, those of steps that are taken again included."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.directory / STEPS_FILE).read_bytes().count(b"\n")
-        return 0
+        file = self.directory / STEPS_FILE
+        return file.read_bytes().count(b"\n") if file.exists() else 0
 
     def start_and_take(
         self, steps: int, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None
@@ -239,25 +232,23 @@ class Job:
         """
         found: StepSamples = {}
         for notes in self.notes:
-            joined: StepSamples = {}
-            for file in sorted(notes.glob("samples-*.jsonl")):
-                for step, pairs in _last_of_each_step(file).items():
-                    joined.setdefault(step, []).extend(pairs)
-            first = min(joined, default=STEPS + 1)
-            found = {step: pairs for step, pairs in found.items() if step < first} | joined
+            joined: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+            for file in notes.glob("samples-*.jsonl"):
+                of_rank: StepSamples = {}
+                for line in file.read_bytes().split(b"\n")[:-1]:
+                    step, pairs = json.loads(line)
+                    of_rank = _before(step, of_rank) | {step: [(epoch, sample) for epoch, sample in pairs]}
+                for step, pairs in of_rank.items():
+                    joined[step] += pairs
+            found = _before(min(joined, default=STEPS + 1), found) | joined
         return {step: sorted(pairs) for step, pairs in sorted(found.items())}
 
     def weights_sha256(self) -> list[str]:
         return [path.read_text() for path in sorted(self.notes[-1].glob("weights-*.txt"))]
 
 
-def _last_of_each_step(file: Path) -> StepSamples:
-    found: StepSamples = {}
-    for line in file.read_bytes().split(b"\n")[:-1]:
-        step, pairs = json.loads(line)
-        found = {known: those for known, those in found.items() if known < step}
-        found[step] = [(epoch, sample) for epoch, sample in pairs]
-    return found
+def _before(step: int, samples: StepSamples) -> StepSamples:
+    return {known: pairs for known, pairs in samples.items() if known < step}
 
 
 def check_the_same(job: Job, expected: Job) -> None:

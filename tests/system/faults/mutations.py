@@ -177,7 +177,7 @@ def _without_none(value: Any) -> Any:
 
 def _changed_line(content: bytes, draw: random.Random) -> bytes:
     lines = content.splitlines(keepends=True)
-    number = draw.randrange(len(lines)) if lines else 0
+    number = draw.randrange(len(lines))
     row = _changed(json.loads(lines[number]), draw)
     if isinstance(row, dict) and "sha256" in row:  # a record of a trial log carries its checksum
         row["sha256"] = canonical_sha256(row.get("record"))
