@@ -114,7 +114,7 @@ def kill_prepare(
         assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
         assert list(place.glob(f".{out.name}.*")) == []
         assert attempts < 10 * points, "the moments all lie behind its end"
-    return _figures(kills, undisturbed_s, expected, datasets=attempts)
+    return {"kills": kills, "datasets": attempts, "byte_identical": attempts}
 
 
 def make_dataset(place: Path, mib: int) -> Path:
@@ -175,7 +175,7 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
         assert content(copied) == expected
         assert partials(local) == []
         assert attempts < 20 * points, "the moments all lie behind its end"
-    return _figures(kills, undisturbed_s, expected, copies=attempts) | {"kills_that_left_half_a_copy": len(halves)}
+    return {"kills": kills, "copies": attempts, "byte_identical": attempts, "kills_that_left_half_a_copy": len(halves)}
 
 
 def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
@@ -188,8 +188,3 @@ def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
 
 def _published(local: Path) -> list[Path]:
     return [path for path in local.glob("autotune-*/*") if path.is_dir() and not path.name.startswith(".")]
-
-
-def _figures(kills: int, undisturbed_s: float, expected: dict[str, bytes], **results: int) -> dict[str, Any]:
-    identical = {"byte_identical": sum(results.values()), "undisturbed_s": round(undisturbed_s, 2)}
-    return {"kills": kills, **results, **identical, "files": len(expected)}

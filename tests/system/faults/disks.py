@@ -36,7 +36,7 @@ def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
         hidden.rename(file)
     read_checkpoint(newest)
     shutil.rmtree(checkpoints)
-    return {"faults": len(cuts), "runs": 0, "used_the_one_before": len(cuts)}
+    return {"faults": len(cuts), "runs": 0}
 
 
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
@@ -45,7 +45,7 @@ def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
     assert found[0] == before
 
 
-def fill(place: Workplace, points: int = 1) -> dict[str, Any]:
+def fill(place: Workplace, points: int) -> None:
     """Fill the disk that checkpoints go to while training, and free it again; needs root.
 
     In turn as rank 0 writes alone, as all ranks write a share, and as the record lies on that disk, too, and must wait.
@@ -58,7 +58,6 @@ def fill(place: Workplace, points: int = 1) -> dict[str, Any]:
         with small_disk(directory, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected))) as disk:
             _fill_and_free(job, disk)
             check_the_same(job, expected)
-    return {"faults": points, "runs": points, "bit_identical": points}
 
 
 def _fill_and_free(job: Job, disk: Path) -> None:

@@ -135,26 +135,17 @@ def _check_whole(path: Path) -> None:
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
     """Kill tunings at so many moments, each in several of its stages; then finish and replay them."""
     rng = random.Random(seed)
-    runs: list[dict[str, int]] = []
-    stages: list[str] = []
-    while len(stages) < points:
-        chosen = rng.sample(STAGES, min(len(STAGES), points - len(stages)))
+    figures, runs = Counter[str](), 0
+    while figures["faults"] < points:
+        chosen = rng.sample(STAGES, min(len(STAGES), points - figures["faults"]))
         in_order = [stage for stage in STAGES if stage in chosen]
         with tempfile.TemporaryDirectory(prefix="tune-") as temporary:
-            runs.append(_kill_one(directory / f"run-{len(runs)}", Path(temporary), in_order, rng))
-        stages += in_order
-    return {
-        "injected": "SIGKILL of its process group, or of the process alone, in each stage from the probe to the report",
-        "held": "goes on to its end, no finished probe trial runs twice, profile and report always whole, nothing left "
-        "behind; on its ledger alone the same is decided without a trial",
-        "faults": len(stages),
-        "in_stages": dict(Counter(stages)),
-        "runs": len(runs),
-        **{name: sum(one[name] for one in runs) for name in runs[0]},
-    }
+            figures += _kill_one(directory / f"run-{runs}", Path(temporary), in_order, rng)
+        runs += 1
+    return {"runs": runs, **figures}
 
 
-def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> dict[str, int]:
+def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> Counter[str]:
     """Kill one tuning in each of these stages, in turn its whole process group and the process alone."""
     directory.mkdir()
     place = TunePlace(directory / "killed", temporary)
@@ -169,12 +160,9 @@ def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: rand
     steps = [one for one in place.trials() if one["job"] == "step" and one["outcome"]["kind"] in REPEATED]
     repeated = [key for key, count in Counter(one["key"] for one in steps).items() if count > 1]
     assert not repeated, f"ran twice: {repeated}"
-    return {
-        "starts": starts + 1,
-        "trials": len(place.trials()),
-        "trials_replayed": _replay(place, TunePlace(directory / "replayed", temporary)),
-        "files_read_while_it_ran": place.files_read,
-    }
+    replayed = _replay(place, TunePlace(directory / "replayed", temporary))
+    trials = {"trials": len(place.trials()), "trials_replayed": replayed}
+    return Counter({"faults": kills, "files_read_while_it_ran": place.files_read} | trials)
 
 
 def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
