@@ -66,7 +66,7 @@ def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
     assert statuses == {"hangs": CUT_OFF}
     assert time.monotonic() - began_s < 8
     group = int((tmp_path / "logs/hangs.log").read_text())
-    alive = [one.pid for one in psutil.process_iter() if one.status() != psutil.STATUS_ZOMBIE]
+    alive = [one.pid for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE]
     assert not [pid for pid in alive if psutil.pid_exists(pid) and os.getpgid(pid) == group]
 
 

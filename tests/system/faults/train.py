@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.system.faults import interruptions as by
-from tests.system.faults.disks import fill, refuse_a_small_disk, truncate
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Settings, Workplace, check_the_same
 from tests.system.faults.kills import kill_tree
 from tests.system.faults.sick import leave_out, not_finite_for_ever, roll_back, take
@@ -121,8 +120,8 @@ class Loop:
 
 
 def _fill_and_refuse(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-    fill(place, points)
-    refuse_a_small_disk(place)
+    by.fill(place, points)
+    by.refuse_a_small_disk(place)
     return {"faults": points + 1, "runs": points + 1}
 
 
@@ -160,7 +159,7 @@ LOOPS = (
     _training("rank that cannot begin", _interrupted(by.fail_before_it_begins), 2,
               "a rank other than the first lacks its local disk's variable",
               f"code 3 and its reason, not 75; {SAME_END}"),
-    _training("truncated checkpoint", truncate, 60, "one file of the newest checkpoint cut short, or absent",
+    _training("truncated checkpoint", by.truncate, 60, "one file of the newest checkpoint cut short, or absent",
               "passed over, the one before is used"),
     _training("truncated checkpoint, resumed", _interrupted(by.damage), 3,
               "SIGKILL, and the newest checkpoint cut short", f"passed over, and the record says so; {SAME_END}"),
