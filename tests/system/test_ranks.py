@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from tests.conftest import write_dataset
+from tests.simulators.programs import run_program
 from tests.trainer.oracles import relative_distance
 
 pytestmark = pytest.mark.system
@@ -22,10 +22,9 @@ ROWS = {"micro_batch_rows": 4, "global_batch_rows": 16}
 FIVE = {"steps": 5}
 
 
-def _case(**more) -> dict:
-    parallel = more.pop("parallel", {})
+def _case(*, parallel=None, **more) -> dict:
     options = {key: more.pop(key) for key in ("wide", "steps", "lr", "export") if key in more}
-    return {"config": ROWS | {"parallel": parallel} | more} | options
+    return {"config": ROWS | {"parallel": parallel or {}} | more} | options
 
 
 # Whatever starts together; a test that asks for one of a group's cases has all of them run.
@@ -80,10 +79,7 @@ class Found:
         request.write_text(json.dumps({"cases": cases, "data": str(self._data), "out": str(out)}))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(JOB)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            [*command, str(request)], capture_output=True, text=True, timeout=400, check=False, env=environment
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
+        run_program([*command, str(request)], timeout_s=400, env=environment)
         for name in cases:
             self._results[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
 

@@ -16,6 +16,7 @@ import psutil
 
 from autotune.process import start as start_child
 from tests.conftest import write_dataset
+from tests.simulators.programs import run_program
 from tests.system.faults.kills import children_of, start
 
 Kill = Callable[[list[str], int, random.Random, float], int]
@@ -181,9 +182,7 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
 def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
     """Let a command come to its end; what it says, and how long it took."""
     started_s = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), time.monotonic() - started_s
+    return json.loads(run_program(command)), time.monotonic() - started_s
 
 
 def _published(local: Path) -> list[Path]:

@@ -13,7 +13,6 @@ import io
 import json
 import random
 import shutil
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import numpy as np
 import tomlkit
 
 from autotune.cli import run
+from tests.simulators.programs import run_program
 from trainer.dataset import read_manifest
 from trainer.schema import canonical_sha256
 
@@ -111,10 +111,7 @@ class Originals:
         shutil.copy(place / "data" / "tokenizer.json", place / "tokenizer.json")
 
     def _call(self, command: str) -> None:
-        arguments = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
-        if done.returncode:
-            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
+        run_program([sys.executable, "-m", *command.split()], cwd=ROOT)
 
     def targets(self, kind: str) -> list[Path]:
         name = {"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)
