@@ -1,6 +1,5 @@
 """How what was started ends, with real torchrun: measurements, trainings, and ``autotune launch local``."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.core.profile import profile_to_toml
@@ -43,14 +43,9 @@ END_S = 60.0
 
 
 def running(words: str) -> list[str]:
-    """Command lines of processes that hold these words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if words in line:
-                found.append(line)
-    return found
+    """Return the command lines that hold these words."""
+    lines = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if words in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -61,9 +61,7 @@ def signal_rank(job: Job, rng: random.Random) -> bool:
     number, rank = rng.choice(SIGNALS), rng.randrange(job.ranks)
     process = _started(job, rng)
     job.rank_processes(process)[rank].send_signal(number)
-    left = job.leave(process)
-    assert left.reason.startswith(f"{signal.Signals(number).name} on rank {rank};"), left
-    _check_saved(job, left)
+    _check_saved(job, process, f"{signal.Signals(number).name} on rank {rank};")
     return True
 
 
@@ -74,9 +72,7 @@ def end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
     """
     process = _started(job, rng)
     process.send_signal(number)
-    left = job.leave(process)
-    assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
-    _check_saved(job, left)
+    _check_saved(job, process, r"SIGTERM on (rank \d+|\d+ ranks);")
     return True
 
 
@@ -157,9 +153,7 @@ def run_out_of_time(job: Job, rng: random.Random) -> bool:
     stop_after_s = round(2 * startup_s + NEEDED_S + rng.uniform(1, 4), 1)
     # Steps alone take as long, however fast it starts.
     process = job.start(pace_s=stop_after_s / STEPS, settings={"train.stop_after_s": stop_after_s})
-    left = job.leave(process)
-    assert "train.stop_after_s" in left.reason, left
-    _check_saved(job, left)
+    left = _check_saved(job, process, ".*train.stop_after_s")
     if job.record().startup.total_s > stop_after_s - NEEDED_S:
         return False  # the machine was so busy that starting took all the time
     assert left.seconds < stop_after_s, left
@@ -173,14 +167,17 @@ def _started(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
     return process
 
 
-def _check_saved(job: Job, left: RunExit) -> None:
-    """That nothing is lost: what was saved is the last step of the record."""
+def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> RunExit:
+    """That it leaves for this reason and nothing is lost: what was saved is the last step of the record."""
+    left = job.leave(process)
+    assert re.match(reason, left.reason), left
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
     newest = list_checkpoints(job.checkpoints)[0]
     assert left.checkpoint == newest.name
     assert left.steps == step_of(newest.name) == job.record().steps[-1].step
     assert job.events()[-1].kind == "stopped"
     job.check_checkpoints()
+    return left
 
 
 def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:

@@ -161,12 +161,10 @@ class Job:
         until(lambda: not self._processes(), "gone", 30, lambda: f"left behind: {self._processes()}")
 
     def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if str(self.directory) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        alive = [
+            one for one in psutil.process_iter(["cmdline", "status"]) if one.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+        return [one for one in alive if str(self.directory) in (one.info["cmdline"] or ())]
 
     def finish(self, faults: Sequence[dict[str, Any]] = ()) -> Run:
         process = self.start(faults)

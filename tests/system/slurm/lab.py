@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from tests.system.faults.kills import until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
@@ -141,20 +143,15 @@ class Lab:
 
     def _steps(self, node: str) -> list[int]:
         """Processes of this lab's jobs on a node; before them what watches over them, and would tell of their end."""
-        ours = f"SLURM_CONF={self.place / 'slurm.conf'}".encode()
-        found: list[int] = []
+        ours = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}.items()
+        found = [one for one in psutil.process_iter(["environ"]) if ours <= (one.info["environ"] or {}).items()]
         watching: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):
-                environment = (entry / "environ").read_bytes().split(b"\0")
-                if ours in environment and f"SLURMD_NODENAME={node}".encode() in environment:
-                    found.append(int(entry.name))
-                    parent = re.search(r"^PPid:\s+(\d+)$", (entry / "status").read_text(), re.MULTILINE)
-                    if parent and (Path("/proc") / parent[1] / "comm").read_text().startswith("slurmstepd"):
-                        watching.append(int(parent[1]))
-        return [*dict.fromkeys(watching), *found]
+        for one in found:
+            with contextlib.suppress(psutil.Error):
+                parent = one.parent()
+                if parent is not None and parent.name().startswith("slurmstepd"):
+                    watching.append(parent.pid)
+        return [*dict.fromkeys(watching), *(one.pid for one in found)]
 
 
 @contextlib.contextmanager
