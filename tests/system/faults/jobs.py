@@ -1,6 +1,5 @@
 """Trainings under torchrun that are there to be disturbed, and what they come to when nobody does."""
 
-import contextlib
 import itertools
 import json
 import os
