@@ -94,12 +94,7 @@ SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "
 """A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
 
 
-class Done(NamedTuple):
-    """What a command did, and said on standard error."""
-
-    code: int
-    out: str
-    said: str
+Done = subprocess.CompletedProcess[str]
 
 
 class Shell:
