@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow
 import pyarrow.parquet
@@ -120,7 +119,7 @@ class Shell:
         done = subprocess.run(
             ["bash", "-c", script], env=self._environment, capture_output=True, text=True, timeout=1800, check=False
         )
-        return Done(code=done.returncode, out=done.stdout, said=done.stderr)
+        return done
 
 
 def typed(page: str, directory: Path, commands: Sequence[Command] | None = None) -> list[tuple[Command, Done]]:
@@ -132,8 +131,8 @@ def typed(page: str, directory: Path, commands: Sequence[Command] | None = None)
         if not text:
             continue
         one = shell.run(text)
-        assert one.code == 0, f"{command.where}\nas: {text}\n{one.out[-2000:]}\n{one.said[-4000:]}"
-        assert "Traceback" not in one.said
+        assert one.returncode == 0, f"{command.where}\nas: {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+        assert "Traceback" not in one.stderr
         done.append((command, one))
     return done
 
@@ -173,11 +172,11 @@ def test_the_readme_does_what_it_says(directory):
 def test_the_tutorial_does_what_it_says_and_prints_what_it_shows(tmp_path):
     """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
     for command, done in typed("docs/tutorial.md", tmp_path):
-        plain = done.out.replace("\033[1m", "").replace("\033[0m", "")
+        plain = done.stdout.replace("\033[1m", "").replace("\033[0m", "")
         real = {" ".join(line.split()) for line in plain.splitlines()}
         shown = (" ".join(line.split()) for line in command.prints)
         missing = [line for line in shown if line and not OF_THE_MACHINE.search(line) and line not in real]
-        assert missing == [], f"{command.where} prints other lines than the page shows:\n{done.out}"
+        assert missing == [], f"{command.where} prints other lines than the page shows:\n{done.stdout}"
 
 
 @pytest.mark.slow
@@ -203,9 +202,9 @@ def fill(page: Path, work: Path) -> None:
     for command in commands_of(page):
         if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
             done = shell.run(command.text)
-            if done.code:
-                sys.exit(f"{command.where}\n{done.said}")
-            told.append((command, done.out.replace(f"{work}/", "").rstrip("\n").splitlines()))
+            if done.returncode:
+                sys.exit(f"{command.where}\n{done.stderr}")
+            told.append((command, done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()))
     for command, printed in reversed(told):
         first = command.line
         while lines[first - 1].endswith("\\"):
