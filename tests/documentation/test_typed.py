@@ -116,10 +116,9 @@ class Shell:
         """Type one command."""
         state = self._state / "place"
         script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
-        done = subprocess.run(
+        return subprocess.run(
             ["bash", "-c", script], env=self._environment, capture_output=True, text=True, timeout=1800, check=False
         )
-        return done
 
 
 def typed(page: str, directory: Path, commands: Sequence[Command] | None = None) -> list[tuple[Command, Done]]:

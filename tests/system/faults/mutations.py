@@ -87,37 +87,36 @@ SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, 
 """How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
 
 
-class Originals:
-    """Intact files of every kind, written once by the commands themselves."""
+def write_originals(place: Path) -> None:
+    """Write intact files of every kind by the commands themselves."""
+    place.mkdir(parents=True)
+    lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
+    (place / "text.txt").write_text("".join(lines))
+    _call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
+    tuned = PROFILE.read_text(encoding="utf-8")
+    of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
+    tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
+    (place / "profile.toml").write_text(tuned, encoding="utf-8")
+    shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
+    few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
+    _call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}")
+    shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
+    (place / "site.toml").write_text(
+        'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
+    )
+    shutil.copy(ROOT / "docs/assets/modernbert-tiny/config.json", place)
+    shutil.copy(place / "data" / "tokenizer.json", place)
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        place.mkdir(parents=True)
-        lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
-        (place / "text.txt").write_text("".join(lines))
-        self._call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
-        tuned = PROFILE.read_text(encoding="utf-8")
-        of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
-        tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
-        (place / "profile.toml").write_text(tuned, encoding="utf-8")
-        shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-        few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
-        self._call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}")
-        shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
-        (place / "site.toml").write_text(
-            'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
-        )
-        (place / "config.json").write_text((ROOT / "docs/assets/modernbert-tiny/config.json").read_text())
-        shutil.copy(place / "data" / "tokenizer.json", place / "tokenizer.json")
 
-    def _call(self, command: str) -> None:
-        run_program([sys.executable, "-m", *command.split()], cwd=ROOT)
+def _call(command: str) -> None:
+    run_program([sys.executable, "-m", *command.split()], cwd=ROOT)
 
-    def targets(self, kind: str) -> list[Path]:
-        name = {"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)
-        under = self.place / FILES[name]
-        files = [path for path in (under, *sorted(under.rglob("*"))) if path.is_file()]
-        return [path.relative_to(self.place) for path in files if path.suffix not in {".html", ".md"}]
+
+def targets(place: Path, kind: str) -> list[Path]:
+    """Return the files of a kind, relative to the place."""
+    under = place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
+    files = [path for path in (under, *sorted(under.rglob("*"))) if path.is_file()]
+    return [path.relative_to(place) for path in files if path.suffix not in {".html", ".md"}]
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
@@ -212,28 +211,26 @@ def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
     return draw.choice([content[:at], content[at:], *inserted, *nested, *whole])
 
 
-def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
-    """Make a dataset's manifest name the SHA-256 of a changed file instead of the original one's."""
-    before, after = (hashlib.sha256(content).hexdigest() for content in (original, changed.read_bytes()))
-    manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
-
-
 def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
     """Read so many mutated files with the commands, and count how they ended."""
-    originals = Originals(place / "originals")
+    originals = place / "originals"
+    write_originals(originals)
     draw = random.Random(seed)
     ends, kinds = collections.Counter[int](), collections.Counter[str]()
     tracebacks: list[str] = []
     work = place / "work"
     for number in range(points):
         kind = draw.choices(list(SHARES), weights=list(SHARES.values()))[0]
-        target = draw.choice(originals.targets(kind))
+        target = draw.choice(targets(originals, kind))
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(originals.place, work)
+        shutil.copytree(originals, work)
         (work / "out").mkdir()
         (work / target).write_bytes(mutate((work / target).read_bytes(), target.suffix, draw))
         if kind == "dataset" and draw.random() < 0.7:
-            _correct_checksum(work / "data" / "manifest.json", work / target, (originals.place / target).read_bytes())
+            # The manifest names the SHA-256 of the changed file instead of the original one's.
+            manifest = work / "data" / "manifest.json"
+            before, after = (hashlib.sha256((of / target).read_bytes()).hexdigest() for of in (originals, work))
+            manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
         command = draw.choice(READ[kind])
         arguments = command.format(other=PROFILE, **{name: work / path for name, path in FILES.items()}).split()
         try:
