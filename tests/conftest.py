@@ -4,11 +4,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+
+from autotune.errors import MachineLacks
+from tests.browser import chromium
 
 # What no set-up can give: a GPU where there is none (or its absence where there is one), and refusals to root.
 ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library", "root may")
@@ -39,6 +43,15 @@ def pytest_runtest_makereport(item, call):
         if not any(accepted in reason for accepted in ACCEPTED_SKIPS):
             report.outcome = "failed"
             report.longrepr = f"skipped, which CI does not accept: {reason}"
+
+
+@pytest.fixture(scope="session")
+def browser() -> None:
+    """Skip where there is no Chromium."""
+    try:
+        chromium()
+    except MachineLacks as error:
+        pytest.skip(error.message)
 
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -106,19 +119,13 @@ def _sha256(path: Path) -> str:
 @pytest.fixture
 def make_dataset(tmp_path) -> Callable[..., Path]:
     """A function that writes a dataset of samples under the test's own directory."""
-
-    def make(samples: list[list[int]], **options) -> Path:
-        return write_dataset(tmp_path / "data", samples, **options)
-
-    return make
+    return partial(write_dataset, tmp_path / "data")
 
 
 @pytest.fixture(scope="session")
 def patterned_dataset(tmp_path_factory) -> Path:
     """400 samples in which each word follows from the one before it, so that a model can learn something at once."""
     rng = np.random.default_rng(0)
-    samples = []
-    for _ in range(400):
-        start, length = int(rng.integers(5, 60)), int(rng.integers(8, 40))
-        samples.append([5 + (start + step) % 60 for step in range(length)])
+    starts = [(int(rng.integers(5, 60)), int(rng.integers(8, 40))) for _ in range(400)]
+    samples = [[5 + (start + step) % 60 for step in range(length)] for start, length in starts]
     return write_dataset(tmp_path_factory.mktemp("patterned") / "data", samples, vocab_size=128)

@@ -43,9 +43,7 @@ REAL = [
 @pytest.mark.parametrize(("what", "cause", "run"), REAL)
 def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
     found = run(make_place(tmp_path))
-    limit = bottleneck_of_run(found)
-    assert limit is not None
-    assert limit.limit == cause, what
+    assert bottleneck_of_run(found).limit == cause, what
     behind = [one.claim for one in advise(situation_of_run(found, SystemHost())) if one.rule == "starved-rank"]
     assert len(behind) == ("the second" in what)
     assert all(f"rank 1 on {platform.node()} waits" in claim for claim in behind)

@@ -1,6 +1,11 @@
+import json
+import sys
+
 import pytest
 
+from benchmarks import cli
 from benchmarks.bars import Bar, exit_code, lines
+from tests.simulators.programs import CannotMeasure
 
 
 def bar(figure: float | None, direction: str = "<=") -> Bar:
@@ -8,18 +13,14 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
 
 
 @pytest.mark.parametrize(
-    ("figure", "direction", "line"),
+    ("figure", "direction", "verdict"),
     [
-        (0.31, "<=", "cli_help_s figure=0.31 bar<=0.5 ok"),
-        (0.5, "<=", "cli_help_s figure=0.5 bar<=0.5 ok"),
-        (0.62, "<=", "cli_help_s figure=0.62 bar<=0.5 short"),
-        (4.31, ">=", "cli_help_s figure=4.31 bar>=0.5 ok"),
-        (0.5, ">=", "cli_help_s figure=0.5 bar>=0.5 ok"),
-        (0.4, ">=", "cli_help_s figure=0.4 bar>=0.5 short"),
-        (None, "<=", "cli_help_s figure=n/a bar<=0.5 not measured"),
+        (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "short"), (None, "<=", "not measured"),
+        (4.31, ">=", "ok"), (0.5, ">=", "ok"), (0.4, ">=", "short"),
     ],
-)
-def test_a_bar_is_one_line_with_its_verdict(figure, direction, line):
+)  # fmt: skip
+def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
+    line = f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5 {verdict}"
     assert bar(figure, direction).line == line
 
 
@@ -35,3 +36,41 @@ def test_every_bar_has_its_own_line_and_json_says_whether_it_holds():
     assert lines([bar(0.1), bar(0.9)]).splitlines() == [bar(0.1).line, bar(0.9).line]
     same = {"name": "cli_help_s", "figure": 0.9, "unit": "s", "bar": 0.5, "direction": "<="}
     assert bar(0.9).to_json() == same | {"holds": False}
+
+
+def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
+    code = cli.main(["--json", str(tmp_path / "cli.json")])
+    written = json.loads((tmp_path / "cli.json").read_text())
+    told = capsys.readouterr().out.splitlines()
+    assert [seconds > 0 for seconds in written["runs_s"]] == [True] * cli.RUNS
+    assert written["heavy_imports"] == []
+    assert [bar["name"] for bar in written["bars"]] == ["cli_help_s", "cli_help_heavy_imports_count"]
+    # How fast it is here and now is the benchmark's to say, not a test's.
+    assert code == (0 if written["bars"][0]["holds"] else 1)
+    assert told[-2].startswith(f"cli_help_s figure={sorted(written['runs_s'])[2]:.4g} bar<=0.5 ")
+    assert told[-1] == "cli_help_heavy_imports_count figure=0 bar<=0 ok"
+
+
+def test_an_import_of_a_heavy_library_is_found_and_a_failed_command_says_its_code(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert cli.heavy_imports([sys.executable, "-c", "import json, torch"]) == ["torch"]
+    with pytest.raises(CannotMeasure, match="code 3"):
+        cli.heavy_imports([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_the_median_and_the_imports_decide():
+    fast, clean = cli.make_bars([0.1, 0.2, 9.0], [])
+    assert (fast.figure, fast.holds, clean.holds) == (0.2, True, True)
+    slow, heavy = cli.make_bars([0.7, 0.8, 0.1], ["torch"])
+    assert (slow.holds, heavy.holds) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(sys.executable, "-c", "import json, sys; sys.exit('broken')"), ("/nowhere/python", "-c", "pass")],
+)
+def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "COMMAND", command)
+    assert cli.main([]) == 2
+    assert "error:" in capsys.readouterr().err

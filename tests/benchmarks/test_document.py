@@ -1,8 +1,12 @@
+import json
+
 import pytest
 
-from benchmarks.document import ROOT, names_of, quoted
+from benchmarks.document import FIGURES, ROOT, names_of, quoted
+from benchmarks.paper_case import SETTINGS, predicted
 
 NAMES = names_of(ROOT)
+PAPER_CASES = json.loads((FIGURES / "paper_case.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
@@ -29,3 +33,13 @@ def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
     text = quoted(page, {**NAMES, "bars": [bar, bar | {"name": "y_s", "figure": None, "holds": None}]})
     assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in text
     assert "| `y_s` | n/a | ≤ 1 s | not measured |" in text
+
+
+@pytest.mark.slow
+def test_the_papers_case_is_what_the_estimate_says_now():
+    name = "as the paper's trainer"
+    assert predicted(SETTINGS[name]) == PAPER_CASES[name]
+
+
+def test_all_settings_of_the_papers_case_are_in_the_file():
+    assert set(PAPER_CASES) == set(SETTINGS)

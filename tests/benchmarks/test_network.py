@@ -17,16 +17,12 @@ def test_ddp_falls_short_of_the_bound_under_accumulation_and_sixteen_bits_make_u
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
-def test_useful_nodes_are_within_one_of_brute_force(cluster):
+def test_a_simulated_clusters_links_are_found_again_and_its_useful_nodes_within_one_of_brute_force(cluster):
     (case,) = useful_nodes.run(MODELS[3:], [cluster])
     assert abs(case.predicted - case.true) <= 1
-
-
-def test_the_simulated_clusters_links_are_found_again():
-    for cluster in CLUSTERS:
-        _, network = useful_nodes.observed(Simulator(MODELS[0], cluster, seed=5))
-        assert network.between.bytes_per_s == pytest.approx(cluster.inter_bytes_per_s, rel=1e-3)
-        assert network.between.latency_s == pytest.approx(cluster.inter_latency_s, rel=1e-2)
+    _, network = useful_nodes.observed(Simulator(MODELS[0], cluster, seed=5))
+    assert network.between.bytes_per_s == pytest.approx(cluster.inter_bytes_per_s, rel=1e-3)
+    assert network.between.latency_s == pytest.approx(cluster.inter_latency_s, rel=1e-2)
 
 
 def test_a_simulated_step_is_slower_with_an_exchange_and_slower_on_more_nodes():

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks import scale
+from benchmarks import feed, scale
 from tests.simulators import corpora
 from trainer.dataset import TokenDataset
 
@@ -22,18 +22,35 @@ def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
 
 
-def test_lengths_are_those_of_real_functions():
+def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_as_zeros(tmp_path):
     lengths = corpora.real_lengths(50_000, seed=0)
     assert 180 < sorted(lengths)[25_000] < 210
     assert 0.18 < (lengths >= 510).mean() < 0.26
-
-
-def test_a_sparse_dataset_takes_no_room_and_reads_as_zeros(tmp_path):
-    lengths = corpora.real_lengths(3000, seed=0)
-    directory = corpora.write_sparse_corpus(tmp_path / "data", lengths)
+    directory = corpora.write_sparse_corpus(tmp_path / "data", lengths[:3000])
     dataset = TokenDataset.open(directory)
     assert len(dataset) == 3000
     assert len(dataset.read(7)) == lengths[7]
     assert not dataset.read(7).any()
     (tokens,) = directory.glob("train-tokens-*")
     assert tokens.stat().st_blocks * 512 < 100_000
+
+
+def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(tmp_path, capsys):
+    path = tmp_path / "feed.json"
+    code = feed.main(["--samples", "600", "--repeats", "1", "--window-s", "0.01", "--json", str(path)])
+    told = capsys.readouterr().out
+    content = json.loads(path.read_text())
+    assert code in (0, 1)
+    rates = content["rates"]
+    assert len(rates) == 8
+    assert all(len(found["samples_per_s"]) == 1 for found in rates.values())
+    bars = {bar["name"]: bar for bar in content["bars"]}
+    plain = rates["padded, full rows"]["samples_per_s"][0] / rates["plain, full rows"]["samples_per_s"][0]
+    assert bars["feed_against_plain_ratio"]["figure"] == plain
+    assert bars["feed_packing_efficiency_share"]["figure"] > 0.98
+    assert "feed_packed_real_tokens_ratio figure=" in told.splitlines()[-2]
+
+
+def test_packing_without_full_samples_is_never_better_than_with_them():
+    found = feed.packing_efficiency(5000)
+    assert found["padded"] < found["without_full_samples"] <= found["all"] <= 1

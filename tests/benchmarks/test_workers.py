@@ -26,17 +26,14 @@ def quiet(count: int) -> list[int]:
     return list(itertools.islice(clear, count))
 
 
-def test_our_rule_is_right_on_trainings_that_are_clear():
+def test_our_rule_is_right_on_trainings_that_are_clear_and_so_is_throughput_alone():
+    assert all(sweep(seed, by_wait=False).right for seed in quiet(3))
     for seed in quiet(8):
         found = sweep(seed)
         assert found.right
         assert found.within or found.undecided_between
         assert found.windows <= MOST_WINDOWS + 100
         assert found.true == SimulatedFeed(seed).true_count(0.98)
-
-
-def test_throughput_alone_is_right_on_trainings_that_are_clear():
-    assert all(sweep(seed, by_wait=False).right for seed in quiet(3))
 
 
 def test_the_rival_tries_few_counts_and_is_never_undecided():
@@ -48,14 +45,11 @@ def test_the_rival_tries_few_counts_and_is_never_undecided():
     assert (ladder_rule(seed, 3), sweep(seed)) == (ladder_rule(seed, 3), sweep(seed))
 
 
-def test_an_undecided_answer_is_right_only_where_it_contains_the_truth():
+def test_what_nobody_could_tell_counts_as_right_and_an_undecided_answer_only_where_it_contains_the_truth():
+    off = verdict(chosen=3)
+    assert not off.right
     assert verdict(chosen=1, undecided_between=(1, 3)).right
     assert not verdict(chosen=3, undecided_between=(3, 4)).right
-    assert not verdict(chosen=3).right
-
-
-def test_what_nobody_could_tell_counts_as_right_and_is_told():
-    off = verdict(chosen=3)
     found = summary([verdict(), off, verdict(chosen=3, borderline=True), verdict(undecided_between=(1, 2))])
     assert found["right_share"] == 0.75
     assert found["right_share_without_borderline"] == pytest.approx(2 / 3)
@@ -68,25 +62,20 @@ def bars_of(ours: list[Verdict], rival: list[Verdict], real=None):
     return {bar.name: bar for bar in make_bars(simulated, real or {}, with_real=real is not None)}
 
 
-def test_the_rival_is_held_at_its_better_figure():
+def test_the_rival_is_held_at_its_better_figure_and_wrong_answers_leave_bars_short():
     bars = bars_of([verdict()] * 4, [verdict(), verdict(), verdict(chosen=0), verdict(chosen=0)])
     assert bars["workers_simulated_right_against_loadtune_ratio"].figure == 2.0
     assert all(bar.holds for bar in bars.values())
     assert "workers_real_right_datasets" not in bars
-
-
-def test_wrong_answers_leave_bars_short():
     bars = bars_of([verdict(chosen=1, within=False, windows=50)] * 4, [verdict()] * 4)
     assert not any(bar.holds for name, bar in bars.items() if "undecided" not in name)
     assert not bars_of([verdict(undecided_between=(0, 4))] * 4, [verdict()])["workers_simulated_undecided_share"].holds
 
 
 def test_real_datasets_count_only_when_they_are_decided_and_expected():
-    real = {
-        "right": {"chosen": 2, "expected": [1, 2], "undecided_between": []},
-        "undecided": {"chosen": 2, "expected": [2], "undecided_between": [1, 2]},
-        "wrong": {"chosen": 3, "expected": [2], "undecided_between": []},
-    }
+    answers = {"right": (2, [1, 2], []), "undecided": (2, [2], [1, 2]), "wrong": (3, [2], [])}
+    keys = ("chosen", "expected", "undecided_between")
+    real = {name: dict(zip(keys, answer, strict=True)) for name, answer in answers.items()}
     bar = bars_of([verdict()], [verdict()], real)["workers_real_right_datasets"]
     assert (bar.figure, bar.bar, bar.holds) == (1, 3, False)
 

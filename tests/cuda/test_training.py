@@ -6,9 +6,8 @@ import pytest
 
 from tests.system.faults.interruptions import damage, hang, kill_rank, signal_rank, signal_torchrun
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Workplace
-from tests.system.faults.moves import MOVED, Stage, move
 from tests.system.faults.sick import leave_out, roll_back
-from tests.system.faults.train import interrupt
+from tests.system.faults.train import MOVED, Stage, interrupt, move
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}

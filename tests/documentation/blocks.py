@@ -30,13 +30,7 @@ class Command:
 
     @property
     def where(self) -> str:
-        """For messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line}: {self.text}"
-
-    @property
-    def elided(self) -> bool:
-        """Whether words were left out."""
-        return ELLIPSIS in self.words
 
     @property
     def words(self) -> list[str]:
@@ -93,16 +87,10 @@ def _blocks(text: str) -> Iterator[tuple[str, int, list[str]]]:
 def _commands(page: Path, language: str, first: int, lines: list[str]) -> Iterator[Command]:
     position = 0
     while position < len(lines):
-        begins = position
-        line = lines[position]
+        begins, line = position, lines[position]
         position += 1
-        if language == "sh":
-            typed = line.strip()
-            if not typed or typed.startswith("#"):
-                continue
-        elif line.startswith(_PROMPT):
-            typed = line.removeprefix(_PROMPT)
-        else:
+        typed = line.strip() if language == "sh" else line.removeprefix(_PROMPT)
+        if not typed or typed.startswith("#") or (language != "sh" and not line.startswith(_PROMPT)):
             continue
         while position < len(lines) and _goes_on(typed):
             typed = f"{typed.removesuffix(chr(92))}\n{lines[position].removeprefix('> ')}"

@@ -1,21 +1,154 @@
-"""Every command that the documentation names is one that the programs know."""
+"""Every command that the documentation names is one that the programs know: parsed by their own parsers, never run."""
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import io
+import itertools
+import re
+from typing import Any
 
 import pytest
+import typer
+from typer.exceptions import TyperException
 
-from tests.documentation.blocks import PAGES, ROOT, Command, commands_of, named_in_prose
-from tests.documentation.command_line import Wrong, check, check_named, names
+from autotune.cli import app
+from autotune.commands.jobs import plain_arguments
+from tests.documentation.blocks import ELLIPSIS, PAGES, ROOT, Command, commands_of, named_in_prose
+from trainer.__main__ import command_line as trainer_command_line
+
+OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"})
+"""Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
+"""Of a variable, before a program."""
+
+
+class Wrong(Exception):
+    """A line that would not work as it stands."""
+
+
+def check(command: Command) -> None:
+    """Parse a command.
+
+    Raises:
+        Wrong: If no program of this name is known, or it does not take these words.
+    """
+    elided = ELLIPSIS in command.words
+    try:
+        _check(command.words, elided=elided)
+    except Wrong:
+        if not elided:
+            raise
+        _check([word for word in command.words if word != ELLIPSIS], elided=True)  # it stood for several, or for none
+
+
+def check_named(command: Command) -> None:
+    """Check what prose names: that the command exists, and has each of the options; arguments may be left out.
+
+    Raises:
+        Wrong: If not.
+    """
+    if command.words[1].isupper():  # autotune COMMAND
+        return
+    leaf, _, words = _leaf(command.words[1:])
+    known = {option for parameter in leaf.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        option = word.partition("=")[0].rstrip(".,;:")
+        if option.startswith("--") and option not in known:
+            raise Wrong(f"{leaf.name} has no option {option}")
+
+
+def _check(words: list[str], *, elided: bool) -> None:
+    words = [*itertools.dropwhile(_ASSIGNMENT.match, words)]
+    program, rest = words[0].rpartition("/")[2], words[1:]
+    if program == "autotune":
+        _check_autotune(rest, elided=elided)
+    elif program == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        asked = _parsed(get_args_parser(), rest)
+        if (asked.module, asked.training_script) != (True, "trainer"):
+            raise Wrong("torchrun is to start -m trainer")
+        _parsed(trainer_command_line(), asked.training_script_args)
+    elif program in ("python", "python3"):
+        _check_module(rest)
+    elif program == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        for target in rest:
+            if "=" not in target and re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) is None:
+                raise Wrong(f"the Makefile has no target {target}")
+    elif program == "ssh":
+        _check(rest[1:], elided=elided)
+    elif program == "srun":  # each of its options in one word
+        _check([*itertools.dropwhile(lambda word: word.startswith("--"), rest)], elided=elided)
+    elif program == "sh":
+        if not (ROOT / rest[0]).is_file():
+            raise Wrong(f"there is no {rest[0]}")
+    elif program not in OTHERS:
+        raise Wrong(
+            f"{program} is no program that the documentation may name: OTHERS in tests/documentation/test_commands.py"
+        )
+
+
+def _check_autotune(words: list[str], *, elided: bool) -> None:
+    leaf, path, rest = _leaf(list(plain_arguments(words)))
+    if rest == ["--help"]:
+        return
+    if getattr(leaf, "commands", None) is not None:
+        raise Wrong(f"{path} needs a command behind it")
+    try:
+        leaf.make_context(path, rest)
+    except TyperException as error:
+        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        if not (elided and type(error).__name__ == "MissingParameter"):
+            raise Wrong(f"{path}: {said}") from error
+
+
+def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
+    """The command that the words lead to, its whole name, and the words behind it."""
+    command, path = root(), "autotune"
+    while words and not words[0].startswith("-") and getattr(command, "commands", None) is not None:
+        name, *words = words
+        if name not in command.commands:
+            raise Wrong(f"{path} has no command {name}")
+        command, path = command.commands[name], f"{path} {name}"
+    return command, path, words
+
+
+@functools.cache
+def root() -> Any:
+    return typer.main.get_command(app)
+
+
+def _check_module(words: list[str]) -> None:
+    if words[0] != "-m":
+        raise Wrong(f"python {words[0]}: only modules are named")
+    module, rest = words[1], words[2:]
+    if module == "trainer":
+        _parsed(trainer_command_line(), rest)
+    elif module == "autotune":
+        _check_autotune(rest, elided=False)
+    elif module not in ("pip", "venv") and importlib.util.find_spec(module) is None:
+        raise Wrong(f"there is no module {module}")
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parser.parse_args(words)
+    except SystemExit as stop:
+        raise Wrong(said.getvalue()) from stop
+
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
-NAMED = [command for page in PAGES for command in named_in_prose(page, names())]
+NAMED = [command for page in PAGES for command in named_in_prose(page, root().commands)]
 
 
-def test_the_documentation_names_commands():
-    assert len(COMMANDS) > 100
-    assert len(NAMED) > 50
-
-
-@pytest.mark.parametrize(("look", "commands"), [(check, COMMANDS), (check_named, NAMED)])
-def test_every_command_exists_and_has_its_options(look, commands):
+@pytest.mark.parametrize(("look", "commands", "least"), [(check, COMMANDS, 100), (check_named, NAMED, 50)])
+def test_every_command_exists_and_has_its_options(look, commands, least):
+    assert len(commands) > least
     wrong = []
     for command in commands:
         try:
@@ -23,6 +156,10 @@ def test_every_command_exists_and_has_its_options(look, commands):
         except (Wrong, ValueError) as error:  # ValueError: open quotes
             wrong.append(f"{command.where}\n    {error}")
     assert wrong == []
+
+
+def typed(text: str) -> Command:
+    return Command(page=ROOT / "README.md", line=1, text=text)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +182,14 @@ def test_every_command_exists_and_has_its_options(look, commands):
 )
 def test_a_slip_in_a_command_is_found(text, why):
     with pytest.raises(Wrong, match=why):
-        check(Command(page=ROOT / "README.md", line=1, text=text))
+        check(typed(text))
 
 
 def test_what_is_left_out_is_no_slip():
-    check(Command(page=ROOT / "README.md", line=1, text="autotune probe --model bert-120m … --seq-length 128"))
-    check(Command(page=ROOT / "README.md", line=1, text="autotune profile explain P [KEY]"))
+    check(typed("autotune probe --model bert-120m … --seq-length 128"))
+    check(typed("autotune profile explain P [KEY]"))
     with pytest.raises(Wrong, match="no option --modle"):
-        check_named(Command(page=ROOT / "README.md", line=1, text="autotune probe --modle bert-mini"))
+        check_named(typed("autotune probe --modle bert-mini"))
 
 
 def test_blocks_are_read_as_people_read_them(tmp_path):
@@ -63,12 +200,10 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
         "```toml\na = 1\n```\n"
     )
     found = commands_of(page)
-    assert [one.words for one in found] == [
-        ["autotune", "doctor"],
-        ["autotune", "estimate", "--model", "m", "--device", "cpu"],
-        ["autotune", "doctor"],
-        ["make", "test"],
+    assert [(one.line, " ".join(one.words), one.prints) for one in found] == [
+        (5, "autotune doctor", ()),
+        (7, "autotune estimate --model m --device cpu", ()),
+        (12, "autotune doctor", ("Host",)),
+        (14, "make test", ()),
     ]
-    assert [one.line for one in found] == [5, 7, 12, 14]
-    assert [one.prints for one in found] == [(), (), ("Host",), ()]
     assert [one.text for one in named_in_prose(page)] == ["autotune doctor --json"]

@@ -2,9 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from autotune import errors as tuner
 from autotune.cluster.site import SiteFile
@@ -24,15 +26,11 @@ def _first_cells(name: str) -> list[str]:
     return re.findall(r"^\| `?(\w+)`? \|", (REFERENCE / name).read_text(), re.MULTILINE)[1:]
 
 
-def _texts() -> Iterator[str]:
-    for path in (path for room in ("autotune", "trainer") for path in (ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-
 def test_every_variable_that_the_code_names_is_explained_and_no_other():
-    named = {text for text in _texts() if VARIABLE.fullmatch(text)}
+    files = [path for room in ("autotune", "trainer") for path in (ROOT / room).rglob("*.py")]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    named = {text for text in texts if VARIABLE.fullmatch(text)}
     assert named == set(_first_cells("environment.md")) - {"variable"}
 
 
@@ -48,3 +46,13 @@ def test_whatever_people_may_edit_or_must_match_says_what_it_means(kind):
     for table in (schema, *schema.get("$defs", {}).values()):
         for name, field in table.get("properties", {}).items():
             assert "description" in field or "$ref" in str(field), f"{table['title']}.{name}"
+
+
+def test_lower_bounds_that_the_documentation_names_are_those_that_are_installed_by():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
+    required = {(one := Requirement(line)).name: str(one.specifier).removeprefix(">=") for line in lines}
+    named = dict(re.findall(r"^\| ([\w-]+) ≥ ([\d.]+) \|", (ROOT / "docs/dependencies.md").read_text(), re.MULTILINE))
+    assert {"torch", "transformers"} <= set(named)
+    assert named == {name: required[name] for name in named}
+    assert Version(required["torch"]) >= Version("2.11")  # varlen_attn takes no window_size before

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 from autotune.decide.advice.table import RULES
-from autotune.errors import MachineLacks
-from tests.browser import chromium, visit
+from tests.browser import visit
 from tests.documentation.blocks import ROOT
 
 EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "tune", "workers")
-SEEN = [("tutorial.html", 390), ("reference/commands.html", 390)]
-SEEN_TOO = [
-    pytest.param(f"{name}.html", width, marks=pytest.mark.slow)
-    for name in ("index", "reference/profile", "paper", "performance")
-    for width in (390, 1440)
-]
+SLOW = [(name, width) for name in ("index", "reference/profile", "paper", "performance") for width in (390, 1440)]
+SEEN = [("tutorial", 390), ("reference/commands", 390), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +26,21 @@ def site(tmp_path_factory) -> Path:
     return place
 
 
-class _Loaded(HTMLParser):
-    """What a page loads by itself, other than by a link that somebody follows."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        self.feed(page.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        if tag != "a":
-            self.addresses += [told[key] or "" for key in ("src", "href", "srcset", "data", "poster") if key in told]
-
-
 def test_no_page_or_style_loads_anything_from_elsewhere(site):
     pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
     assert len(pages) > 20
     assert styles
+    loaded: list[str] = []
+    reader = HTMLParser()
+    # A page loads everything by itself but the links, which somebody follows.
+    reader.handle_starttag = lambda tag, told: loaded.extend(
+        value or "" for key, value in told if tag != "a" and key in ("src", "href", "srcset", "data", "poster")
+    )
     for page in pages:
-        addresses = _Loaded(page).addresses
-        assert addresses
-        assert [one for one in addresses if re.match(r"(https?:)?//", one)] == [], page
+        loaded.clear()
+        reader.feed(page.read_text(encoding="utf-8"))
+        assert loaded
+        assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page
     for style in styles:
         text = style.read_text(encoding="utf-8")
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == [], style
@@ -84,18 +72,10 @@ def test_what_explains_names_its_sources_and_its_limits(name):
     assert any(head.startswith("Limits") or "left out" in head for head in heads)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    try:
-        chromium()
-    except MachineLacks as error:
-        pytest.skip(error.message)
-
-
 @pytest.mark.system
 @pytest.mark.usefixtures("browser")
-@pytest.mark.parametrize(("name", "width"), [*SEEN, *SEEN_TOO])
+@pytest.mark.parametrize(("name", "width"), SEEN)
 def test_a_window_shows_a_page_within_its_width_and_asks_nobody(site, name, width):
-    seen = visit(site / name, width=width)
+    seen = visit(site / f"{name}.html", width=width)
     assert [one for one in seen.requests if not one.startswith("file:")] == []
     assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == ((), (), (), 0)

@@ -1,14 +1,140 @@
-"""The commands of the README, the tutorial and the page about own data do what these pages say, typed in order."""
+"""The commands of the README, the tutorial and the page about own data do what these pages say, typed in order.
+
+They are typed in a shell, whose place and variables stay. What cannot run here or would take long is replaced first, by
+a page's substitutions in order, each with its reason.
+
+``python -m tests.documentation.test_typed PAGE DIR`` types the ``$ `` lines of a page in the empty directory DIR as
+they stand, on a quiet machine, and what the page shows behind each is replaced by what it prints.
+"""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from tests.documentation.blocks import ROOT, Command, commands_of, named_in_prose
-from tests.documentation.typed import SUBSTITUTIONS, Done, substituted, typed, words_of
+
+_MAKE = f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command -v python))"
+INSTALLING = re.compile(r"^(make install|\. \.venv/bin/activate)$")
+_NO_CARD = "no GPU here: a small model on the CPU"
+_QUICK = "less of the same, to be done sooner"
+_NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
+
+
+# A regular expression, what replaces it (nothing where the whole command is left out), and why.
+SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "README.md": (
+        (
+            r"^make demo.*",
+            f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=bert-mini DEMO_FUNCTIONS=300 DEMO_MEMORY=200MiB "
+            "DEMO_MINUTES=3 DEMO_STEPS=2",
+            _QUICK,
+        ),
+        (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
+        (r"(--model bert-(120|350)m ?)+", "--model tiny/config.json ", _NO_CARD),
+        (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
+        (r"\bDIR\b", "demo/data", "what make demo has prepared"),
+        (r"^(autotune (?:tune|network) .*)--slurm --wait.*", r"\1--slurm --dry-run", _NO_CLUSTER),
+        (r"--submit", "--out runs/job", _NO_CLUSTER),
+        (
+            r"^(autotune tune --model tiny/config.json --data demo/data)$",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1.5",
+            _NO_CARD,
+        ),
+        (
+            r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
+            r"autotune tune --model bert-mini \1 --memory 200MiB --here --seq-length 128 --global-batch-tokens 1024 "
+            r"--window 0.5 --minutes 3 --out demo/profiles --reports demo/reports",
+            "as make demo had it: all but the end is in its ledger",
+        ),
+        (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
+        (r"^(autotune scale \S+ \S+).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
+    ),
+    "docs/tutorial.md": (
+        (INSTALLING.pattern, "", "it is installed"),
+        (r"--max-samples \d+", "--max-samples 300", _QUICK),
+        (r"--memory \S+", "--memory 256MiB", _QUICK),
+        (r"--minutes \d+", "--minutes 5", _QUICK),
+        (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
+    ),
+    "docs/own-data.md": (
+        (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
+        (r"--slurm-workers site\.toml --workers 64", "--workers 1", _NO_CLUSTER),
+        (r"--workers 32 --slurm.*", "--workers 32 --slurm --dry-run", _NO_CLUSTER),
+        (r"/corpus/\*\.jsonl\.gz", "events.jsonl", "what the test has made"),
+        (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
+        (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
+        (r"/shared/data", "data/again", "no such disks here"),
+        (r"--minutes \d+", "--minutes 0.1", _QUICK),
+        (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
+    ),
+}
+
+
+def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
+    """Return what is typed instead of a page's command, and which substitutions had something to replace."""
+    text, used = command.text.partition("  #")[0].strip(), set()
+    for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
+        replaced = re.sub(pattern, by, text, flags=re.DOTALL)
+        if replaced != text:
+            used.add(number)
+        text = replaced
+    return text.strip(), frozenset(used)
+
+
+SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "srun"})
+"""A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Shell:
+    """Runs commands by bash, the first in a directory, which is made if it is not there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._state = directory / ".shell"
+        tools = self._state / "tools"
+        tools.mkdir(parents=True)
+        for place in (Path(sys.executable).parent, *map(Path, os.environ["PATH"].split(os.pathsep))):
+            for tool in place.iterdir() if place.is_dir() else ():
+                if tool.name not in SLURM and not (tools / tool.name).is_symlink():
+                    (tools / tool.name).symlink_to(tool)
+        self._environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "AUTOTUNE_"))
+        } | {"PATH": str(tools), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+        (self._state / "place").write_text(f"cd '{directory}'\n")
+
+    def run(self, text: str) -> Done:
+        """Type one command."""
+        state = self._state / "place"
+        script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
+        return subprocess.run(
+            ["bash", "-c", script], env=self._environment, capture_output=True, text=True, timeout=1800, check=False
+        )
+
+
+def typed(page: str, directory: Path, commands: Sequence[Command] | None = None) -> list[tuple[Command, Done]]:
+    """Type the commands of a page; each must end with 0."""
+    shell = Shell(directory)
+    done = []
+    for command in commands_of(ROOT / page) if commands is None else commands:
+        text, _ = substituted(page, command)
+        if not text:
+            continue
+        one = shell.run(text)
+        assert one.returncode == 0, f"{command.where}\nas: {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+        assert "Traceback" not in one.stderr
+        done.append((command, one))
+    return done
+
 
 TINY = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 128, "max_position_embeddings": 128}  # fmt: skip
@@ -28,7 +154,7 @@ def directory(tmp_path):
 @pytest.mark.parametrize("page", SUBSTITUTIONS)
 def test_every_substitution_has_something_to_replace(page):
     commands = [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
-    used = [substituted(page, words_of(command))[1] for command in commands]
+    used = [substituted(page, command)[1] for command in commands]
     idle = set(range(len(SUBSTITUTIONS[page]))) - set().union(*used)
     assert [SUBSTITUTIONS[page][number] for number in sorted(idle)] == []
 
@@ -42,9 +168,14 @@ def test_the_readme_does_what_it_says(directory):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_tutorial_does_what_it_says(tmp_path):
+def test_the_tutorial_does_what_it_says_and_prints_what_it_shows(tmp_path):
+    """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
     for command, done in typed("docs/tutorial.md", tmp_path):
-        _prints(command, done)
+        plain = done.stdout.replace("\033[1m", "").replace("\033[0m", "")
+        real = {" ".join(line.split()) for line in plain.splitlines()}
+        shown = (" ".join(line.split()) for line in command.prints)
+        missing = [line for line in shown if line and not OF_THE_MACHINE.search(line) and line not in real]
+        assert missing == [], f"{command.where} prints other lines than the page shows:\n{done.stdout}"
 
 
 @pytest.mark.slow
@@ -62,10 +193,24 @@ def test_own_data_becomes_a_training(directory):
     typed("docs/own-data.md", directory, [*of_each_kind, *commands_of(page)])
 
 
-def _prints(command: Command, one: Done) -> None:
-    """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
-    plain = one.out.replace("\033[1m", "").replace("\033[0m", "")
-    real = {" ".join(line.split()) for line in plain.splitlines()}
-    shown = (" ".join(line.split()) for line in command.prints)
-    missing = [line for line in shown if line and not OF_THE_MACHINE.search(line) and line not in real]
-    assert missing == [], f"{command.where} prints other lines than the page shows:\n{one.out}"
+def fill(page: Path, work: Path) -> None:
+    """Write a page with what its commands print."""
+    shell = Shell(work)
+    lines = page.read_text().splitlines()
+    told = []
+    for command in commands_of(page):
+        if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
+            done = shell.run(command.text)
+            if done.returncode:
+                sys.exit(f"{command.where}\n{done.stderr}")
+            told.append((command, done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()))
+    for command, printed in reversed(told):
+        first = command.line
+        while lines[first - 1].endswith("\\"):
+            first += 1
+        lines[first : first + len(command.prints)] = [line.rstrip() for line in printed]
+    page.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    fill(*(Path(word).resolve() for word in sys.argv[1:3]))

@@ -16,7 +16,6 @@ import trainer.build
 from tests.trainer.oracles import config_of
 from trainer.batch import make_plan
 from trainer.build import Training, build_training
-from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.evaluate import evaluate
 from trainer.export import export_model
@@ -41,7 +40,7 @@ def main() -> None:
 
 def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str, object]:
     config = config_of(**case["config"])
-    trainer.build.build_model = _wide if case.get("wide") else build_model
+    trainer.build.build_model = (lambda *known: build_model(*known).double()) if case.get("wide") else build_model
     training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
     gradients: dict[str, torch.Tensor] = {}
     # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are clipped.
@@ -60,7 +59,14 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
     row = evaluate(training.module, validation, config, ranks, step=1)
     if directory := case.get("export"):
-        _export(training, config, dataset, out / directory, ranks)
+        export_model(
+            training.module,
+            dataset_dir=dataset.directory,
+            special_ids=dataset.manifest.special_ids,
+            seq_length_tokens=config.seq_length_tokens,
+            directory=out / directory,
+            leads=ranks.leads,
+        )
     return {
         "losses": losses,
         "norms": norms,
@@ -70,10 +76,6 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
         "partial": None if result.partial is None else (float(result.partial.square), result.partial.share),
         "share_of_state": _state_numbers(training),
     }
-
-
-def _wide(*arguments: object) -> torch.nn.Module:
-    return build_model(*arguments).double()
 
 
 def _gradients(training: Training) -> dict[str, torch.Tensor]:
@@ -86,22 +88,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _state_numbers(training: Training) -> int:
-    optimizer = getattr(training.optimizer, "optim", training.optimizer)
-    tensors = [
-        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
+    states = getattr(training.optimizer, "optim", training.optimizer).state.values()
+    tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() for tensor in tensors)
-
-
-def _export(training: Training, config: TrainConfig, dataset: TokenDataset, directory: Path, ranks: Ranks) -> None:
-    export_model(
-        training.module,
-        dataset_dir=dataset.directory,
-        special_ids=dataset.manifest.special_ids,
-        seq_length_tokens=config.seq_length_tokens,
-        directory=directory,
-        leads=ranks.leads,
-    )
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def _ask(command, *, cwd=None, **variables):
+def _ask(command, **variables):
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"} | variables
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,7 +35,7 @@ def bash():
         pytest.skip("autotune is not installed beside this interpreter")
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    return lambda line, **where: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line], **where).split()
+    return lambda line: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line]).split()
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,6 @@ def bash():
 )
 def test_bash_completes_commands_options_and_values(bash, line, offered):
     assert bash(line) == offered
-
-
-def test_bash_completes_profiles(bash, tmp_path):
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "bert-mini-cpu.toml").write_text("")
-    assert bash("autotune workers --profile ", cwd=tmp_path) == ["profiles/bert-mini-cpu.toml"]
 
 
 def test_a_command_that_is_not_meant_for_people_is_not_offered(bash):

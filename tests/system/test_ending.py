@@ -1,18 +1,26 @@
-"""Whatever a measurement has started ends with it, also if it is killed: real torchrun, on this host and on several."""
+"""How what was started ends, with real torchrun: measurements, trainings, and ``autotune launch local``."""
 
-import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from autotune.core.profile import profile_to_toml
 from autotune.errors import MachineLacks
 from autotune.process import start
+from tests.autotune.profiles import but, example_profile
 from tests.simulators.hosts import check_namespaces, hosts
+from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
+from tests.trainer.oracles import config_of
+from trainer.config import DataSettings
+from trainer.dataset import read_manifest
+from trainer.record import read_exit
 
 pytestmark = pytest.mark.system
 MEASURING = """
@@ -35,13 +43,9 @@ END_S = 60.0
 
 
 def running(words: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if words in line:
-                found.append(line)
-    return found
+    """Return the command lines that hold these words."""
+    lines = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if words in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -67,3 +71,70 @@ def test_nothing_outlives_a_measurement(tmp_path, where, number):
     if where == "hosts":  # names of networks are all that SIGKILL leaves: whoever comes next removes them
         with hosts(2, 10**9, name="ending"):
             pass
+
+
+SHORT = {"train.max_steps": 3, "train.warmup_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Workplace(tmp_path_factory.mktemp("leaving"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(place, rank):
+    job = place.job(2, SHORT)
+    process = job.start([{"kind": "kill", "step": -1, "rank": rank}])
+    job.end(process, within_s=60)
+    assert process.returncode != 0
+    assert f"error: rank {1 - rank}: after the last step, another rank is gone" in job.told()
+    assert "next: none: the run is finished" in job.told()
+    end = read_exit(job.directory)
+    assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
+
+
+def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_allows(place):
+    job = place.job(2, SHORT | {"train.parallel.timeout_s": 12})
+    process = job.start([{"kind": "hang", "step": -1, "rank": 1}])
+    job.end(process, within_s=60)  # the process group alone would wait for 72 s, and say nothing
+    assert process.returncode != 0
+    assert "train: nothing moved for 12 s after step 3" in job.told()
+    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
+
+
+@pytest.fixture
+def launch(tmp_path, patterned_dataset) -> list[str]:
+    dataset = read_manifest(patterned_dataset).dataset_hash
+    train = config_of(
+        data=DataSettings(dataset_hash=dataset), micro_batch_rows=2, global_batch_rows=4, warmup_steps=2,
+        max_steps=100_000,
+    )  # fmt: skip
+    profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(update={"train": train})
+    (tmp_path / "p.toml").write_text(profile_to_toml(profile))
+    return [sys.executable, "-m", "autotune", "launch", "local", "--profile", "p.toml", "--data",
+            str(patterned_dataset), "--out", "run"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(launch, tmp_path):
+    process = start([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    record = tmp_path / "run" / "steps.jsonl"
+    until(lambda: record.is_file() and record.read_text(), "a step", 90)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "launch: the run ended with code 75" in err
+    steps = json.loads((tmp_path / "run" / "exit.json").read_text())["steps"]
+    again = [*launch, "--ranks", "2", "--set", f"train.max_steps={steps + 2}"]
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "exit.json").read_text())["steps"] == steps + 2
+    assert "run: " in done.stdout
+
+
+def test_a_start_that_never_began_to_train_is_no_success_and_says_so(launch, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")  # of no version that can be gone on with
+    done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "left no word" in done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from tests.conftest import write_dataset
+from tests.simulators.programs import run_program
 from tests.trainer.oracles import relative_distance
 
 pytestmark = pytest.mark.system
@@ -22,10 +22,9 @@ ROWS = {"micro_batch_rows": 4, "global_batch_rows": 16}
 FIVE = {"steps": 5}
 
 
-def _case(**more) -> dict:
-    parallel = more.pop("parallel", {})
+def _case(*, parallel=None, **more) -> dict:
     options = {key: more.pop(key) for key in ("wide", "steps", "lr", "export") if key in more}
-    return {"config": ROWS | {"parallel": parallel} | more} | options
+    return {"config": ROWS | {"parallel": parallel or {}} | more} | options
 
 
 # Whatever starts together; a test that asks for one of a group's cases has all of them run.
@@ -80,10 +79,7 @@ class Found:
         request.write_text(json.dumps({"cases": cases, "data": str(self._data), "out": str(out)}))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(JOB)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            [*command, str(request)], capture_output=True, text=True, timeout=400, check=False, env=environment
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
+        run_program([*command, str(request)], timeout_s=400, env=environment)
         for name in cases:
             self._results[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
 
@@ -93,15 +89,12 @@ def found(tmp_path_factory) -> Found:
     return Found(tmp_path_factory.mktemp("ranks"))
 
 
-FOUR = pytest.param(4, marks=pytest.mark.soak)
-
-
 def _furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@pytest.mark.parametrize("world", [2, FOUR])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_ranks_and_accumulation_give_one_gradient(found, world):
     one, many = found[1, "fp32"], found[world, "fp32"]
     assert many["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
@@ -129,22 +122,16 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-COMPILED = [pytest.param(name, marks=pytest.mark.soak) for name in ("compiled", "compiled-ddp")]
+IN_SOAK = [pytest.param(*one, marks=pytest.mark.soak) for one in ((2, "compiled"), (2, "compiled-ddp"), (4, "hsdp"))]
+STRATEGIES = [(2, name) for name in ("zero1", "fsdp2", "checkpointed", "static", "no-view")]
 
 
-@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "static", "no-view", *COMPILED])
-def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
-    plain, other = found[2, "fp32"], found[2, name]
+@pytest.mark.parametrize(("world", "name"), [*STRATEGIES, *IN_SOAK])
+def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
+    plain, other = found[world, "fp32"], found[world, name]
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert other["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
-
-
-@pytest.mark.soak
-def test_hybrid_sharding_leads_to_the_weights_of_ddp(found):
-    plain, hybrid = found[4, "fp32"], found[4, "hsdp"]
-    assert hybrid["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    assert _furthest(plain["parameters"], hybrid["parameters"]) <= 1e-5
 
 
 @pytest.mark.parametrize(("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)])

@@ -2,21 +2,12 @@
 
 import pytest
 
-from autotune.errors import MachineLacks
 from autotune.show.report.build import report_document
 from autotune.show.text import report_html
 from tests.autotune.show.report.example import example_inputs
-from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, chromium, taken_in, visit
+from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 
-pytestmark = pytest.mark.system
-
-
-@pytest.fixture(scope="module", autouse=True)
-def browser():
-    try:
-        chromium()
-    except MachineLacks as error:
-        pytest.skip(error.message)
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +17,12 @@ def page(tmp_path_factory):
     return path
 
 
-def test_a_hostile_report_is_text_and_asks_for_nothing(page):
-    seen = visit(page, width=360)
+@pytest.mark.parametrize(
+    ("media", "width"),
+    [("screen", 360), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("screen", 1600), ("print", PAPER_PX)))],
+)
+def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_and_paper(page, media, width):
+    seen = visit(page, width=width, media=media)
     assert set(taken_in(seen).values()) == {0}
     assert (seen.requests, seen.console_errors, seen.page_errors, seen.wider_by_px) == ((), (), (), 0)
 
@@ -59,10 +54,3 @@ def test_faults_would_be_found(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text("<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p style='color:#ccc'>pale")
     assert {"image-alt", "color-contrast"} <= {one.rule for one in audit(bad)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("media", "width"), [("screen", 1600), ("print", PAPER_PX)])
-def test_a_wide_window_and_paper_hold_the_page(page, media, width):
-    seen = visit(page, width=width, media=media)
-    assert (seen.requests, seen.console_errors, seen.wider_by_px) == ((), (), 0)

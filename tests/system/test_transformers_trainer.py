@@ -15,17 +15,6 @@ pytestmark = pytest.mark.system
 STEPS = 12
 
 
-class _Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return self._batches[number]
-
-
 def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, place: str) -> list[float]:
     losses: list[float] = []
 
@@ -48,7 +37,7 @@ def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, 
         max_grad_norm=config.max_grad_norm, optim="adamw_torch_fused", use_cpu=True, report_to=[], save_strategy="no",
         logging_steps=1, logging_nan_inf_filter=False, disable_tqdm=True, per_device_train_batch_size=1,
     )  # fmt: skip
-    InOrder(model=model, args=arguments, train_dataset=_Rows(batches), callbacks=[Rates()]).train()
+    InOrder(model=model, args=arguments, train_dataset=batches, callbacks=[Rates()]).train()
     return losses
 
 

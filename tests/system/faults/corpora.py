@@ -1,8 +1,29 @@
-"""Raw data for fault loops, the same every time."""
+"""Raw data, the same every time, and the commands that make and copy datasets of it: killed, and started again."""
 
+import contextlib
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from autotune.process import start as start_child
+from tests.conftest import write_dataset
+from tests.simulators.programs import run_program
+from tests.system.faults.kills import children_of, start
+
+Kill = Callable[[list[str], int, random.Random, float], int]
+"""Start a command again and again and kill at most so many times; the last start succeeds. Returns the kills.
+
+The last argument is how long an undisturbed run takes.
+"""
 
 
 def write_raw(directory: Path, *, files: int = 6, lines: int = 4000) -> Path:
@@ -23,3 +44,146 @@ def write_raw(directory: Path, *, files: int = 6, lines: int = 4000) -> Path:
 
 def content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
+    sources = [f"text:{raw}/*.txt", f"jsonl:{raw}"]
+    return [
+        sys.executable, "-m", "autotune", "data", "prepare", *sources, "--out", str(out), "--workers", str(workers),
+        "--tokenizer", "wordlevel", "--vocab-size", "2048", "--max-tokens", "40", "--long", "split", "--json",
+    ]  # fmt: skip
+
+
+def kill_command(
+    command: list[str], points: int, rng: random.Random, usual_s: float, *, signals: Sequence[int] = (signal.SIGKILL,)
+) -> int:
+    """Kill it at random moments; nothing that it has started may outlive it."""
+    for kills in range(points):
+        # Starting the workers takes as long again; moments lie in all of it.
+        deadline_s = time.monotonic() + rng.uniform(0, usual_s + 4)
+        process = start(command)
+        children: list[psutil.Process] = []
+        while time.monotonic() < deadline_s and process.poll() is None:
+            children = children_of(process.pid) or children
+            time.sleep(0.01)
+        finished = process.poll() is not None
+        if not finished:
+            process.send_signal(rng.choice(signals))
+        process.wait(60)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, f"left behind: {alive}"
+        if finished:
+            return kills
+    _finish(command)
+    return points
+
+
+def kill_processes(command: list[str], points: int, rng: random.Random, usual_s: float) -> int:
+    """Kill random processes that it has started, while it lives on; it may end with an error that says why."""
+    kills = 0
+    while True:
+        process = start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None:
+            time.sleep(rng.uniform(0, usual_s / 2))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # Python's own resource tracker does no work, and complains of itself when it is killed.
+                victims = [c for c in children_of(process.pid) if "resource_tracker" not in " ".join(c.cmdline())]
+                if kills < points and victims:
+                    rng.choice(victims).kill()
+                    kills += 1
+        _, told = process.communicate()
+        assert "Traceback" not in told, told
+        if process.returncode == 0:
+            return kills
+        assert "next: " in told, told
+
+
+def kill_prepare(
+    place: Path, points: int, seed: int, *, kill: Kill = kill_command, workers: int = 2, lines: int = 4000
+) -> dict[str, Any]:
+    """Kill so many times, and compare what it comes to with an undisturbed run of one worker."""
+    raw = write_raw(place / "raw", lines=lines)
+    _, undisturbed_s = _finish(prepare_command(raw, place / "whole", 1))
+    expected = content(place / "whole")
+    rng = random.Random(seed)
+    kills = attempts = 0
+    while kills < points:
+        out = place / f"data-{attempts}"
+        kills += kill(prepare_command(raw, out, workers), min(4, points - kills), rng, undisturbed_s)
+        attempts += 1
+        found = content(out)
+        assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
+        assert list(place.glob(f".{out.name}.*")) == []
+        assert attempts < 10 * points, "the moments all lie behind its end"
+    return {"kills": kills, "datasets": attempts, "byte_identical": attempts}
+
+
+def make_dataset(place: Path, mib: int) -> Path:
+    """A dataset of about so many MiB, in several shards."""
+    rng = np.random.default_rng(0)
+    samples = [rng.integers(5, 500, 4096).tolist() for _ in range(mib * 128)]
+    return write_dataset(place, samples, shards=8)
+
+
+def stage_command(source: Path, local: Path) -> list[str]:
+    return [sys.executable, "-m", "autotune", "data", "stage", str(source), "--to", str(local), "--json"]
+
+
+def partials(local: Path) -> list[Path]:
+    return list(local.glob("autotune-*/.partial-*"))
+
+
+def wait_for_copy(local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()) -> None:
+    """Wait until a process has a copy at work, besides what others left, or has ended."""
+    while process.poll() is None and set(partials(local)) <= set(left):
+        time.sleep(0.001)
+
+
+def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, Any]:
+    """Kill it at so many moments; the copy must be whole after each next run, and never half there in between.
+
+    Every other kill, on average, is at a moment of the copy itself; the rest are anywhere from start to end.
+    """
+    source = make_dataset(place / "source", mib)
+    expected = content(source)
+    (place / "undisturbed").mkdir()
+    told, undisturbed_s = _finish(stage_command(source, place / "undisturbed"))
+    rng = random.Random(seed)
+    kills = attempts = 0
+    halves: set[Path] = set()
+    while kills < points:
+        local = place / f"local-{attempts}"
+        local.mkdir()
+        for _ in range(min(4, points - kills)):
+            left = partials(local)
+            process = start(stage_command(source, local))
+            if rng.random() < 0.5 and not _published(local):
+                wait_for_copy(local, process, left)
+                time.sleep(rng.uniform(0, told["copied"]["seconds"]))
+            else:
+                time.sleep(rng.uniform(0, undisturbed_s))
+            killed = process.poll() is None
+            process.kill()
+            process.wait(60)
+            kills += killed
+            halves.update(partials(local))
+            assert all(content(published) == expected for published in _published(local))
+            if not killed:
+                break
+        attempts += 1
+        copied = Path(_finish(stage_command(source, local))[0]["directory"])
+        assert _published(local) == [copied]
+        assert content(copied) == expected
+        assert partials(local) == []
+        assert attempts < 20 * points, "the moments all lie behind its end"
+    return {"kills": kills, "copies": attempts, "byte_identical": attempts, "kills_that_left_half_a_copy": len(halves)}
+
+
+def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
+    """Let a command come to its end; what it says, and how long it took."""
+    started_s = time.monotonic()
+    return json.loads(run_program(command)), time.monotonic() - started_s
+
+
+def _published(local: Path) -> list[Path]:
+    return [path for path in local.glob("autotune-*/*") if path.is_dir() and not path.name.startswith(".")]

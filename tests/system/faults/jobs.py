@@ -1,6 +1,5 @@
 """Trainings under torchrun that are there to be disturbed, and what they come to when nobody does."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -10,9 +9,9 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import psutil
 
 from autotune.process import start as start_child
 from tests.conftest import write_dataset
-from tests.system.faults.kills import kill_tree
+from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
 from trainer.events import EventRow
 from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_exit, read_run
@@ -59,10 +58,7 @@ attention_probs_dropout_prob = 0.1
 """
 LOCAL_DISK = "LOCAL_DISK"
 """Names the environment variable of a place to stage data to."""
-NO_DROPOUT = {
-    "train.model.config.hidden_dropout_prob": 0.0,
-    "train.model.config.attention_probs_dropout_prob": 0.0,
-}
+NO_DROPOUT = {f"train.model.config.{name}_dropout_prob": 0.0 for name in ("hidden", "attention_probs")}
 
 Settings = Mapping[str, object]
 StepSamples = dict[int, list[tuple[int, int]]]
@@ -124,13 +120,9 @@ class Job:
     damaged: list[tuple[str, str]] = field(default_factory=list)
     """Checkpoints that were damaged on purpose, and those before them."""
 
-    @cached_property
-    def log(self) -> Path:
-        return self.directory.with_suffix(".log")
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.directory / CHECKPOINTS_DIRECTORY
+    def __post_init__(self) -> None:
+        self.log = self.directory.with_suffix(".log")
+        self.checkpoints = self.directory / CHECKPOINTS_DIRECTORY
 
     @property
     def model(self) -> bytes:
@@ -144,55 +136,40 @@ class Job:
         notes.mkdir()
         self.notes.append(notes)
         request = json.dumps({"faults": list(faults), "pace_s": pace_s, "notes": str(notes)})
-        # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
-        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment |= self.place.variables
-        with self.log.open("ab") as log:
-            return start_child(
-                self._command(self.settings | dict(settings or {})),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment | {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)},
-            )
-
-    def _command(self, settings: Settings) -> list[str]:
-        sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
-        return [
+        sets = [f"--set={key}={json.dumps(value)}" for key, value in (self.settings | dict(settings or {})).items()]
+        command = [
             str(self.place.python), "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={self.ranks}", str(JOB),
             "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
         ]  # fmt: skip
+        # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment |= self.place.variables
+        with self.log.open("ab") as log:
+            environment |= {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return start_child(command, start_new_session=True, env=environment, **streams)
 
-    def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> float:
-        """Wait until it and all that it has started are gone; returns how long that took."""
-        began_s = time.monotonic()
+    def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> None:
+        """Wait until it and all that names its run, such as loaders of a killed rank, are gone."""
         try:
             process.wait(within_s)
         except subprocess.TimeoutExpired:
             kill_tree(process)
             raise AssertionError(f"not over after {within_s:g} s; {self.told()}") from None
-        while left := self._processes():
-            assert time.monotonic() - began_s < within_s + 30, f"left behind: {left}"
-            time.sleep(0.05)
-        return time.monotonic() - began_s
+        until(lambda: not self._processes(), "gone", 30, lambda: f"left behind: {self._processes()}")
 
     def _processes(self) -> list[psutil.Process]:
-        """That name this run, such as loaders of a killed rank."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if str(self.directory) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        alive = [
+            one for one in psutil.process_iter(["cmdline", "status"]) if one.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+        return [one for one in alive if str(self.directory) in (one.info["cmdline"] or ())]
 
-    def finish(self, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None) -> Run:
-        process = self.start(faults, settings=settings)
+    def finish(self, faults: Sequence[dict[str, Any]] = ()) -> Run:
+        process = self.start(faults)
         self.end(process)
         assert process.returncode == 0, self.told()
         record = self.record()
-        assert record.end is not None
         assert (record.end.exit_code, record.end.reason, record.end.steps) == (0, "finished", STEPS)
         return record
 
@@ -212,15 +189,19 @@ class Job:
 
     def steps_written(self) -> int:
         """Lines of the record so far, those of steps that are taken again included."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.directory / STEPS_FILE).read_bytes().count(b"\n")
-        return 0
+        file = self.directory / STEPS_FILE
+        return file.read_bytes().count(b"\n") if file.exists() else 0
 
-    def wait_for_steps(self, process: "subprocess.Popen[bytes]", count: int, *, before: int) -> None:
-        """Until this start has taken so many; ``before`` it, ``steps_written`` was that."""
-        self.wait_until(process, lambda: self.steps_written() >= before + count)
+    def start_and_take(
+        self, steps: int, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start, and wait until this start has taken so many steps."""
+        before = self.steps_written()
+        process = self.start(faults, settings=settings)
+        self.wait_until(process, lambda: self.steps_written() >= before + steps)
+        return process
 
-    def wait_until(self, process: "subprocess.Popen[bytes]", come: Any) -> None:
+    def wait_until(self, process: "subprocess.Popen[bytes]", come: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + END_S
         while not come():
             assert process.poll() is None, f"ended with {process.returncode}; {self.told()}"
@@ -230,9 +211,8 @@ class Job:
             time.sleep(0.01)
 
     def events(self) -> list[EventRow]:
-        lines = []
-        with contextlib.suppress(FileNotFoundError):
-            lines = (self.directory / EVENTS_FILE).read_bytes().split(b"\n")[:-1]
+        file = self.directory / EVENTS_FILE
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         return [EventRow.model_validate_json(line) for line in lines]
 
     def rank_processes(self, process: "subprocess.Popen[bytes]") -> dict[int, psutil.Process]:
@@ -249,37 +229,34 @@ class Job:
         """
         found: StepSamples = {}
         for notes in self.notes:
-            joined: StepSamples = {}
-            for file in sorted(notes.glob("samples-*.jsonl")):
-                for step, pairs in _last_of_each_step(file).items():
-                    joined.setdefault(step, []).extend(pairs)
-            first = min(joined, default=STEPS + 1)
-            found = {step: pairs for step, pairs in found.items() if step < first} | joined
+            joined: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+            for file in notes.glob("samples-*.jsonl"):
+                of_rank: StepSamples = {}
+                for line in file.read_bytes().split(b"\n")[:-1]:
+                    step, pairs = json.loads(line)
+                    of_rank = _before(step, of_rank) | {step: [(epoch, sample) for epoch, sample in pairs]}
+                for step, pairs in of_rank.items():
+                    joined[step] += pairs
+            found = _before(min(joined, default=STEPS + 1), found) | joined
         return {step: sorted(pairs) for step, pairs in sorted(found.items())}
 
     def weights_sha256(self) -> list[str]:
         return [path.read_text() for path in sorted(self.notes[-1].glob("weights-*.txt"))]
 
 
-def _last_of_each_step(file: Path) -> StepSamples:
-    found: StepSamples = {}
-    for line in file.read_bytes().split(b"\n")[:-1]:
-        step, pairs = json.loads(line)
-        found = {known: those for known, those in found.items() if known < step}
-        found[step] = [(epoch, sample) for epoch, sample in pairs]
-    return found
+def _before(step: int, samples: StepSamples) -> StepSamples:
+    return {known: pairs for known, pairs in samples.items() if known < step}
 
 
 def check_the_same(job: Job, expected: Job) -> None:
     """That a run came to the end that another came to, bit for bit, and each step is in its record once."""
     found, whole = job.record(), expected.record()
     assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
+    of_a_step = attrgetter("loss", "grad_norm", "learning_rate", "real_tokens", "skipped_steps")
     for row, other in zip(found.steps, whole.steps, strict=True):
-        numbers = (row.loss, row.grad_norm, row.learning_rate, row.real_tokens, row.skipped_steps)
-        others = (other.loss, other.grad_norm, other.learning_rate, other.real_tokens, other.skipped_steps)
-        assert numbers == others, f"step {row.step}; {job.told()}"
-    last, other_last = found.evaluations[-1], whole.evaluations[-1]
-    assert (last.step, last.loss, last.masked_accuracy) == (STEPS, other_last.loss, other_last.masked_accuracy)
+        assert of_a_step(row) == of_a_step(other), f"step {row.step}; {job.told()}"
+    of_the_end = attrgetter("step", "loss", "masked_accuracy")
+    assert of_the_end(found.evaluations[-1]) == of_the_end(whole.evaluations[-1])
     assert job.model == expected.model
     assert job.samples() == expected.samples()
     assert list(job.checkpoints.glob(".step-*")) == []

@@ -13,7 +13,6 @@ import io
 import json
 import random
 import shutil
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import numpy as np
 import tomlkit
 
 from autotune.cli import run
+from tests.simulators.programs import run_program
 from trainer.dataset import read_manifest
 from trainer.schema import canonical_sha256
 
@@ -37,7 +37,7 @@ VALUES = [
 ]  # fmt: skip
 FILES = {
     "profile": "profile.toml", "data": "data", "site": "site.toml", "run": "run", "reports": "reports", "out": "out",
-    "config": "config.json", "tokenizer": "tokenizer.json", "text": "text.txt",
+    "config": "config.json", "tokenizer": "tokenizer.json", "text": "text.txt", "whole_run": "../originals/run",
 }  # fmt: skip
 """What the commands' arguments below stand for."""
 READ = {
@@ -87,44 +87,36 @@ SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, 
 """How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
 
 
-class Originals:
-    """Intact files of every kind, written once by the commands themselves."""
+def write_originals(place: Path) -> None:
+    """Write intact files of every kind by the commands themselves."""
+    place.mkdir(parents=True)
+    lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
+    (place / "text.txt").write_text("".join(lines))
+    _call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
+    tuned = PROFILE.read_text(encoding="utf-8")
+    of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
+    tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
+    (place / "profile.toml").write_text(tuned, encoding="utf-8")
+    shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
+    few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
+    _call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}")
+    shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
+    (place / "site.toml").write_text(
+        'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
+    )
+    shutil.copy(ROOT / "docs/assets/modernbert-tiny/config.json", place)
+    shutil.copy(place / "data" / "tokenizer.json", place)
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        place.mkdir(parents=True)
-        lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
-        (place / "text.txt").write_text("".join(lines))
-        self._call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
-        tuned = PROFILE.read_text(encoding="utf-8")
-        of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
-        tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
-        (place / "profile.toml").write_text(tuned, encoding="utf-8")
-        shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-        settings = "".join(
-            f" --set train.{one}" for one in ("max_steps=4", "evaluation.interval_steps=2", "seq_length_tokens=32")
-        )
-        self._call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run{settings}")
-        shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
-        (place / "site.toml").write_text(
-            'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
-        )
-        (place / "config.json").write_text((ROOT / "docs/assets/modernbert-tiny/config.json").read_text())
-        shutil.copy(place / "data" / "tokenizer.json", place / "tokenizer.json")
 
-    def _call(self, command: str) -> None:
-        arguments = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
-        if done.returncode:
-            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
+def _call(command: str) -> None:
+    run_program([sys.executable, "-m", *command.split()], cwd=ROOT)
 
-    def targets(self, kind: str) -> list[Path]:
-        under = (
-            self.place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
-        )
-        found = [under] if under.is_file() else sorted(under.rglob("*"))
-        files = [path for path in found if path.is_file() and path.suffix not in {".html", ".md"}]
-        return [path.relative_to(self.place) for path in files]
+
+def targets(place: Path, kind: str) -> list[Path]:
+    """Return the files of a kind, relative to the place."""
+    under = place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
+    files = [path for path in (under, *sorted(under.rglob("*"))) if path.is_file()]
+    return [path.relative_to(place) for path in files if path.suffix not in {".html", ".md"}]
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
@@ -181,7 +173,7 @@ def _without_none(value: Any) -> Any:
 
 def _changed_line(content: bytes, draw: random.Random) -> bytes:
     lines = content.splitlines(keepends=True)
-    number = draw.randrange(len(lines)) if lines else 0
+    number = draw.randrange(len(lines))
     row = _changed(json.loads(lines[number]), draw)
     if isinstance(row, dict) and "sha256" in row:  # a record of a trial log carries its checksum
         row["sha256"] = canonical_sha256(row.get("record"))
@@ -219,45 +211,40 @@ def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
     return draw.choice([content[:at], content[at:], *inserted, *nested, *whole])
 
 
-def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
-    """Make a dataset's manifest name the SHA-256 of a changed file instead of the original one's."""
-    before, after = (hashlib.sha256(content).hexdigest() for content in (original, changed.read_bytes()))
-    manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
-
-
-def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Read mutated files with the commands, and count how they ended; ``told`` is given each traceback."""
-    originals = Originals(place / "originals")
+def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
+    """Read so many mutated files with the commands, and count how they ended."""
+    originals = place / "originals"
+    write_originals(originals)
     draw = random.Random(seed)
     ends, kinds = collections.Counter[int](), collections.Counter[str]()
     tracebacks: list[str] = []
     work = place / "work"
-    for number in range(cases):
+    for number in range(points):
         kind = draw.choices(list(SHARES), weights=list(SHARES.values()))[0]
-        target = draw.choice(originals.targets(kind))
+        target = draw.choice(targets(originals, kind))
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(originals.place, work)
+        shutil.copytree(originals, work)
         (work / "out").mkdir()
         (work / target).write_bytes(mutate((work / target).read_bytes(), target.suffix, draw))
         if kind == "dataset" and draw.random() < 0.7:
-            _correct_checksum(work / "data" / "manifest.json", work / target, (originals.place / target).read_bytes())
+            # The manifest names the SHA-256 of the changed file instead of the original one's.
+            manifest = work / "data" / "manifest.json"
+            before, after = (hashlib.sha256((of / target).read_bytes()).hexdigest() for of in (originals, work))
+            manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
         command = draw.choice(READ[kind])
-        places = {name: work / path for name, path in FILES.items()}
-        arguments = command.format(**places, other=PROFILE, whole_run=originals.place / "run").split()
+        arguments = command.format(other=PROFILE, **{name: work / path for name, path in FILES.items()}).split()
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
                 code = run(arguments)
-            failed = "Traceback" in said.getvalue() or code == EXIT_BUG
             why = said.getvalue()
         except Exception:  # noqa: BLE001 - the very thing that must not happen
-            failed, code, why = True, EXIT_BUG, traceback.format_exc()
+            code, why = EXIT_BUG, traceback.format_exc()
         ends[code] += 1
         kinds[kind] += 1
-        if failed:
+        if "Traceback" in why or code == EXIT_BUG:
             tracebacks.append(f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}")
-            told(tracebacks[-1])
     return {
-        "cases": cases,
+        "cases": points,
         "seed": seed,
         "by_kind": dict(sorted(kinds.items())),
         "by_exit_code": {str(code): ends[code] for code in sorted(ends)},

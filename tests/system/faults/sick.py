@@ -23,15 +23,15 @@ def leave_out(place: Workplace, points: int, seed: int, *, told_late_steps: int 
     """
     rng = random.Random(seed)
     for _ in range(points):
-        steps = {"nan": rng.randint(2, STEPS - 2), "spike": SPIKE_AT}
-        if steps["nan"] == SPIKE_AT:
-            steps["nan"] += 1
+        nan = rng.choice([step for step in range(2, STEPS - 1) if step != SPIKE_AT])
+        steps = {"non_finite": nan, "spike": SPIKE_AT}
         job = _spiked(place, "skip")
-        record = job.finish([{"kind": kind, "step": step, "rank": rng.randrange(2)} for kind, step in steps.items()])
-        for kind, step in (("non_finite", steps["nan"]), ("spike", SPIKE_AT)):
+        faults = [("nan", nan), ("spike", SPIKE_AT)]
+        record = job.finish([{"kind": kind, "step": step, "rank": rng.randrange(2)} for kind, step in faults])
+        for kind, step in steps.items():
             _check_told(job, record.events, kind, step, "skip")
             assert sum(event.kind == kind for event in record.events) == 1
-        assert [row.step for row in record.steps if row.loss is None] == [steps["nan"]]
+        assert [row.step for row in record.steps if row.loss is None] == [nan]
         left_out = [sum(step + told_late_steps <= row.step for step in steps.values()) for row in record.steps]
         assert [row.skipped_steps for row in record.steps] == left_out
         _check_ranks_agree(job)
@@ -42,7 +42,6 @@ def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, A
     """NaN from some step on: training rolls back, gives up, and is not tried again under the same settings."""
     rng = random.Random(seed)
     settings = {"train.health.patience_steps": PATIENCE, "train.health.max_rollbacks": MOST_ROLLBACKS}
-    refused_s = 0.0
     for _ in range(points):
         job, step = place.job(2, settings), rng.randint(6, 12)
         left = job.leave(job.start([{"kind": "nan_for_ever", "step": step, "rank": rng.randrange(2)}]))
@@ -50,13 +49,10 @@ def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, A
         assert "training gives up" in left.reason
         assert sum(event.kind == "rolled_back" for event in job.events()) == MOST_ROLLBACKS
         written = job.steps_written()
-        began_s = time.monotonic()
-        again = job.leave(job.start())
-        refused_s = time.monotonic() - began_s
-        assert again == left
+        assert job.leave(job.start()) == left
         assert "gave up before, and nothing was changed since" in job.log.read_text(errors="replace")
         assert job.steps_written() == written
-    return {"faults": points, "runs": points, "refused_s": round(refused_s, 1)}
+    return {"faults": points, "runs": points}
 
 
 def take(place: Workplace, points: int, seed: int) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
         record = job.finish()
         assert (record.header.resumed_from or "").endswith("-rollback-1")
         check_the_same(job, expected)
-    return {"faults": 1 + 2 * points, "runs": 1 + points, "bit_identical": points}
+    return {"faults": 1 + 2 * points, "runs": 1 + points}
 
 
 def _spiked(place: Workplace, policy: str) -> Job:
@@ -110,10 +106,8 @@ def _check_rollback(job: Job, place: Workplace) -> None:
     (event,) = (one for one in record.events if one.kind == "rolled_back")
     back, rows = int(event.values["to_step"]), record.header.global_batch_rows
     assert SPIKE_AT - 2 <= back < SPIKE_AT
-    assert event.values["from_step"] == SPIKE_AT
-    assert event.values["first_row_left_out"] == back * rows
-    assert event.values["first_row_after"] == SPIKE_AT * rows
-    assert event.values["rollbacks"] == 1
+    told = {"from_step": SPIKE_AT, "first_row_left_out": back * rows, "first_row_after": SPIKE_AT * rows}
+    assert event.values.items() >= (told | {"rollbacks": 1}).items()
     undone = SPIKE_AT - back
     found, known = job.samples(), whole.samples()
     assert sorted(found) == list(range(1, STEPS + 1))
@@ -130,7 +124,5 @@ def _check_rollback(job: Job, place: Workplace) -> None:
 def _check_ranks_agree(job: Job) -> None:
     """All ranks have the same weights in the end, and these are numbers."""
     weights = job.weights_sha256()
-    assert len(weights) == job.ranks
-    assert len(set(weights)) == 1
-    last = job.record().evaluations[-1]
-    assert math.isfinite(last.loss)
+    assert (len(weights), len(set(weights))) == (job.ranks, 1)
+    assert math.isfinite(job.record().evaluations[-1].loss)

@@ -1,22 +1,34 @@
-"""The trainer under torchrun, interrupted in every way, and started again until it comes to its end."""
+"""The trainer under torchrun, interrupted in every way, moved to other ranks, and started again until its end."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tests.system.faults.interruptions import Interruption
-from tests.system.faults.jobs import Settings, Workplace, check_the_same
+import pytest
+
+from tests.system.faults import interruptions as by
+from tests.system.faults.jobs import NO_DROPOUT, STEPS, Settings, Workplace, check_the_same
+from tests.system.faults.kills import kill_tree
+from tests.system.faults.sick import leave_out, not_finite_for_ever, roll_back, take
+from trainer.watch import REQUEUE
 
 PRESSED = {"train.checkpoint.interval_s": 0.05}
 """Hardly a moment without a save under way."""
-WITH_LOADERS = {"train.data.loader_workers": 1}
+PRESSED_WITH_LOADERS = PRESSED | {"train.data.loader_workers": 1}
+MOVED = NO_DROPOUT | {"train.evaluation.interval_steps": 10}
+"""A save that follows an evaluation at once is a case of its own under fsdp2, which has then gathered its weights."""
+ROUNDING = 1e-4
+"""Sums of fp32 numbers in another order, through all steps."""
+FURTHEST = "largest_relative_difference_of_loss"
 
 
 def interrupt(
     place: Workplace,
     points: int,
     seed: int,
-    interruptions: Sequence[Interruption],
+    interruptions: Sequence[by.Interruption],
     *,
     ranks: int = 2,
     settings: Settings | None = None,
@@ -29,7 +41,7 @@ def interrupt(
     """
     expected = place.undisturbed(ranks)
     rng = random.Random(seed)
-    struck = runs = starts = halves = steps_taken_again = 0
+    struck = runs = halves = 0
     while struck < points:
         job = place.job(ranks, settings)
         for _ in range(min(most_of_a_run, points - struck)):
@@ -40,16 +52,131 @@ def interrupt(
                 break
         job.finish()
         check_the_same(job, expected)
-        steps_taken_again += job.steps_written() - len(job.record().steps)
         runs += 1
-        starts += job.starts
         assert runs < 10 * points, "the moments all lie behind its end"
-    return {
-        "faults": struck,
-        "ranks": ranks,
-        "runs": runs,
-        "bit_identical": runs,
-        "starts": starts,
-        "steps_taken_again": steps_taken_again,
-        "faults_that_left_half_a_checkpoint": halves,
-    }
+    return {"faults": struck, "runs": runs, "bit_identical": runs, "faults_that_left_half_a_checkpoint": halves}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    ranks: int = 2
+    strategy: str = "ddp"
+    killed: bool = False
+    """It ends by SIGKILL, otherwise by SIGTERM; the last stage is let to its end."""
+
+
+RANKS = (Stage(ranks=2), Stage(ranks=3, killed=True), Stage(ranks=1))
+STRATEGIES = (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage(), Stage(strategy="fsdp2"))
+BOTH = (Stage(ranks=3, strategy="zero1", killed=True), Stage(ranks=1), Stage(strategy="fsdp2"))
+
+
+def move(place: Workplace, stages: Sequence[Stage], seed: int, points: int = 1) -> dict[str, Any]:
+    """Go through all stages so many times; data and losses must be those of an undisturbed run of two ranks."""
+    expected = place.undisturbed(2, MOVED)
+    whole = expected.record()
+    furthest = 0.0
+    for point in range(points):
+        rng = random.Random(seed + point)
+        job = place.job(2, MOVED)
+        steps = STEPS // len(stages)
+        for stage in stages[:-1]:
+            job.ranks, job.settings["train.parallel.strategy"] = stage.ranks, stage.strategy
+            process = job.start_and_take(rng.randint(steps // 2, steps - 2))
+            if stage.killed:
+                kill_tree(process)
+                job.end(process)
+            else:
+                process.terminate()
+                assert job.leave(process).exit_code == REQUEUE
+        job.ranks, job.settings["train.parallel.strategy"] = stages[-1].ranks, stages[-1].strategy
+        found = job.finish()
+        assert found.header.world_size == stages[-1].ranks
+        assert job.samples() == expected.samples()
+        assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
+        pairs = list(zip([row.loss for row in found.steps], [row.loss for row in whole.steps], strict=True))
+        pairs.append((found.evaluations[-1].loss, whole.evaluations[-1].loss))
+        for loss, other in pairs:
+            assert loss == pytest.approx(other, rel=ROUNDING)
+        furthest = max(furthest, *(abs(loss / other - 1) for loss, other in pairs if loss and other))
+    return {"faults": points * (len(stages) - 1), "runs": points, FURTHEST: furthest}
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A fault loop: what is injected, what is then held, and the points of a whole soak."""
+
+    name: str
+    run: Callable[..., dict[str, Any]]
+    """What it does in a place: so many ``points``, by a ``seed``; returns its figures."""
+    in_full: int
+    injected: str = ""
+    held: str = ""
+    kind: str = "data"
+    needs_mount: bool = False
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"injected": self.injected, "held": self.held} if self.injected else {}
+
+
+def _fill_and_refuse(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
+    by.fill(place, points)
+    by.refuse_a_small_disk(place)
+    return {"faults": points + 1, "runs": points + 1}
+
+
+def _interrupted(*ways: by.Interruption, **options: Any) -> Callable[..., dict[str, Any]]:
+    return partial(interrupt, interruptions=ways, **options)
+
+
+SAME_END = "same record, weights bit-identical"
+NOTHING_LOST = f"code 75, the last step saved; {SAME_END}"
+SAME_DATA = "the same data, the loss of every step to 1e-4"
+_KILLED = "SIGKILL of torchrun and all that it started{}; a save is nearly always under way"
+_training = partial(Loop, kind="training")
+LOOPS = (
+    _training("SIGKILL, 1 rank", _interrupted(by.kill_all, ranks=1, settings=PRESSED), 10,
+              _KILLED.format(""), SAME_END),
+    *(
+        _training(f"SIGKILL, {ranks} ranks", _interrupted(by.kill_all, ranks=ranks, settings=PRESSED_WITH_LOADERS), 10,
+                  _KILLED.format(", with loader processes"), SAME_END)
+        for ranks in (2, 3)
+    ),
+    _training("signal to one rank", _interrupted(by.signal_rank), 8,
+              "SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP to one rank", NOTHING_LOST),
+    _training("signal to torchrun", _interrupted(by.signal_torchrun), 3, "SIGTERM to torchrun", NOTHING_LOST),
+    _training("torchrun dead", _interrupted(by.kill_torchrun), 2, "SIGKILL to torchrun alone",
+              f"the ranks notice, and leave; {NOTHING_LOST}"),
+    _training("out of time", _interrupted(by.run_out_of_time, most_of_a_run=1), 2,
+              "`train.stop_after_s` shorter than the training", f"over before that time; {NOTHING_LOST}"),
+    _training("second signal", _interrupted(by.signal_twice), 3, "two SIGTERMs while a rank hangs",
+              f"gone within 3 s, code 75, older checkpoints whole; {SAME_END}"),
+    _training("hung rank", _interrupted(by.hang), 3, "a rank sleeps; `train.parallel.timeout_s = 8`",
+              f"over within 53 s, code 75, a traceback names the place; {SAME_END}"),
+    _training("dead rank", _interrupted(by.kill_rank), 3, "SIGKILL of one rank", f"code 75; {SAME_END}"),
+    _training("bug on a rank", _interrupted(by.raise_on_rank), 2, "an exception on one rank",
+              f"code 70, its reason and traceback; {SAME_END}"),
+    _training("rank that cannot begin", _interrupted(by.fail_before_it_begins), 2,
+              "a rank other than the first lacks its local disk's variable",
+              f"code 3 and its reason, not 75; {SAME_END}"),
+    _training("truncated checkpoint", by.truncate, 60, "one file of the newest checkpoint cut short, or absent",
+              "passed over, the one before is used"),
+    _training("truncated checkpoint, resumed", _interrupted(by.damage), 3,
+              "SIGKILL, and the newest checkpoint cut short", f"passed over, and the record says so; {SAME_END}"),
+    _training("full disk", _fill_and_refuse, 3,
+              "the disk of the checkpoints, or of the whole run, is filled for a while; one that is too small at the "
+              "start", "training goes on, the old checkpoint is whole, the next save works, no row is lost; refused "
+              "with code 3", needs_mount=True),
+    _training("sick steps, left out", leave_out, 2, "one NaN and one loss times 20 on one rank, `on_spike = skip`",
+              "all ranks leave out both, and agree to the bit"),
+    _training("spike, taken", take, 1, "one loss times 20 on one rank, `on_spike = warn`",
+              "told, with its samples; all ranks agree to the bit"),
+    _training("spike, rolled back", roll_back, 3,
+              "one loss times 20 on one rank, `on_spike = rollback`; SIGKILL soon after",
+              "the data since the checkpoint is left out, the rate eased; killed or not, the same weights"),
+    _training("sick for ever", not_finite_for_ever, 2, "NaN from a step on",
+              "2 rollbacks, then code 76; started again it is refused"),
+    _training("other ranks", partial(move, stages=RANKS), 2, "2, then 3 (SIGKILLed), then 1 ranks", SAME_DATA),
+    _training("other strategies", partial(move, stages=STRATEGIES), 1,
+              "zero1, fsdp2 (SIGKILLed), ddp, fsdp2, each with evaluations on the way", SAME_DATA),
+)  # fmt: skip

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import trainer.__main__
 
-SPIKE = 20.0
-FACTORS = {"nan": math.nan, "nan_for_ever": math.nan, "spike": SPIKE}
+FACTORS = {"nan": math.nan, "nan_for_ever": math.nan, "spike": 20.0}
 
 
 def hang_here() -> None:
@@ -28,11 +27,7 @@ def raise_here() -> None:
     raise ValueError("broken on purpose")
 
 
-def die_here() -> None:
-    os.kill(os.getpid(), 9)
-
-
-DEEDS = {"hang": hang_here, "raise": raise_here, "kill": die_here}
+DEEDS = {"hang": hang_here, "raise": raise_here, "kill": lambda: os.kill(os.getpid(), 9)}
 
 
 class Disturbed:
@@ -49,33 +44,32 @@ class Disturbed:
 
         self._run = TrainStep.run
 
-        def run(step, batches, lr, **more):
-            return self._step(step, batches, lr, **more)
+        def run(*known, **more):
+            return self._step(*known, **more)
 
         TrainStep.run = run
 
-    def _step(self, step, batches, lr, **more):
+    def _step(self, step, *known, **more):
         self._taken += 1
         self.module = step._shared.module
         time.sleep(self._pace_s)
+        self.do(self._taken)
         factor = 1.0
         for fault in self._faults:
-            if fault["step"] == self._taken and fault["kind"] in DEEDS:
-                DEEDS[fault["kind"]]()
-            lasting = fault["kind"] == "nan_for_ever"
-            if fault["kind"] in FACTORS and (fault["step"] == self._taken or (lasting and fault["step"] < self._taken)):
+            lasting = fault["kind"] == "nan_for_ever" and fault["step"] < self._taken
+            if fault["kind"] in FACTORS and (fault["step"] == self._taken or lasting):
                 factor = FACTORS[fault["kind"]]
         if factor == 1:
-            return self._run(step, batches, lr, **more)
+            return self._run(step, *known, **more)
         hook = self.module.register_forward_hook(lambda module, taken, loss: loss * factor)
         try:
-            return self._run(step, batches, lr, **more)
+            return self._run(step, *known, **more)
         finally:
             hook.remove()
 
-    def at_last(self) -> None:
+    def do(self, step: int) -> None:
         for fault in self._faults:
-            if fault["step"] == -1:
+            if fault["step"] == step and fault["kind"] in DEEDS:
                 DEEDS[fault["kind"]]()
 
     def weights_sha256(self) -> str:
@@ -117,7 +111,8 @@ def main() -> int:
     if any(fault["kind"] == "no_local_disk" and fault["rank"] == rank for fault in request["faults"]):
         del os.environ["LOCAL_DISK"]
     disturbed = Disturbed(request, rank)
-    prepare = trainer.__main__._Job.prepare
+    job = trainer.__main__._Job
+    prepare, leave_together = job.prepare, job._leave_together
 
     def prepare_and_install(job) -> None:
         # After the trainer's own imports, so that a start takes the course that it always takes.
@@ -125,14 +120,11 @@ def main() -> int:
         disturbed.install()
         write_samples_down(notes / f"samples-{rank}.jsonl")
 
-    leave_together = trainer.__main__._Job._leave_together
-
     def disturb_and_leave(*known):
-        disturbed.at_last()
+        disturbed.do(-1)
         return leave_together(*known)
 
-    trainer.__main__._Job.prepare = prepare_and_install
-    trainer.__main__._Job._leave_together = disturb_and_leave
+    job.prepare, job._leave_together = prepare_and_install, disturb_and_leave
     code = trainer.__main__.main()
     if disturbed.module is not None:
         (notes / f"weights-{rank}.txt").write_text(disturbed.weights_sha256())

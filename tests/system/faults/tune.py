@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,58 +43,56 @@ ROOT = Path(__file__).parents[3]
 GONE_WITHIN_S = 30.0
 REPEATED = ("measured", "out_of_memory")
 """Outcomes that need no second trial."""
+COMMAND_LINE = """
+import sys
+from autotune import cli
+from autotune.core.tuning import BUDGET_WEIGHTS
+from autotune.tuning import tune
+tune.least_s = lambda *_: 0.0
+tune.share_s = lambda stages, stage, left_s: 6.0 if stage.name in BUDGET_WEIGHTS else None
+sys.exit(cli.run(sys.argv[1:]))
+"""
+"""Each stage has six seconds, however long others took, so that replays decide alike."""
 _BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
 
 
-@dataclass(slots=True, kw_only=True)
 class TunePlace:
     """Where a tuning runs, and what was seen of it."""
 
-    directory: Path
-    temporary: Path
-    """For temporary files; of few letters, as sockets of loader workers lie there, whose names are bounded."""
-    seen: Counter[str] = field(default_factory=Counter)
-    """How often files were read while it ran."""
-    _read: dict[Path, int] = field(default_factory=dict)
+    def __init__(self, directory: Path, temporary: Path) -> None:
+        """Make what it tunes.
 
-    @property
-    def profile(self) -> Path:
-        return self.directory / "profiles" / "tiny-cpu.toml"
-
-    @property
-    def report(self) -> Path:
-        return self.directory / "reports" / "tiny-cpu"
-
-    @property
-    def told(self) -> Path:
-        return self.directory / "stderr"
-
-    def make(self) -> None:
-        self.directory.mkdir()
-        (self.directory / "tiny.json").write_text(json.dumps(TINY))
+        Args:
+            directory: Is made.
+            temporary: For temporary files; of few letters, as sockets of loader workers lie there, whose names are
+                bounded.
+        """
+        self.directory = directory
+        self.profile = directory / "profiles" / "tiny-cpu.toml"
+        self.report = directory / "reports" / "tiny-cpu"
+        self.told = directory / "stderr"
+        self.files_read = 0
+        self._read: dict[Path, int] = {}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
+        # Few threads, as others compute on the same cores.
+        self._environment = inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        directory.mkdir()
+        (directory / "tiny.json").write_text(json.dumps(TINY))
         rng = np.random.default_rng(0)
         starts, lengths = rng.integers(5, 400, 400).tolist(), rng.integers(8, 60, 400).tolist()
         samples = [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
-        write_dataset(self.directory / "data", samples)
+        write_dataset(directory / "data", samples)
 
-    def command(self) -> list[str]:
-        return [
-            sys.executable, "-m", "tests.system.faults.tune_job", "tune", "--model", "tiny.json",
+    def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+        command = [
+            sys.executable, "-c", COMMAND_LINE, "tune", "--model", "tiny.json",
             "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
             "512", "--max-rows", "32", "--window", "0.3", "--minutes", "30", "--explore", "--here", "--json",
         ]  # fmt: skip
-
-    def environment(self) -> dict[str, str]:
-        """Few threads, as others compute on the same cores, and temporary files where they are removed."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
-        return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
-
-    def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         with self.told.open("wb") as told:
             return start(
-                self.command(), cwd=self.directory, env=self.environment(), stdout=stdout, stderr=told,
-                start_new_session=True,
-            )  # fmt: skip
+                command, cwd=self.directory, env=self._environment, stdout=stdout, stderr=told, start_new_session=True
+            )
 
     def finish(self) -> dict[str, Any]:
         process = self.start(subprocess.PIPE)
@@ -111,14 +110,12 @@ class TunePlace:
                 if self._read.get(path) != written_ns:
                     _check_whole(path)
                     self._read[path] = written_ns
-                    self.seen[path.name] += 1
+                    self.files_read += 1
 
     def has_ended(self, stage: str) -> bool:
         """Whether a stage of the last start is over, by what it told."""
-        return any(
-            line.startswith("tune ") and f": {stage} " in line
-            for line in self.told.read_text(errors="replace").splitlines()
-        )
+        told = self.told.read_text(errors="replace")
+        return re.search(f"^tune .*: {stage} ", told, re.MULTILINE) is not None
 
     def trials(self) -> list[dict[str, Any]]:
         """The ledger."""
@@ -138,30 +135,20 @@ def _check_whole(path: Path) -> None:
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
     """Kill tunings at so many moments, each in several of its stages; then finish and replay them."""
     rng = random.Random(seed)
-    runs: list[dict[str, int]] = []
-    stages: list[str] = []
-    while len(stages) < points:
-        chosen = rng.sample(STAGES, min(len(STAGES), points - len(stages)))
+    figures, runs = Counter[str](), 0
+    while figures["faults"] < points:
+        chosen = rng.sample(STAGES, min(len(STAGES), points - figures["faults"]))
         in_order = [stage for stage in STAGES if stage in chosen]
         with tempfile.TemporaryDirectory(prefix="tune-") as temporary:
-            runs.append(_kill_one(directory / f"run-{len(runs)}", Path(temporary), in_order, rng))
-        stages += in_order
-    return {
-        "injected": "SIGKILL of its process group, or of the process alone, in each stage from the probe to the report",
-        "held": "goes on to its end, no finished probe trial runs twice, profile and report always whole, nothing left "
-        "behind; on its ledger alone the same is decided without a trial",
-        "faults": len(stages),
-        "in_stages": dict(Counter(stages)),
-        "runs": len(runs),
-        **{name: sum(one[name] for one in runs) for name in runs[0]},
-    }
+            figures += _kill_one(directory / f"run-{runs}", Path(temporary), in_order, rng)
+        runs += 1
+    return {"runs": runs, **figures}
 
 
-def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> dict[str, int]:
+def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> Counter[str]:
     """Kill one tuning in each of these stages, in turn its whole process group and the process alone."""
     directory.mkdir()
-    place = TunePlace(directory=directory / "killed", temporary=temporary)
-    place.make()
+    place = TunePlace(directory / "killed", temporary)
     kills = starts = 0
     while kills < len(stages):
         starts += 1
@@ -170,14 +157,12 @@ def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: rand
     answer = place.finish()
     place.check_files()
     assert [one["status"] for one in answer["stages"] if one["name"] in STAGES] == ["done"] * len(STAGES), answer
-    repeated = _repeated_steps(place)
+    steps = [one for one in place.trials() if one["job"] == "step" and one["outcome"]["kind"] in REPEATED]
+    repeated = [key for key, count in Counter(one["key"] for one in steps).items() if count > 1]
     assert not repeated, f"ran twice: {repeated}"
-    return {
-        "starts": starts + 1,
-        "trials": len(place.trials()),
-        "trials_replayed": _replay(place, directory / "replayed"),
-        "files_read_while_it_ran": sum(place.seen.values()),
-    }
+    replayed = _replay(place, TunePlace(directory / "replayed", temporary))
+    trials = {"trials": len(place.trials()), "trials_replayed": replayed}
+    return Counter({"faults": kills, "files_read_while_it_ran": place.files_read} | trials)
 
 
 def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
@@ -206,25 +191,13 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
     return struck
 
 
-def _repeated_steps(place: TunePlace) -> list[str]:
-    """Step trials that had come to something, and ran again."""
-    done = Counter(one["key"] for one in place.trials() if one["job"] == "step" and one["outcome"]["kind"] in REPEATED)
-    return [key for key, count in done.items() if count > 1]
-
-
-def _replay(place: TunePlace, directory: Path) -> int:
+def _replay(place: TunePlace, again: TunePlace) -> int:
     """The same command where there is nothing but the ledger: it decides the same, and runs no trial."""
-    again = TunePlace(directory=directory, temporary=place.temporary)
-    directory.mkdir()
-    shutil.copy(place.directory / "tiny.json", directory)
-    shutil.copytree(place.directory / "data", directory / "data")
     shutil.copytree(place.report / "ledger", again.report / "ledger")
     again.finish()
     before, after = place.trials(), again.trials()
     new = [one["label"] for one in after[len(before) :]]
     assert not new, f"measured again: {new}"
-    first, second = read_profile(place.profile).profile, read_profile(again.profile).profile
-    assert first.train == second.train
-    assert first.constraints == second.constraints
-    assert first.evidence == second.evidence
+    decided = attrgetter("train", "constraints", "evidence")
+    assert decided(read_profile(place.profile).profile) == decided(read_profile(again.profile).profile)
     return len(after)

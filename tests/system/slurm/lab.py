@@ -16,8 +16,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from tests.system.faults.kills import until
 
@@ -27,11 +29,12 @@ PARTITION = "short"
 DEAD_AFTER_S = 6
 """A node that does not answer for so long is down (the default is 300)."""
 _END_TIMEOUT_S = 20.0
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def missing() -> str | None:
     """What keeps a cluster from being started here; None if nothing does."""
-    absent = [name for name in PROGRAMS if _program(name) is None]
+    absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (Debian: slurm-wlm, munge)"
     try:
@@ -50,7 +53,9 @@ class Lab:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.environment = _without_slurm(os.environ) | {"SLURM_CONF": str(place / "slurm.conf")}
+        others = ("SLURM", "SBATCH", "MUNGE")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        self.environment = inherited | {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _PATH}
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -59,7 +64,7 @@ class Lab:
             (self.place / name).mkdir()
         (self.place / "slurm.conf").write_text(_configuration(self.place))
         key = self.place / "munge.key"
-        subprocess.run([_found("mungekey"), "--create", "--force", f"--keyfile={key}"], check=True)
+        subprocess.run(["mungekey", "--create", "--force", f"--keyfile={key}"], env=self.environment, check=True)
         key.chmod(0o600)
         self._start("munged", "--foreground", "--force", f"--socket={self.place / 'munge.socket'}",
                     f"--key-file={key}", f"--pid-file={self.place / 'munged.pid'}",
@@ -79,13 +84,12 @@ class Lab:
         daemon = self.daemons.pop(node)
         daemon.kill()  # first: alive, it would tell of its steps' end
         daemon.wait()
-        for pid in self._steps(node):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(self._steps(node))
 
     def ask(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
-        return done.stdout
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=30
+        ).stdout
 
     def job(self, number: str) -> dict[str, str]:
         return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number)))
@@ -119,23 +123,17 @@ class Lab:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(left)
 
     def _start(self, program: str, *arguments: str, name: str | None = None) -> None:
         with (self.place / "log" / f"{name or program}.out").open("ab") as log:
             self.daemons[name or program] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", _found(program), *arguments],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.place,
+                ["setpriv", "--pdeathsig", "TERM", program, *arguments],
+                env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.place,
                 start_new_session=True,  # a terminal's Ctrl-C is not for them
                 # Nodes have all processors, though a test that runs beside others has one.
                 preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),  # noqa: PLW1509 - one call
-            )
+            )  # fmt: skip
 
     def _is_idle(self) -> bool:
         dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
@@ -145,20 +143,15 @@ class Lab:
 
     def _steps(self, node: str) -> list[int]:
         """Processes of this lab's jobs on a node; before them what watches over them, and would tell of their end."""
-        ours = f"SLURM_CONF={self.place / 'slurm.conf'}".encode()
-        found: list[int] = []
+        ours = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}.items()
+        found = [one for one in psutil.process_iter(["environ"]) if ours <= (one.info["environ"] or {}).items()]
         watching: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):
-                environment = (entry / "environ").read_bytes().split(b"\0")
-                if ours in environment and f"SLURMD_NODENAME={node}".encode() in environment:
-                    found.append(int(entry.name))
-                    parent = re.search(r"^PPid:\s+(\d+)$", (entry / "status").read_text(), re.MULTILINE)
-                    if parent and (Path("/proc") / parent[1] / "comm").read_text().startswith("slurmstepd"):
-                        watching.append(int(parent[1]))
-        return [*dict.fromkeys(watching), *found]
+        for one in found:
+            with contextlib.suppress(psutil.Error):
+                parent = one.parent()
+                if parent is not None and parent.name().startswith("slurmstepd"):
+                    watching.append(parent.pid)
+        return [*dict.fromkeys(watching), *(one.pid for one in found)]
 
 
 @contextlib.contextmanager
@@ -219,28 +212,17 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
-def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(("SLURM", "SBATCH", "MUNGE"))}
-
-
-def _program(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-
-
-def _found(name: str) -> str:
-    program = _program(name)
-    assert program is not None, name
-    return program
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

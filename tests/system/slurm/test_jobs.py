@@ -94,6 +94,19 @@ def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
           lambda: logs_of(work, name) + lab.logs())  # fmt: skip
 
 
+def log_of(work: Path, name: str, job: str) -> str:
+    return (work / "runs" / name / "logs" / f"{job}.log").read_text()
+
+
+def site_with(work: Path, name: str, *lines: str) -> str:
+    """A site whose commands go through lines of shell."""
+    wrapper = work / f"{name}.sh"
+    wrapper.write_text("\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""]))
+    wrapper.chmod(0o755)
+    (work / f"{name}.toml").write_text(f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}')
+    return f"{name}.toml"
+
+
 def logs_of(work: Path, name: str) -> str:
     return "\n".join(f"== {path.name}\n{path.read_text()}" for path in (work / "runs" / name / "logs").glob("*"))
 
@@ -118,12 +131,7 @@ def contained(work) -> str:
     inside.mkdir()
     for program in ("bash", "sh", "env"):
         (inside / program).symlink_to(shutil.which(program))
-    wrapper = work / "container.sh"
-    wrapper.write_text(f'#!/bin/sh\nexport PATH={inside}\nexec "$@"\n')
-    wrapper.chmod(0o755)
-    site = (work / "site.toml").read_text()
-    (work / "contained.toml").write_text(f'command_prefix = "{wrapper}"\n{site}')
-    return "contained.toml"
+    return site_with(work, "contained", f"export PATH={inside}")
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +143,18 @@ def tuned(autotune, contained, probed) -> subprocess.CompletedProcess[str]:
     return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
 
 
-def test_a_tuning_from_outside_any_allocation_is_one_job_and_yields_profile_and_report(tuned, work):
+def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, work):
     told = json.loads(tuned.stdout)
     assert told["exit_code"] == 0
-    found = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
-    assert found["evidence"]["probe"]["feasible_max"] == 8
-    assert "chosen" in found["evidence"]["workers"]
+    (second,) = told["then"]
+    assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
+    profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
+    assert profile["evidence"]["probe"]["feasible_max"] == 8
+    assert "chosen" in profile["evidence"]["workers"]
+    assert profile["provenance"]["commands"] == ["probe", "workers", "network", "baseline"]
     report = (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
     assert "# Tuning report" in report
     assert "2 nodes" in report
-
-
-def test_the_network_of_two_nodes_is_measured_by_a_second_job_on_request(tuned, work):
-    (second,) = json.loads(tuned.stdout)["then"]
-    assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
-    profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
-    assert profile["provenance"]["commands"] == ["probe", "workers", "network", "baseline"]
     found = profile["evidence"]["network"]
     assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
     (link,) = found["links"]
@@ -176,11 +180,8 @@ def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, wor
     assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
-def test_without_slurm_a_login_node_measures_nothing(autotune, lab):
+def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(autotune, lab, work):
     assert "--slurm" in autotune(*PROBE, code=5).stderr
-
-
-def test_slurms_own_words_about_an_unknown_partition_are_passed_on(autotune, lab, work):
     (work / "wrong.toml").write_text('[slurm]\npartition = "nowhere"\n')
     refused = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
     assert "invalid partition specified: nowhere" in refused
@@ -215,24 +216,17 @@ def test_a_preempted_job_saves_requeues_itself_and_finishes(preempted, work):
     assert steps == list(range(1, STEPS + 1))
 
 
-def test_two_nodes_train_together_each_with_all_its_processors_and_its_own_log(preempted, work):
-    header = json.loads((work / "runs" / "two" / "run.json").read_text())
-    assert header["world_size"] == 2
-    log = (work / "runs" / "two" / "logs" / f"{preempted['JobId']}.log").read_text()
+def test_two_nodes_train_together_and_a_port_that_is_taken_gives_way_to_the_next(preempted, work, autotune):
+    run = work / "runs" / "two"
+    assert json.loads((run / "run.json").read_text())["world_size"] == 2
+    log = log_of(work, "two", preempted["JobId"])
     for node in NODES:
         assert log.count(f"preflight: {node}: {CPUS} CPU") == 2  # before each start
-        assert (work / "runs" / "two" / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
-
-
-def test_a_port_that_is_taken_gives_way_to_the_next_and_it_is_said(preempted, work):
+        assert (run / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
     taken, following, *_ = derived_ports(int(preempted["JobId"]))
-    log = (work / "runs" / "two" / "logs" / f"{preempted['JobId']}.log").read_text()
     assert f"port {taken} of lab1 is taken by somebody else; using {following}" in log
-
-
-def test_the_login_node_sees_how_the_run_ended(preempted, autotune):
-    (run,) = json.loads(autotune("launch", "status", "runs/two", "--json").stdout)["runs"]
-    assert (run["state"], run["step"], run["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
+    (told,) = json.loads(autotune("launch", "status", "runs/two", "--json").stdout)["runs"]
+    assert (told["state"], told["step"], told["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
 
 
 def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_done(preempted, lab, work, autotune):
@@ -242,7 +236,7 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
     assert lab.job(second)["Reason"] == "Dependency"
     lab.ask("scancel", first)
     assert lab.wait_for(second, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
-    log = (work / "runs" / "two" / "logs" / f"{second}.log").read_text()
+    log = log_of(work, "two", second)
     assert "nothing to do: the run ended with code 0" in log
     assert "preflight" not in log
 
@@ -268,7 +262,7 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
         check=True,
     ).stdout.strip()  # fmt: skip
     job = lab.wait_for(number, "COMPLETED", "FAILED")
-    log = (work / "runs" / "refused" / "logs" / f"{number}.log").read_text()
+    log = log_of(work, "refused", number)
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "6:0"), log
     assert not (work / "runs" / "refused" / "run.json").exists()
     return log
@@ -290,22 +284,17 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert "does srun in the script say --cpus-per-task?" in log
 
 
-def as_another_on_lab2(work: Path, body: str) -> Path:
-    """A site whose second node is unlike the first: what runs there goes through a few lines of shell."""
-    wrapper = work / "wrapper.sh"
-    wrapper.write_text(f'#!/bin/sh\nif [ "$SLURMD_NODENAME" = lab2 ]; then\n{body}\nfi\nexec "$@"\n')
-    wrapper.chmod(0o755)
-    site = work / "unlike.toml"
-    site.write_text(f'command_prefix = "{wrapper}"\n[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\n')
-    return site
+def refused_with_another(autotune, lab: Lab, work: Path, line: str) -> str:
+    """Submit where the second node is unlike the first; what the log says."""
+    site = site_with(work, "unlike", f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line}; fi')
+    return refused_by_preflight(lab, work, script_of(autotune, "--site", site))
 
 
 def test_a_node_with_other_code_is_refused_by_name(lab, work, autotune, profile):
     shutil.copytree(Path(trainer.__file__).parent, work / "other" / "trainer")
     with (work / "other" / "trainer" / "words.py").open("w") as file:
         file.write("# another version\n")
-    site = as_another_on_lab2(work, f"export PYTHONPATH={work / 'other'}")
-    log = refused_by_preflight(lab, work, script_of(autotune, "--site", str(site)))
+    log = refused_with_another(autotune, lab, work, f"export PYTHONPATH={work / 'other'}")
     assert "lab2: code is " in log
     assert "Install the version of this package" in log
     assert "preflight: lab1: " in log
@@ -315,8 +304,7 @@ def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile)
     elsewhere = work / "elsewhere"
     write_dataset(elsewhere / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
     (elsewhere / "profiles").symlink_to(work / "profiles")
-    site = as_another_on_lab2(work, f"cd {elsewhere}")
-    log = refused_by_preflight(lab, work, script_of(autotune, "--site", str(site)))
+    log = refused_with_another(autotune, lab, work, f"cd {elsewhere}")
     assert "lab2: dataset is " in log
     assert "autotune data verify" in log
 
@@ -335,12 +323,9 @@ def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
-    wrapper = work / "late.sh"
-    wrapper.write_text('#!/bin/sh\necho begun\nsleep 10\nexec "$@"\n')
-    wrapper.chmod(0o755)
-    (work / "late.toml").write_text(f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}')
+    site = site_with(work, "late", "echo begun", "sleep 10")
     process = start(
-        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "late.toml", "--wait"],
+        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", site, "--wait"],
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None

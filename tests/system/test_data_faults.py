@@ -1,0 +1,156 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.process import start as start_child
+from tests.system.faults.corpora import (
+    content,
+    kill_prepare,
+    kill_processes,
+    kill_stage,
+    make_dataset,
+    partials,
+    prepare_command,
+    stage_command,
+    wait_for_copy,
+    write_raw,
+)
+from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
+from tests.system.faults.mutations import mutate, mutate_files
+from tests.system.faults.tune import kill_tune
+from trainer.errors import BadConfig
+from trainer.stage import stage
+
+pytestmark = pytest.mark.system
+
+needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
+
+
+def test_preparing_killed_at_any_moment_goes_on_and_ends_byte_identical(tmp_path):
+    assert kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
+
+
+def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
+    assert kill_prepare(tmp_path, points=1, seed=2, kill=kill_processes, lines=6_000)["kills"] == 1
+
+
+@pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
+def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
+    raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
+    command = prepare_command(raw, tmp_path / "data", workers)
+    process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until(lambda: list(tmp_path.glob(".data.*/extract-samples/0*")), "extracting")
+    children = psutil.Process(process.pid).children(recursive=True)
+    asked_s = time.monotonic()
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    stopped_s = time.monotonic() - asked_s
+    assert process.returncode == code
+    assert "the same command goes on" in told
+    assert "Traceback" not in told
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert stopped_s < 15
+    assert not (tmp_path / "data").exists()
+    # That the bytes are the same too is tested where it is killed.
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(again.stdout)["samples"] > 0
+
+
+@needs_mount
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(tmp_path, workers):
+    raw, expected = write_raw(tmp_path / "raw"), tmp_path / "whole"
+    subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
+    # Full at one stage after the other: the first is too small for anything, the last almost large enough.
+    sizes_mib = (1, 5, 7, 9)
+    with small_disk(tmp_path / "disk", sizes_mib[0] * 2**20) as disk:
+        command = prepare_command(raw, disk / "data", workers)
+        for number, size_mib in enumerate(sizes_mib):
+            resize(disk, size_mib * 2**20)
+            full = subprocess.run(command, capture_output=True, text=True, check=False)
+            if full.returncode == 0:
+                assert number > 1, "nothing was ever full"
+                break
+            assert full.returncode == 3, full.stderr
+            assert "no space left" in full.stderr
+            assert "same command then goes on" in full.stderr
+            assert "Traceback" not in full.stderr
+            assert not (disk / "data").exists()
+        resize(disk, 200 * 2**20)
+        subprocess.run(command, capture_output=True, check=True)
+        assert content(disk / "data") == content(expected)
+
+
+def test_staging_killed_at_any_moment_is_repaired_by_the_next_call(tmp_path):
+    assert kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
+
+
+def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_path):
+    source = make_dataset(tmp_path / "source", 48)
+    # On a busy machine a copy may be done before it is seen.
+    for attempt in range(5):
+        local = tmp_path / f"local-{attempt}"
+        local.mkdir()
+        process = start(stage_command(source, local))
+        wait_for_copy(local, process)
+        process.send_signal(signal.SIGINT)
+        if process.wait(60):
+            break
+    assert process.returncode == 130
+    assert partials(local) == []
+    assert list(local.rglob("*.npy")) == []
+
+
+@needs_mount
+def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full_of_killed_copies_is_cleared(tmp_path):
+    source = make_dataset(tmp_path / "source", 16)
+    with small_disk(tmp_path / "disk", 4 * 2**20) as disk:
+        small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
+        assert small.returncode == 3
+        assert "has 4 MiB free, and the dataset takes 17 MiB" in small.stderr
+        assert "next: Free 77 MiB there" in small.stderr
+        assert list(disk.rglob("*.npy")) == []
+        resize(disk, 100 * 2**20)
+        filler = disk / "filler"
+        with pytest.raises(BadConfig, match=r"MiB free, and the dataset takes 17 MiB") as caught:
+            stage(source, disk, update=lambda *_: filler.exists() or fill_up(filler))
+        assert caught.value.next_step.startswith("Free ")
+        assert partials(disk) == []
+        assert list(disk.rglob("*.npy")) == []
+        filler.unlink()
+        half = disk / f"autotune-{os.getuid()}" / ".partial-0123456789abcdef-01234567"
+        half.mkdir(parents=True)
+        fill_up(half / "train-tokens-00000.npy")
+        done = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=True)
+        told = json.loads(done.stdout)
+        assert told["copied"]
+        assert content(Path(told["directory"])) == content(source)
+
+
+def test_a_tuning_killed_in_a_stage_goes_on_and_decides_what_its_ledger_says(tmp_path):
+    found = kill_tune(tmp_path, points=1, seed=1)
+    assert (found["faults"], found["runs"]) == (1, 1)
+    assert found["trials_replayed"] == found["trials"] > 0
+    assert found["files_read_while_it_ran"] > 0
+
+
+def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
+    found = mutate_files(tmp_path, points=300, seed=1)
+    assert found["tracebacks"] == 0, found["first_traceback"]
+    assert min(found["by_kind"].values()) > 0
+    assert found["by_exit_code"]["3"] > 50  # refused with a message; the rest is still of its format
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
+def test_a_mutation_depends_on_its_draws_alone(suffix):
+    content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
+    damaged = {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
+    assert damaged == {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
+    assert len(damaged) > 20
