@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,8 +57,7 @@ def restored(batch: MicroBatch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_samples_are_framed_in_their_places_and_the_rest_is_padding(patterned_dataset, layout):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_samples_are_framed_in_their_places_and_the_rest_is_padding(dataset, layout):
     config = _config(layout=layout, seq_length_tokens=32)
     plan = make_plan(config, len(dataset), 1)
     source = MicroBatchSource(dataset, config, plan)
@@ -73,13 +73,6 @@ def test_samples_are_framed_in_their_places_and_the_rest_is_padding(patterned_da
         assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
 
 
-def test_ids_travel_as_they_are_stored(patterned_dataset):
-    (batch,) = batches(TokenDataset.open(patterned_dataset), _config(), 1)
-    assert batch.ids_BS.dtype == batch.targets_P.dtype == torch.uint16
-    assert batch.starts_N.dtype == batch.tokens_N.dtype == batch.predicted_P.dtype == torch.int32
-    assert batch.wide_ids_BS().dtype == torch.int64
-
-
 def test_rows_are_framed_padded_and_cut(make_dataset):
     dataset = TokenDataset.open(make_dataset([[50] * 5, [60] * 100]))
     (batch,) = batches(dataset, _config(global_batch_rows=2), 1)
@@ -89,46 +82,40 @@ def test_rows_are_framed_padded_and_cut(make_dataset):
     assert (batch.wide_ids_BS()[batch.attention_BS() == 0] == 0).all()
 
 
-def test_labels_are_the_targets_in_their_places(patterned_dataset):
-    (batch,) = batches(TokenDataset.open(patterned_dataset), _config(masking_probability=0.5), 1)
+def test_ids_travel_as_they_are_stored_and_labels_are_the_targets_in_their_places(dataset):
+    (batch,) = batches(dataset, _config(masking_probability=0.5), 1)
+    assert batch.ids_BS.dtype == batch.targets_P.dtype == torch.uint16
+    assert batch.starts_N.dtype == batch.tokens_N.dtype == batch.predicted_P.dtype == torch.int32
+    assert batch.wide_ids_BS().dtype == torch.int64
     labels = batch.labels_BS()
     assert int((labels != IGNORED_LABEL).sum()) == batch.predicted_tokens > 0
     assert labels.flatten()[batch.predicted_P.long()].tolist() == batch.targets_P.long().tolist()
 
 
-def test_dynamic_rows_are_as_wide_as_the_longest_of_their_micro_batch(make_dataset):
-    lengths = (3, 4, 5, 200, 201, 202)
-    dataset = TokenDataset.open(make_dataset([[50] * length for length in lengths]))
-    config = _config(layout="dynamic", seq_length_tokens=150, micro_batch_rows=2, global_batch_rows=6)
-    for batch in batches(dataset, config, 3):
+def test_dynamic_and_bucketed_rows_are_as_wide_as_the_longest_of_their_micro_batch_needs(make_dataset):
+    dataset = TokenDataset.open(make_dataset([[50] * length for length in (3, 4, 5, 200, 201, 202)]))
+    dynamic = _config(layout="dynamic", seq_length_tokens=150, micro_batch_rows=2, global_batch_rows=6)
+    for batch in batches(dataset, dynamic, 3):
         assert batch.ids_BS.shape == (2, int(batch.tokens_N.max()))
         assert batch.ids_BS.shape[1] <= 150
-
-
-def test_bucketed_rows_are_as_wide_as_the_longest_needs(make_dataset):
-    samples = [[50] * length for length in (3, 4, 5, 200, 201, 202)]
-    config = _config(layout="bucketed", seq_length_tokens=512, micro_batch_rows=3, global_batch_rows=6)
-    short, long = batches(TokenDataset.open(make_dataset(samples)), config, 2)
-    assert short.ids_BS.shape == (3, 64)
-    assert long.ids_BS.shape == (3, 256)
+    bucketed = _config(layout="bucketed", seq_length_tokens=512, micro_batch_rows=3, global_batch_rows=6)
+    assert [batch.ids_BS.shape for batch in batches(dataset, bucketed, 2)] == [(3, 64), (3, 256)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_loader_processes_change_nothing_about_the_batches(patterned_dataset, layout, workers):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_loader_processes_change_nothing_about_the_batches(dataset, layout, workers):
     alone = batches(dataset, _config(layout=layout), 12)
-    config = _config(layout=layout, data=DataSettings(loader_workers=workers, prefetch_batches=3))
-    shared = batches(dataset, config, 12)
+    shared = batches(dataset, _config(layout=layout, data=DataSettings(loader_workers=workers, prefetch_batches=3)), 12)
     assert [content(batch) for batch in alone] == [content(batch) for batch in shared]
     assert [batch.after for batch in alone] == [batch.after for batch in shared]
 
 
-def test_loader_processes_are_forked_whatever_pythons_default_is(patterned_dataset):
+def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
     class Unsendable(MicroBatchSource):
         """A class that no other process could import."""
 
-    dataset, config = TokenDataset.open(patterned_dataset), _config(data=DataSettings(loader_workers=1))
+    config = _config(data=DataSettings(loader_workers=1))
     plan = make_plan(config, len(dataset), 1)
     plans = islice(micro_batch_plans(dataset, config, plan, 0), 2)
     before = multiprocessing.get_start_method()
@@ -156,9 +143,7 @@ def test_starting_anywhere_continues_bit_for_bit(patterned_dataset, layout, befo
     assert [content(batch) for batch in whole[before * accumulation :]] == [content(batch) for batch in rest]
 
 
-def test_the_corrupted_samples_do_not_depend_on_the_number_of_ranks(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-
+def test_the_corrupted_samples_do_not_depend_on_the_number_of_ranks(dataset):
     def rows(world: int) -> list[bytes]:
         config = _config(layout="packed", global_batch_rows=12)
         found = []
@@ -171,17 +156,13 @@ def test_the_corrupted_samples_do_not_depend_on_the_number_of_ranks(patterned_da
 
 
 def test_rows_that_a_rank_lacks_are_empty_and_weigh_nothing(make_dataset):
-    dataset = TokenDataset.open(make_dataset([[50] * 5] * 10))
+    dataset = TokenDataset.open(make_dataset([[50] * 5]))
     (batch,) = batches(dataset, _config(global_batch_rows=3), 1, world=2, rank=1)
     assert batch.ids_BS.shape[0] == 2
     assert batch.real_tokens == 7
     assert (batch.labels_BS()[1] == IGNORED_LABEL).all()
     assert batch.attention_BS()[1].sum() == 1
-
-
-def test_a_batch_of_nothing_but_empty_rows_can_be_made(make_dataset):
-    dataset = TokenDataset.open(make_dataset([[50] * 5]))
-    first, second = batches(dataset, _config(global_batch_rows=1, max_epochs=1), 2)
+    first, second = batches(dataset, _config(global_batch_rows=1, max_epochs=1), 2)  # of no row at all
     assert (first.real_tokens, second.real_tokens, second.predicted_tokens) == (7, 0, 0)
 
 
@@ -206,9 +187,8 @@ def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(make_dataset, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bounded_memory_whatever_was_visited(patterned_dataset, layout):
+def test_bounded_memory_whatever_was_visited(dataset, layout):
     # What a batch needs is freed with it: the most that is held at once does not grow with what was read.
-    dataset = TokenDataset.open(patterned_dataset)
     config = _config(layout=layout, seq_length_tokens=64)
     plan = make_plan(config, len(dataset), 1)
     plans = micro_batch_plans(dataset, config, plan, 0)
@@ -225,12 +205,11 @@ def test_bounded_memory_whatever_was_visited(patterned_dataset, layout):
 
 
 @pytest.fixture
-def supply_of(patterned_dataset):
+def supply_of(dataset):
     made = []
 
     def make(**changes) -> Supply:
         config = config_of(micro_batch_rows=4, **changes)
-        dataset = TokenDataset.open(patterned_dataset)
         plan = make_plan(config, len(dataset), world_size=1)
         made.append(Supply(dataset, config, plan, join_ranks(config, environment={})))
         return made[-1]
@@ -254,9 +233,11 @@ def steps_of(supply, count):
 def test_a_supply_that_goes_on_from_a_position_gives_what_an_uninterrupted_one_does(supply_of, layout, workers):
     changes = {"layout": layout, "data": DataSettings(loader_workers=workers)}
     whole = supply_of(**changes)
+    assert whole.whole_position() == whole.position
     whole.start_at(whole.position)
     before = steps_of(whole, 3)
     position = whole.whole_position()
+    assert position == whole.position
     assert (position.steps, position.rows) == (3, 24)
     after = steps_of(whole, 3)
     assert all(len(batches) == 2 and samples for batches, samples in after)
@@ -266,26 +247,11 @@ def test_a_supply_that_goes_on_from_a_position_gives_what_an_uninterrupted_one_d
     whole.close()
     again = supply_of(**changes)
     again.start_at(position)
-    again.wait_for_first()  # which takes nothing
+    first = again.wait_for_first()  # which takes nothing
+    again.compare_first()
+    assert again.position == position
+    assert [content(batch) for batch in first] == after[0][0]
     assert steps_of(again, 3) == after
-
-
-def test_a_rank_alone_knows_where_the_whole_job_is(supply_of):
-    supply = supply_of()
-    assert supply.whole_position() == supply.position
-    supply.start_at(supply.position)
-    steps_of(supply, 2)
-    assert supply.whole_position() == supply.position
-    assert supply.position.steps == 2
-
-
-def test_the_first_step_can_be_looked_at_before_it_is_taken(supply_of):
-    supply = supply_of()
-    supply.start_at(supply.position)
-    first = supply.wait_for_first()
-    supply.compare_first()
-    assert supply.position.steps == 0
-    assert [content(batch) for batch in first] == steps_of(supply, 1)[0][0]
 
 
 def test_behind_the_last_epoch_there_is_no_step(supply_of):
@@ -337,84 +303,54 @@ class Scripted(Mark):
         return next(self.answers)
 
 
-class Clock:
-    """The host's clock, which passes while the loader is slow, and not otherwise."""
-
-    def __init__(self) -> None:
-        self.now_s = 5.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    clock = Clock()
+@pytest.fixture
+def slow_loader(monkeypatch):
+    """A loader in whose time alone the host's clock passes."""
+    clock = SimpleNamespace(now_s=5.0, perf_counter=lambda: clock.now_s)
     monkeypatch.setattr(feed, "time", clock)
-    return clock
+
+    def load() -> Iterator[str]:
+        while True:
+            clock.now_s += SLOW_S
+            yield "batch"
+
+    return load()
 
 
-def slow_loader() -> Iterator[str]:
-    while True:
-        feed.time.now_s += SLOW_S
-        yield "batch"
-
-
-def waited(*answers: bool, count: int = 1) -> float:
-    """What is counted, by whether the device had come to its end whenever it is asked; its clock stands at two moments.
-
-    Without an answer it was given nothing yet.
-    """
-    wait = DataWait(lambda: Mark(CAME_S))
-    if answers:
+@pytest.mark.parametrize(
+    ("answers", "count", "came_s", "waited_s"),
+    [
+        (None, 1, CAME_S, SLOW_S),
+        ([True], 1, CAME_S, SLOW_S),
+        ([True] * 3, 3, CAME_S, 3 * SLOW_S),
+        ([False, False], 1, CAME_S, 0.0),
+        ([False, True], 1, CAME_S, CAME_S - ENDED_S),
+        ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S),
+        ([False, True], 1, ENDED_S - 0.001, 0.0),
+    ],
+    ids=[
+        "before the first step", "nothing to do", "nothing to do for any micro-batch", "always at work",
+        "ran dry until the batch came", "ran dry, and waited wholly for the next micro-batch",
+        "clocks that disagree by a little",
+    ],
+)  # fmt: skip
+def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, count, came_s, waited_s):
+    """The device had come to the end of its work, or not, whenever it is asked."""
+    wait = DataWait(lambda: Mark(came_s))
+    if answers is not None:
         wait.gave(Scripted(answers=iter(answers)))
-    assert wait.take(slow_loader(), count) == ["batch"] * count
-    return wait.read()
-
-
-def test_before_the_first_step_all_of_the_wait_counts():
-    assert waited() == pytest.approx(SLOW_S)
-
-
-def test_a_device_that_had_nothing_to_do_waited_all_the_time():
-    assert waited(True) == pytest.approx(SLOW_S)
-
-
-def test_a_device_that_was_at_work_all_the_time_waited_for_nothing():
-    assert waited(False, False) == 0.0
-
-
-def test_a_device_that_ran_dry_meanwhile_waited_from_its_end_until_the_batch_came():
-    assert waited(False, True) == pytest.approx(CAME_S - ENDED_S)
-
-
-def test_waits_of_all_micro_batches_of_a_step_add_up():
-    assert waited(True, True, True, count=3) == pytest.approx(3 * SLOW_S)
-
-
-def test_a_device_that_ran_dry_waits_wholly_for_the_other_micro_batches_of_the_step():
-    assert waited(False, False, False, True, count=3) == pytest.approx(CAME_S - ENDED_S + SLOW_S)
-
-
-def test_clocks_that_disagree_by_a_little_give_no_negative_wait():
-    wait = DataWait(lambda: Mark(ENDED_S - 0.001))
-    wait.gave(Scripted(answers=iter((False, True))))
-    wait.take(iter(["batch"]), 1)
+    assert wait.take(slow_loader, count) == ["batch"] * count
+    assert wait.read() == pytest.approx(waited_s)
     assert wait.read() == 0.0
 
 
-def test_what_was_read_is_not_counted_again():
+def test_a_device_that_ran_dry_has_nothing_until_it_is_given_more(slow_loader):
     wait = DataWait(lambda: Mark(CAME_S))
     wait.gave(Scripted(answers=iter((False, True))))
-    wait.take(slow_loader(), 1)
+    wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(CAME_S - ENDED_S)
-    assert wait.read() == 0.0
-    wait.take(slow_loader(), 1)
+    wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(SLOW_S)
-
-
-def test_a_cpu_is_always_ready_for_the_next_batch():
-    wait = DataWait(lambda: Mark(1.0))
-    wait.gave(Mark(1.0))
-    wait.take(slow_loader(), 1)
+    wait.gave(Mark(1.0))  # of a CPU, which is always ready
+    wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(SLOW_S)
