@@ -53,9 +53,6 @@ def test_places_tell_document_and_position_of_every_token(batch):
         position[start : start + tokens] = torch.arange(tokens)
     assert torch.equal(document_BS.flatten().float(), document)
     assert torch.equal(position_BS.flatten().float(), position)
-
-
-def test_places_of_a_batch_without_documents_are_all_padding():
     assert not document_places(_nothing())[0].any()
 
 
