@@ -236,20 +236,18 @@ def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):
     read_checkpoint(path)
 
 
-@pytest.mark.parametrize("name", ["../rank-00000.safetensors", "/etc/passwd", "..", "", "a\0b"])
-def test_a_manifest_that_names_a_file_elsewhere_is_refused(tmp_path, name):
-    def lead_away(table):
+def _lead_away(name):
+    def change(table):
         table["files"][0]["name"] = table["tensors"]["weights.a"]["parts"][0]["file"] = name
 
-    path = write_checkpoint(tmp_path)
-    changed(path, lead_away)
-    with pytest.raises(BadCheckpoint, match="names files elsewhere"):
-        read_checkpoint(path)
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        *((_lead_away(name), "names files elsewhere")
+          for name in ("../rank-00000.safetensors", "/etc/passwd", "..", "", "a\0b")),
         (lambda table: table["tensors"]["weights.a"]["parts"][0].update(file="rank-00001.safetensors"),
          "does not list all of its files"),
         (lambda table: table.update(unknown=1), "unknown"),

@@ -126,7 +126,7 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
     ],
     ids=["plain", "workers", "bucketed", "accumulated"],
 )
-def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(changes):
+def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weights_bit_by_bit(changes):
     changes = {"max_steps": 7, **changes}
     _run("plain", **changes)
     for asked_after, steps in ((2, 3), (4, 5)):
@@ -138,16 +138,9 @@ def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(changes
     _check_same("r")
     assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (3, "step-000000005", 5)
     assert len(_events(run, "stopped")) == len(_events(run, "resumed")) == 2
-
-
-def test_a_checkpoint_taken_on_the_way_leads_to_the_same_end_in_another_run():
-    settings = {"model": DROPOUT, "max_steps": 8, "checkpoint": CheckpointSettings(interval_steps=3, keep_last=9)}
-    _run("plain", **settings)
-    root = Path("plain").absolute() / CHECKPOINTS_DIRECTORY
-    assert [int(path.name[-1]) for path in list_checkpoints(root)] == [8, 6, 3, 0]
-    fork = _run("fork", resume=str(root / "step-000000003"), **settings)
+    origin = str((CHECKPOINTS / "step-000000003").absolute())
+    assert _run("fork", resume=origin, **changes).header.resumed_from == origin
     _check_same("fork", after=3)
-    assert fork.header.resumed_from == str(root / "step-000000003")
 
 
 def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
@@ -184,26 +177,29 @@ def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again():
     assert run.startup.total_s == pytest.approx(sum(run.startup.model_dump(exclude={"total_s"}).values()))
 
 
-def test_without_checkpoints_nothing_is_saved_before_the_end():
-    settings = {"max_steps": 5, "checkpoint": CheckpointSettings(enabled=False, interval_steps=1)}
-    run, ending = _train(asked_after=2, **settings)
-    assert (ending.exit_code, ending.checkpoint) == (75, None)
-    assert "step 3 is not saved" in run.events[-1].message
-    assert list_checkpoints(CHECKPOINTS) == []
-
-
-def test_a_disk_that_takes_no_checkpoint_ends_no_training_which_says_so_when_it_leaves(monkeypatch):
+@pytest.fixture
+def full_disk(monkeypatch):
     monkeypatch.setattr(CheckpointWriter, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    settings = {"checkpoint": CheckpointSettings(interval_steps=2)}
-    run, ending = _train(max_steps=4, **settings)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_disk_that_takes_no_checkpoint_ends_no_training():
+    run, ending = _train(max_steps=4, checkpoint=CheckpointSettings(interval_steps=2))
     assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
     assert [(event.kind, event.step) for event in run.events[:3]] == [("save_failed", step) for step in (0, 2, 4)]
     assert {event.kind for event in run.events} == {"save_failed"}
     assert Path("r/model/model.safetensors").is_file()
-    run, ending = _train("left", asked_after=2, max_steps=9, **settings)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
+    run, ending = _train(asked_after=2, max_steps=5, checkpoint=CheckpointSettings(enabled=enabled, interval_steps=1))
     assert (ending.exit_code, ending.checkpoint) == (75, None)
     (stopped,) = _events(run, "stopped")
     assert "step 3 is not saved" in stopped.message
+    assert bool(_events(run, "save_failed")) == enabled
+    assert list_checkpoints(CHECKPOINTS) == []
 
 
 def test_saves_by_the_clock_happen_while_training_goes_on():
@@ -309,29 +305,19 @@ def test_training_gives_up_when_rolling_back_does_not_help(monkeypatch, max_roll
         assert all(value.isfinite().all() for value in load_file(path / "rank-00000.safetensors").values())
 
 
-def test_a_skipped_step_is_left_out_counted_and_named_with_its_samples(monkeypatch):
-    _Trouble(monkeypatch, {20})
+def test_a_skipped_step_is_counted_and_named_with_its_samples_by_a_run_that_went_on(monkeypatch):
     settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_rows": 4}
-    run, ending = _train(**settings)
-    assert ending.exit_code == 0
-    assert (run.steps[18].skipped_steps, run.steps[-1].skipped_steps) == (0, 1)
-    (spike,) = _events(run, "spike")
-    assert (spike.step, spike.action) == (20, "skip")
-    dataset, config = TokenDataset.open(Path("data")), config_of(**settings)
-    plans = list(micro_batch_plans(dataset, config, make_plan(config, len(dataset), 1), 0, steps=20))
-    assert spike.samples == sorted(sample for plan in plans[38:40] for sample in plan.segments.samples.tolist())
-
-
-def test_what_was_skipped_and_what_is_usual_is_remembered_when_a_run_goes_on(monkeypatch):
-    settings = {"max_steps": 22, "health": _health(on_spike="skip")}
     with monkeypatch.context() as patch:
         _Trouble(patch, {5}, factor=math.nan)
         _train(asked_after=18, **settings)
     _Trouble(monkeypatch, {1})
     run = _run(**settings)
-    (spike,) = _events(run, "spike")
+    assert [run.steps[step].skipped_steps for step in (3, 18, -1)] == [0, 1, 2]
+    (spike,) = _events(run, "spike")  # what is usual was saved with the run
     assert (spike.step, spike.action) == (20, "skip")
-    assert run.steps[-1].skipped_steps == 2
+    dataset, config = TokenDataset.open(Path("data")), config_of(**settings)
+    plans = list(micro_batch_plans(dataset, config, make_plan(config, len(dataset), 1), 0, steps=20))
+    assert spike.samples == sorted(sample for plan in plans[38:40] for sample in plan.segments.samples.tolist())
 
 
 def test_a_step_that_is_not_finite_is_left_out_by_default_and_its_checkpoint_is_not_one_to_return_to(monkeypatch):
