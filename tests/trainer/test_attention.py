@@ -95,19 +95,6 @@ def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a
     check_alike(learned(config, dataset), under_a_mask, gradient=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_device(window):
-    heads = [torch.empty(1, 2, 96, 32, device=META, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    edges = torch.empty(7, dtype=torch.int32, device=META)
-    attended, weights = attend_within_documents(
-        torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=48, scaling=32**-0.5, sliding_window=window
-    )
-    assert attended.shape == (1, 96, 2, 32)
-    assert weights is None
-    attended.sum().backward()
-    assert all(head.grad.shape == head.shape for head in heads)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(family, precision="bf16", device="cuda")

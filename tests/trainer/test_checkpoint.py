@@ -1,4 +1,3 @@
-import contextlib
 import errno
 import json
 import os
@@ -29,7 +28,7 @@ from trainer.checkpoint import (
     read_checkpoint,
     step_of,
 )
-from trainer.errors import BadConfig, DiskTrouble, TrainerError
+from trainer.errors import BadConfig, DiskTrouble
 from trainer.schema import canonical_sha256
 
 
@@ -61,21 +60,6 @@ def test_what_was_written_is_read_back(tmp_path):
     (file,) = manifest.files
     assert (path / file.name).read_bytes() == CONTENT
     assert parse_manifest(json.loads(manifest_text(manifest)), "told") == manifest
-
-
-def test_the_manifest_comes_last_and_nothing_is_seen_before_it_is_whole(tmp_path, monkeypatch):
-    written, plain = [], checkpoint.write_file
-
-    def watched(path, content, **options):
-        entry = plain(path, content, **options)
-        written.append((path.name, list_checkpoints(tmp_path)))
-        return entry
-
-    monkeypatch.setattr(checkpoint, "write_file", watched)
-    path = write_checkpoint(tmp_path)
-    assert [name for name, _ in written[:2]] == ["rank-00000.safetensors", "manifest.json"]
-    assert all(seen == [] for _, seen in written[:2])
-    assert list_checkpoints(tmp_path) == [path]
 
 
 def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_path):
@@ -327,7 +311,7 @@ def test_the_newest_good_one_stays_though_it_cannot_be_read_while_others_are_rem
         write_checkpoint(tmp_path, step, good=step < 3)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refusing("manifest.json", errno.ESTALE))
-        with contextlib.suppress(OSError, TrainerError):
+        with pytest.raises(DiskTrouble, match="Stale file handle"):
             prune(tmp_path, keep_last=1, keep_every_steps=None)
     assert checkpoint_name(2, 0) in [path.name for path in list_checkpoints(tmp_path)]
 

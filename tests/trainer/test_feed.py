@@ -3,9 +3,9 @@ import os
 import signal
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from tests.trainer.oracles import config_of
 from trainer import feed
 from trainer.batch import make_plan
-from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.config import DataSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.feed import DataWait, MicroBatch, MicroBatchSource, Supply, make_loader, micro_batch_plans
@@ -26,19 +26,14 @@ LAYOUTS = ("padded", "dynamic", "bucketed", "packed")
 
 
 def _config(**changes) -> TrainConfig:
-    settings = {
-        "model": ModelSettings(name="m", config={"model_type": "bert"}),
-        "seq_length_tokens": 16,
-        "micro_batch_rows": 4,
-        "global_batch_rows": 4,
-    }
-    return TrainConfig(**settings | changes)
+    settings = {"layout": "padded", "seq_length_tokens": 16, "micro_batch_rows": 4, "global_batch_rows": 4}
+    return config_of(**settings | changes)
 
 
-def batches(dataset: TokenDataset, config: TrainConfig, count: int, world: int = 1, rank: int = 0, start=None):
+def batches(dataset: TokenDataset, config: TrainConfig, count: int, world: int = 1, rank: int = 0) -> list[MicroBatch]:
     plan = make_plan(config, len(dataset), world)
-    plans = micro_batch_plans(dataset, config, plan, rank, position=start)
-    return list(islice(make_loader(MicroBatchSource(dataset, config, plan), config, islice(plans, count)), count))
+    plans = islice(micro_batch_plans(dataset, config, plan, rank), count)
+    return list(islice(make_loader(MicroBatchSource(dataset, config, plan), config, plans), count))
 
 
 def content(batch: MicroBatch) -> tuple[bytes, ...]:
@@ -246,17 +241,6 @@ SLOW_S = 0.03
 ENDED_S, CAME_S = 100.0, 100.25
 
 
-@dataclass(frozen=True)
-class Scripted(Mark):
-    """A moment in a device's queue that is reached when a script says so."""
-
-    moment: float = ENDED_S
-    answers: Iterator[bool] = field(default_factory=lambda: iter(()))
-
-    def reached(self) -> bool:
-        return next(self.answers)
-
-
 @pytest.fixture
 def slow_loader(monkeypatch):
     """A loader in whose time alone the host's clock passes."""
@@ -292,7 +276,7 @@ def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, 
     """The device had come to the end of its work, or not, whenever it is asked."""
     wait = DataWait(lambda: Mark(came_s))
     if answers is not None:
-        wait.gave(Scripted(answers=iter(answers)))
+        wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=answers)))
     assert wait.take(slow_loader, count) == ["batch"] * count
     assert wait.read() == pytest.approx(waited_s)
     assert wait.read() == 0.0
@@ -300,7 +284,7 @@ def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, 
 
 def test_a_device_that_ran_dry_has_nothing_until_it_is_given_more(slow_loader):
     wait = DataWait(lambda: Mark(CAME_S))
-    wait.gave(Scripted(answers=iter((False, True))))
+    wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=[False, True])))
     wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(CAME_S - ENDED_S)
     wait.take(slow_loader, 1)
