@@ -53,9 +53,6 @@ def test_places_tell_document_and_position_of_every_token(batch):
         position[start : start + tokens] = torch.arange(tokens)
     assert torch.equal(document_BS.flatten().float(), document)
     assert torch.equal(position_BS.flatten().float(), position)
-
-
-def test_places_of_a_batch_without_documents_are_all_padding():
     assert not document_places(_nothing())[0].any()
 
 
@@ -96,19 +93,6 @@ def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_: chosen)
     check_alike(learned(config, dataset), under_a_mask, gradient=1e-5)
-
-
-@pytest.mark.parametrize("window", [None, 5])
-def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_device(window):
-    heads = [torch.empty(1, 2, 96, 32, device=META, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    edges = torch.empty(7, dtype=torch.int32, device=META)
-    attended, weights = attend_within_documents(
-        torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=48, scaling=32**-0.5, sliding_window=window
-    )
-    assert attended.shape == (1, 96, 2, 32)
-    assert weights is None
-    attended.sum().backward()
-    assert all(head.grad.shape == head.shape for head in heads)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

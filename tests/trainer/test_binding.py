@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.test_preflight import CONFIG
-from trainer.binding import NUMA_VARIABLE, bind_near, cpu_list
+from trainer.binding import NUMA_VARIABLE, bind_near
 from trainer.parallel import join_ranks
 
 GPU = "0000:DC:00.0"
@@ -73,11 +73,6 @@ def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node_or_stays_unbou
     assert affinity.get(os.getpid(), set()) == near
 
 
-def test_lists_are_read_as_the_kernel_writes_them():
-    assert cpu_list("0-2,8\n") == {0, 1, 2, 8}
-    assert cpu_list("\n") == frozenset()
-
-
 @pytest.mark.system
 def test_every_thread_and_every_child_is_bound(root):
     last = (os.cpu_count() or 1) - 1
@@ -96,14 +91,11 @@ def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypat
     seen = {}
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=0)
 
-    def pick(kind, local_rank):
-        return torch.device("cuda", local_rank)
-
     def bind(address):
         seen["address"] = address
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
 
-    monkeypatch.setattr("trainer.parallel.pick_device", pick)
+    monkeypatch.setattr("trainer.parallel.pick_device", lambda _, local_rank: torch.device("cuda", local_rank))
     monkeypatch.setattr("trainer.parallel.bind_near", bind)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))

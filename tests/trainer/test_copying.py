@@ -1,6 +1,4 @@
-import hashlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -61,23 +59,6 @@ def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_
         in_threads(work, range(100), 2, stop=stop.set)
     assert set(begun) <= {0, 1, 2}
     assert not [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
-
-
-@pytest.fixture
-def own_handler():
-    """Ctrl-C as Python has it: a library that another test imports may have taken it over."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("own_handler")
-def test_ctrl_c_while_it_waits_ends_what_is_under_way():
-    stop = threading.Event()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        in_threads(lambda _: stop.wait(30), range(4), 2, stop=stop.set)
-    assert stop.is_set()
 
 
 @pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
@@ -173,9 +154,7 @@ def test_what_is_not_a_file_is_not_read(source, target, put, said):
 
 
 def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(source, tmp_path):
-    before = {name: hashlib.sha256(raw).digest() for name, raw in content(source).items()}
-    seconds = seconds_per_sample(source)
-    assert seconds is not None
-    assert seconds > 0
-    assert {name: hashlib.sha256(raw).digest() for name, raw in content(source).items()} == before
+    before = content(source)
+    assert seconds_per_sample(source) > 0
+    assert content(source) == before
     assert seconds_per_sample(write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])) is None

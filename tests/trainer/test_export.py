@@ -5,7 +5,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.attention import VARLEN_NAME
-from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.export import export_model
 
@@ -18,8 +17,7 @@ def export_of(training, dataset, directory, *, leads=True):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-def test_an_exported_model_gives_the_same_logits_in_transformers(family, patterned_dataset, tmp_path):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_an_exported_model_gives_the_same_logits_in_transformers(family, dataset, tmp_path):
     config = config_of(family)
     training = training_of(config, dataset)
     for batch in micro_batches(dataset, config, steps=3):
@@ -43,37 +41,24 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, pattern
     assert 5 <= int(predicted) < 65
 
 
-@pytest.fixture
-def export(patterned_dataset, tmp_path):
-    dataset = TokenDataset.open(patterned_dataset)
+def test_a_disk_that_refuses_the_model_is_told_and_what_killed_and_failed_exports_leave_is_removed(
+    dataset, tmp_path, monkeypatch
+):
+    left, model = tmp_path / "r" / ".model.0a0b0c0d.partial", tmp_path / "r" / "model"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
     training = training_of(config_of(), dataset)
-
-    def write():
-        export_of(training, dataset, tmp_path / "r" / "model")
-
-    write.model = training.module.model
-    return write
-
-
-def test_a_disk_that_refuses_the_model_is_told_and_nothing_half_done_is_left(export, tmp_path, monkeypatch):
-    export()
-    before = (tmp_path / "r" / "model" / "model.safetensors").read_bytes()
+    export_of(training, dataset, model)
+    assert list(model.parent.iterdir()) == [model]
+    before = (model / "model.safetensors").read_bytes()
 
     def refuse(directory, **_):
         (directory / "model.safetensors").write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(export.model, "save_pretrained", refuse)
+    monkeypatch.setattr(training.module.model, "save_pretrained", refuse)
     with pytest.raises(BadConfig, match="No space left on device") as caught:
-        export()
+        export_of(training, dataset, model)
     assert "only exports" in caught.value.next_step
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["model"]
-    assert (tmp_path / "r" / "model" / "model.safetensors").read_bytes() == before
-
-
-def test_what_a_start_that_was_killed_left_of_its_export_is_removed(export, tmp_path):
-    left = tmp_path / "r" / ".model.0a0b0c0d.partial"
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_bytes(b"half")
-    export()
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["model"]
+    assert list(model.parent.iterdir()) == [model]
+    assert (model / "model.safetensors").read_bytes() == before

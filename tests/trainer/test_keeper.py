@@ -2,6 +2,7 @@ import errno
 import os
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from tests.trainer.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint, step_of
 from trainer.config import CheckpointSettings
-from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.keeper import Keeper, state_bytes
 from trainer.parallel import join_ranks
@@ -19,8 +19,8 @@ from trainer.snapshot import held_tensors
 
 
 @pytest.fixture
-def training(patterned_dataset):
-    return training_of(config_of(), TokenDataset.open(patterned_dataset))
+def training(dataset):
+    return training_of(config_of(), dataset)
 
 
 @pytest.fixture
@@ -38,19 +38,21 @@ def keeper_of(training, tmp_path, told):
     return make
 
 
+def save(keeper, step, **changes):
+    """Save, and wait for it."""
+    keeper.save(state_of(step, **changes), rollbacks=0, wait=True)
+
+
 @pytest.fixture
 def save_on_bad_disk(monkeypatch):
     """Save to a disk that fails in the given way, and wait for it."""
 
-    def save(keeper, state, number=errno.ENOSPC):
-        def fail(*_):
-            raise OSError(number, os.strerror(number))
-
+    def save_there(keeper, step, number=errno.ENOSPC):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fail)
-            keeper.save(state, rollbacks=0, wait=True)
+            patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+            save(keeper, step)
 
-    return save
+    return save_there
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,6 @@ def save_on_bad_disk(monkeypatch):
     [
         ({}, []),
         ({"interval_steps": 3}, [3, 6, 9]),
-        ({"keep_every_steps": 4}, [4, 8]),
         ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
         ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
     ],
@@ -71,10 +72,8 @@ def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(
 def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(keeper_of):
     keeper = keeper_of()
     assert keeper.is_due(5, asked_at=4)
-    keeper.save(state_of(5), rollbacks=0, wait=True)
-    assert not keeper.is_due(6, asked_at=4)
-    assert not keeper.is_due(6, asked_at=5)
-    assert keeper.is_due(7, asked_at=6)
+    save(keeper, 5)
+    assert [keeper.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [False, False, True]
 
 
 def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
@@ -86,7 +85,7 @@ def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monke
     assert not keeper.is_due_by_time()
     clock.now_s += 1
     assert keeper.is_due_by_time()
-    keeper.save(state_of(5), rollbacks=0, wait=True)
+    save(keeper, 5)
     assert not keeper.is_due_by_time()
     disabled = keeper_of(interval_s=60.0, enabled=False)
     clock.now_s += 60
@@ -102,10 +101,10 @@ def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
     expected_s = 1 + state_bytes(training) / 100e6
     for step in (1, 3):
         assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
-        save_on_bad_disk(keeper, state_of(step))
+        save_on_bad_disk(keeper, step)
         assert told[-1].kind == "save_failed"
         assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
-        keeper.save(state_of(step + 1), rollbacks=0, wait=True)
+        save(keeper, step + 1)
         expected_s = told[-1].values["seconds"]
 
 
@@ -128,15 +127,27 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, told, save_on_bad_disk):
-    keeper = keeper_of()
-    save_on_bad_disk(keeper, state_of(1))
-    keeper.save(state_of(2), rollbacks=0, wait=True)
-    save_on_bad_disk(keeper, state_of(3))
-    assert [event.kind for event in told] == ["save_failed", "saved", "save_failed"]
-    assert "No space left on device; there is no checkpoint yet" in told[0].message
-    assert "the newest checkpoint is still step-000000002" in told[2].message
-    assert (told[2].level, keeper.newest, keeper.saved_step) == ("error", "step-000000002", 2)
+@pytest.mark.parametrize(
+    ("broken", "error", "why"),
+    [
+        ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        ("trainer.keeper.CheckpointWriter.write", BadConfig("the share of rank 1 is not a table", next_step=""),
+         "BadConfig: the share of rank 1 is not a table"),
+        ("trainer.keeper.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
+         "no room for a copy of the state in host memory: cannot allocate 12 GiB"),
+    ],
+)  # fmt: skip
+def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(keeper_of, told, monkeypatch, broken, error, why):
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, Mock(side_effect=error))
+        keeper = keeper_of()
+        keeper.save(state_of(1), rollbacks=0)
+        keeper.wait()
+    assert not keeper.has_saved(1)
+    save(keeper, 2)
+    assert [(event.kind, event.level) for event in told] == [("save_failed", "error"), ("saved", "info")]
+    assert f"{why}; there is no checkpoint yet, and training goes on" in told[0].message
+    assert keeper.has_saved(2)
 
 
 def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_path):
@@ -173,19 +184,6 @@ def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest
         assert keeper.has_saved(4) == (keeper is own)
 
 
-def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keeper_of, told, monkeypatch):
-    def refuse(*_):
-        raise BadConfig("the share of rank 1 is not a table", next_step="")
-
-    keeper = keeper_of()
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointWriter, "write", refuse)
-        keeper.save(state_of(1), rollbacks=0, wait=True)
-    keeper.save(state_of(2), rollbacks=0, wait=True)
-    assert [event.kind for event in told] == ["save_failed", "saved"]
-    assert "BadConfig: the share of rank 1 is not a table" in told[0].message
-
-
 @pytest.mark.parametrize(
     ("number", "left"), [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])]
 )
@@ -194,40 +192,23 @@ def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_anothe
 ):
     keeper = keeper_of(keep_last=5)
     for step in (1, 2, 3, 4):
-        keeper.save(state_of(step, good=step < 3), rollbacks=0, wait=True)
-    save_on_bad_disk(keeper, state_of(5), number)
+        save(keeper, step, good=step < 3)
+    save_on_bad_disk(keeper, 5, number)
     assert [step_of(path.name) for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == left
-    assert told[-1].kind == "save_failed"
+    assert (told[-1].kind, keeper.newest, keeper.saved_step) == ("save_failed", "step-000000004", 4)
+    assert "the newest checkpoint is still step-000000004" in told[-1].message
     assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
 
 
 def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(keeper_of, told, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
     keeper = keeper_of(keep_last=1)
-    keeper.save(state_of(1), rollbacks=0, wait=True)
+    save(keeper, 1)
+    refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
     monkeypatch.setattr("trainer.keeper.prune", refuse)
-    keeper.save(state_of(2), rollbacks=0, wait=True)
+    save(keeper, 2)
     assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
     assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
     assert (keeper.newest, keeper.saved_step) == ("step-000000002", 2)
-
-
-def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keeper_of, told, monkeypatch):
-    def no_room(*_, **__):
-        raise MemoryError("cannot allocate 12 GiB\nand more")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("trainer.keeper.HostCopy", no_room)
-        keeper = keeper_of()
-        keeper.save(state_of(1), rollbacks=0)
-        keeper.wait()
-    assert [(event.kind, event.level) for event in told] == [("save_failed", "error")]
-    assert "no room for a copy of the state in host memory: cannot allocate 12 GiB; there is no" in told[0].message
-    assert not keeper.has_saved(1)
-    keeper.save(state_of(2), rollbacks=0, wait=True)
-    assert keeper.has_saved(2)
 
 
 @pytest.fixture
@@ -243,7 +224,18 @@ def slow_disk(monkeypatch):
     return written
 
 
-def test_a_save_holds_the_moment_of_the_call_and_training_does_not_wait_for_the_disk(
+def change_weights(training, value):
+    with torch.no_grad():
+        for parameter in training.module.parameters():
+            parameter.fill_(value)
+
+
+def saved_weights(path):
+    read = load_file(path / "rank-00000.safetensors")
+    return {name.removeprefix("weights."): value for name, value in read.items() if name.startswith("weights.")}
+
+
+def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
     keeper_of, training, slow_disk, tmp_path, told
 ):
     keeper, root = keeper_of(), tmp_path / CHECKPOINTS_DIRECTORY
@@ -252,55 +244,31 @@ def test_a_save_holds_the_moment_of_the_call_and_training_does_not_wait_for_the_
     keeper.tell_finished()
     assert keeper.busy
     assert (told, list_checkpoints(root)) == ([], [])
-    with torch.no_grad():
-        for parameter in training.module.parameters():
-            parameter.add_(1.0)
-    slow_disk.set()
-    keeper.wait()
-    assert not keeper.busy
-    (path,) = list_checkpoints(root)
-    assert read_checkpoint(path).state == state_of(3)
-    assert told[0].values["size_bytes"] == (path / "rank-00000.safetensors").stat().st_size
-    assert told[0].values["stall_s"] < told[0].values["seconds"]
-    read = load_file(path / "rank-00000.safetensors")
-    assert all(torch.equal(read[f"weights.{name}"], value) for name, value in before.items())
-
-
-def test_the_next_save_waits_for_the_one_before_and_takes_the_newer_state(keeper_of, training, slow_disk, tmp_path):
-    keeper = keeper_of()
-    keeper.save(state_of(1), rollbacks=0)
-    with torch.no_grad():
-        for parameter in training.module.parameters():
-            parameter.fill_(2.0)
+    change_weights(training, 2.0)
     threading.Timer(0.2, slow_disk.set).start()
-    keeper.save(state_of(2), rollbacks=1, wait=True)
-    newest, older = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
-    assert (newest.name, older.name) == ("step-000000002-rollback-1", "step-000000001")
-    read = [load_file(path / "rank-00000.safetensors") for path in (newest, older)]
-    assert all(bool((value == 2).all()) for name, value in read[0].items() if name.startswith("weights."))
-    assert not all(bool((value == 2).all()) for name, value in read[1].items() if name.startswith("weights."))
+    keeper.save(state_of(4), rollbacks=1, wait=True)
+    assert not keeper.busy
+    newest, older = list_checkpoints(root)
+    assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
+    assert read_checkpoint(older).state == state_of(3)
+    assert told[0].values["size_bytes"] == (older / "rank-00000.safetensors").stat().st_size
+    assert told[0].values["stall_s"] < told[0].values["seconds"]
+    assert saved_weights(older).keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in saved_weights(older).items())
+    assert all(bool((value == 2).all()) for value in saved_weights(newest).values())
 
 
 @pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
-def test_a_save_that_is_waited_for_has_ended_on_return(keeper_of, tmp_path, told, options):
-    keeper_of(**options).save(state_of(1), rollbacks=0, wait=not options)
+def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_was_taken_before(
+    keeper_of, training, tmp_path, told, monkeypatch, options
+):
+    keeper = keeper_of(**options)
+    keeper._room.join()
+    monkeypatch.setattr("trainer.keeper.HostCopy", None)
+    keeper.save(state_of(0), rollbacks=0, wait=not options)
     assert told[0].values["stall_s"] == told[0].values["seconds"]
-    assert len(list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)) == 1
-
-
-def test_a_save_before_the_first_step_has_the_optimizers_state_too(keeper_of, training, tmp_path):
-    keeper_of().save(state_of(0), rollbacks=0, wait=True)
     (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    # Before the first step it has the optimizer's state, too.
     names = {one.name for one in held_tensors(training, join_ranks(config_of(), environment={}))}
     assert any(name.startswith("exp_avg_sq.") for name in names)
     assert read_checkpoint(path).tensors.keys() == names
-
-
-def test_room_that_was_taken_before_is_used(keeper_of, training, tmp_path, monkeypatch):
-    keeper = keeper_of()
-    keeper._room.join()
-    monkeypatch.setattr("trainer.keeper.HostCopy", None)
-    keeper.save(state_of(3), rollbacks=0, wait=True)
-    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
-    name, weight = next(iter(training.module.named_parameters()))
-    assert torch.equal(load_file(path / "rank-00000.safetensors")[f"weights.{name}"], weight)

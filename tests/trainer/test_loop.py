@@ -46,13 +46,23 @@ class _Asked(Watch):
         return signal.SIGTERM.value if self.step >= self._after else None
 
 
+CHECKPOINTS = Path("r") / CHECKPOINTS_DIRECTORY
+
+
+@pytest.fixture(autouse=True)
+def here(patterned_dataset, tmp_path, monkeypatch):
+    """Trainings of a dataset "data" in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").symlink_to(patterned_dataset)
+
+
 def _train(
-    source: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=None, **changes
+    out="r", *, source="data", asked_after=math.inf, resume="auto", clock=None, **changes
 ) -> tuple[Run, RunExit]:
     """A run, or the rest of it, as a process of its own would train it."""
     config = config_of(**changes)
-    resolved = resolved_of(config, source)
-    writer, start = choose_run(out, resume, resolved, {})
+    resolved = resolved_of(config, Path(source))
+    writer, start = choose_run(Path(out), resume, resolved, {})
     try:
         ending = train(
             resolved, join_ranks(config, environment={}), writer, lambda row: None,
@@ -60,15 +70,20 @@ def _train(
         )  # fmt: skip
     finally:
         leave(writer)
-    return read_run(out), ending
+    return read_run(Path(out)), ending
 
 
-def _run(source: Path, out: Path, **changes) -> Run:
-    return _train(source, out, **changes)[0]
+def _run(out="r", **changes) -> Run:
+    return _train(out, **changes)[0]
 
 
-def _weights(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(out / "model" / "model.safetensors")
+def _write(directory: str, samples: list[list[int]], **options) -> str:
+    write_dataset(Path(directory), samples, vocab_size=128, **options)
+    return directory
+
+
+def _weights(out: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(out) / "model" / "model.safetensors")
 
 
 def _learned(run: Run) -> list[tuple]:
@@ -79,9 +94,9 @@ def _learned(run: Run) -> list[tuple]:
     ]
 
 
-def _check_same(one: Path, other: Path, *, after: int = 0) -> None:
+def _check_same(one: str, other: str = "plain", *, after: int = 0) -> None:
     """Two runs, from a step on, have learned the same to the last bit."""
-    assert _learned(read_run(one)) == _learned(read_run(other))[after:]
+    assert _learned(read_run(Path(one))) == _learned(read_run(Path(other)))[after:]
     first, second = _weights(one), _weights(other)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -91,23 +106,14 @@ def _events(run: Run, kind: str) -> list[EventRow]:
     return [event for event in run.events if event.kind == kind]
 
 
-def test_an_epoch_ends_when_every_sample_was_seen_however_few_rows_a_step_takes(tmp_path):
-    """Lanes end one by one, so a step of few rows can be empty long before the data is over."""
-    samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(4200)]
-    data = write_dataset(tmp_path / "d", samples, vocab_size=128)
-    run = _run(data, tmp_path / "r", global_batch_rows=4, micro_batch_rows=4, max_epochs=1, max_steps=5000)
-    assert sum(row.real_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
-    assert run.steps[-1].step == len(run.steps) < 5000
-
-
 @pytest.mark.parametrize("interval", [3, 100])
-def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval, tmp_path):
+def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval):
     samples = [[5 + (start + step) % 60 for step in range(20)] for start in range(100)]
-    data = write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:9])
-    run = _run(data, tmp_path / "r", layout="padded", max_epochs=1, max_steps=1000, log_interval_steps=interval)
+    source = _write("d", samples, validation=samples[:9])
+    run = _run(source=source, layout="padded", max_epochs=1, max_steps=1000, log_interval_steps=interval)
     assert run.steps[-1].step == 13  # of 8 rows, the last of them half empty
     assert run.evaluations[-1].step == 13
-    assert (tmp_path / "r" / "model" / "config.json").is_file()
+    assert Path("r/model/config.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -120,109 +126,94 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval,
     ],
     ids=["plain", "workers", "bucketed", "accumulated"],
 )
-def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(patterned_dataset, tmp_path, changes):
+def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weights_bit_by_bit(changes):
     changes = {"max_steps": 7, **changes}
-    _run(patterned_dataset, tmp_path / "plain", **changes)
+    _run("plain", **changes)
     for asked_after, steps in ((2, 3), (4, 5)):
-        _, ending = _train(patterned_dataset, tmp_path / "r", asked_after=asked_after, **changes)
+        _, ending = _train(asked_after=asked_after, **changes)
         assert (ending.exit_code, ending.steps, ending.checkpoint) == (75, steps, f"step-{steps:09d}")
         assert ending.reason == f"SIGTERM on rank 0; starting again goes on from {ending.checkpoint}"
-    run, ending = _train(patterned_dataset, tmp_path / "r", **changes)
+    run, ending = _train(**changes)
     assert (ending.exit_code, ending.steps) == (0, 7)
-    _check_same(tmp_path / "r", tmp_path / "plain")
+    _check_same("r")
     assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (3, "step-000000005", 5)
     assert len(_events(run, "stopped")) == len(_events(run, "resumed")) == 2
+    origin = str((CHECKPOINTS / "step-000000003").absolute())
+    assert _run("fork", resume=origin, **changes).header.resumed_from == origin
+    _check_same("fork", after=3)
 
 
-def test_a_checkpoint_taken_on_the_way_leads_to_the_same_end_in_another_run(patterned_dataset, tmp_path):
-    settings = {"model": DROPOUT, "max_steps": 8, "checkpoint": CheckpointSettings(interval_steps=3, keep_last=9)}
-    _run(patterned_dataset, tmp_path / "plain", **settings)
-    root = tmp_path / "plain" / CHECKPOINTS_DIRECTORY
-    assert [int(path.name[-1]) for path in list_checkpoints(root)] == [8, 6, 3, 0]
-    fork = _run(patterned_dataset, tmp_path / "fork", resume=str(root / "step-000000003"), **settings)
-    _check_same(tmp_path / "fork", tmp_path / "plain", after=3)
-    assert fork.header.resumed_from == str(root / "step-000000003")
-
-
-def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before(patterned_dataset, tmp_path):
+def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
     settings = {"schedule": "constant", "warmup_steps": 2, "model": DROPOUT}
-    _run(patterned_dataset, tmp_path / "r", max_steps=4, **settings)
+    _run(max_steps=4, **settings)
     for name in ("r", "plain"):
-        _run(patterned_dataset, tmp_path / name, max_steps=7, **settings)
-    _check_same(tmp_path / "r", tmp_path / "plain")
+        _run(name, max_steps=7, **settings)
+    _check_same("r")
 
 
-def test_an_interrupted_run_sees_every_sample_of_its_epochs_once(tmp_path):
+def test_an_interrupted_run_sees_every_sample_of_its_epochs_once_and_no_epoch_is_begun_again():
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(300)]
-    data = write_dataset(tmp_path / "d", samples, vocab_size=128)
-    settings = {"max_epochs": 1, "max_steps": 500}
-    plain = _run(data, tmp_path / "plain", **settings)
-    _train(data, tmp_path / "r", asked_after=6, **settings)
-    run, ending = _train(data, tmp_path / "r", **settings)
+    settings = {"source": _write("d", samples), "max_epochs": 1, "max_steps": 500}
+    plain = _run("plain", **settings)
+    for asked_after in (6, math.inf, math.inf):
+        run, ending = _train(asked_after=asked_after, **settings)
     assert sum(row.real_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
-    assert ending.steps == len(plain.steps) < 500
-    _check_same(tmp_path / "r", tmp_path / "plain")
+    assert (ending.exit_code, ending.steps) == (0, len(plain.steps))
+    assert ending.steps < 500
+    _check_same("r")
 
 
-def test_an_epoch_that_is_over_is_not_begun_again(tmp_path):
-    data = write_dataset(tmp_path / "d", [[5, 6, 7, 8]] * 90, vocab_size=128)
-    first = _run(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
-    again, ending = _train(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
-    assert ending.exit_code == 0
-    assert _learned(again) == _learned(first)
-
-
-def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again(patterned_dataset, tmp_path):
+def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again():
     settings = {"model": DROPOUT, "max_steps": 10_000}
     clock = StartClock(time.time() - 20)  # the process began 20 s ago, so that 4 s are left
-    _, ending = _train(patterned_dataset, tmp_path / "r", clock=clock, stop_after_s=24.0, **settings)
+    _, ending = _train(clock=clock, stop_after_s=24.0, **settings)
     assert ending.exit_code == 75
     assert "train.stop_after_s" in ending.reason
     assert 20 < clock.total_s() < 24
     assert ending.checkpoint == f"step-{ending.steps:09d}"
-    run, later = _train(patterned_dataset, tmp_path / "r", asked_after=ending.steps + 1, **settings)
+    run, later = _train(asked_after=ending.steps + 1, **settings)
     assert later.steps == ending.steps + 2
     assert run.startup is not None
     assert run.startup.total_s == pytest.approx(sum(run.startup.model_dump(exclude={"total_s"}).values()))
 
 
-def test_without_checkpoints_nothing_is_saved_before_the_end(patterned_dataset, tmp_path):
-    settings = {"max_steps": 5, "checkpoint": CheckpointSettings(enabled=False, interval_steps=1)}
-    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=2, **settings)
-    assert (ending.exit_code, ending.checkpoint) == (75, None)
-    assert "step 3 is not saved" in run.events[-1].message
-    assert list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY) == []
-
-
-def test_a_disk_that_takes_no_checkpoint_ends_no_training_which_says_so_when_it_leaves(
-    patterned_dataset, tmp_path, monkeypatch
-):
+@pytest.fixture
+def full_disk(monkeypatch):
     monkeypatch.setattr(CheckpointWriter, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    settings = {"checkpoint": CheckpointSettings(interval_steps=2)}
-    run, ending = _train(patterned_dataset, tmp_path / "r", max_steps=4, **settings)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_disk_that_takes_no_checkpoint_ends_no_training():
+    run, ending = _train(max_steps=4, checkpoint=CheckpointSettings(interval_steps=2))
     assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
     assert [(event.kind, event.step) for event in run.events[:3]] == [("save_failed", step) for step in (0, 2, 4)]
     assert {event.kind for event in run.events} == {"save_failed"}
-    assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
-    run, ending = _train(patterned_dataset, tmp_path / "left", asked_after=2, max_steps=9, **settings)
+    assert Path("r/model/model.safetensors").is_file()
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
+    run, ending = _train(asked_after=2, max_steps=5, checkpoint=CheckpointSettings(enabled=enabled, interval_steps=1))
     assert (ending.exit_code, ending.checkpoint) == (75, None)
     (stopped,) = _events(run, "stopped")
     assert "step 3 is not saved" in stopped.message
+    assert bool(_events(run, "save_failed")) == enabled
+    assert list_checkpoints(CHECKPOINTS) == []
 
 
-def test_saves_by_the_clock_happen_while_training_goes_on(patterned_dataset, tmp_path):
+def test_saves_by_the_clock_happen_while_training_goes_on():
     settings = {"max_steps": 12, "checkpoint": CheckpointSettings(interval_s=1e-6, keep_last=20)}
-    run = _run(patterned_dataset, tmp_path / "r", **settings)
+    run = _run(**settings)
     saved = _events(run, "saved")
     assert 2 <= len(saved) <= 12
-    assert len(list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY)) == len(saved)
+    assert len(list_checkpoints(CHECKPOINTS)) == len(saved)
 
 
-def test_another_dataset_than_the_checkpoints_is_refused(patterned_dataset, tmp_path):
-    _run(patterned_dataset, tmp_path / "r", max_steps=1)
-    other = write_dataset(tmp_path / "other", [[5, 6, 7]] * 50, vocab_size=128)
+def test_another_dataset_than_the_checkpoints_is_refused():
+    _run(max_steps=1)
     with pytest.raises(BadConfig, match="was trained on another dataset than"):
-        _run(other, tmp_path / "r", max_steps=2)
+        _run(source=_write("other", [[5, 6, 7]] * 50), max_steps=2)
 
 
 class _Trouble:
@@ -249,13 +240,15 @@ def _health(**changes) -> HealthSettings:
     return HealthSettings(window_steps=16, easing_steps=10, **changes)
 
 
-def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(patterned_dataset, tmp_path, monkeypatch):
+ROLLING_BACK = {
+    "health": _health(on_spike="rollback"), "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
+}  # fmt: skip
+
+
+def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(monkeypatch):
     trouble = _Trouble(monkeypatch, {20})
-    settings = {
-        "max_steps": 22, "health": _health(on_spike="rollback"), "warmup_steps": 0,
-        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
-    }  # fmt: skip
-    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    settings = {"max_steps": 22, "warmup_steps": 0, **ROLLING_BACK}
+    run, ending = _train(**settings)
     assert (ending.exit_code, ending.steps) == (0, 22)
     (spike,) = _events(run, "spike")
     assert (spike.step, spike.action, spike.level) == (20, "rollback", "error")
@@ -269,35 +262,29 @@ def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(pattern
     assert trouble.learning_rates[20] == pytest.approx(0.5 * learning_rate(config, 18))
     assert trouble.learning_rates[21] == pytest.approx(0.55 * learning_rate(config, 19))
     assert [row.step for row in run.steps] == list(range(1, 23))
-    root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
-    names = [path.name for path in list_checkpoints(root)]
+    names = [path.name for path in list_checkpoints(CHECKPOINTS)]
     assert names[:2] == ["step-000000022-rollback-1", "step-000000018-rollback-1"]
-    before, after = (root / name for name in ("step-000000018", "step-000000018-rollback-1"))
+    before, after = (CHECKPOINTS / name for name in ("step-000000018", "step-000000018-rollback-1"))
     first, second = ((path / "rank-00000.safetensors").read_bytes() for path in (before, after))
     assert first == second
     assert read_checkpoint(after).state.position.rows == read_checkpoint(before).state.position.rows + 16
     assert read_checkpoint(after).state.good
 
 
-def test_a_run_that_is_interrupted_after_a_rollback_goes_on_as_it_would_have(patterned_dataset, tmp_path, monkeypatch):
-    settings = {
-        "model": DROPOUT, "max_steps": 24, "health": _health(on_spike="rollback"),
-        "checkpoint": CheckpointSettings(interval_steps=18),
-    }  # fmt: skip
+def test_a_run_that_is_interrupted_after_a_rollback_goes_on_as_it_would_have(monkeypatch):
+    settings = {"model": DROPOUT, "max_steps": 24, **ROLLING_BACK}
     for out, asked_after in (("plain", math.inf), ("r", 21)):
         with monkeypatch.context() as patch:
             _Trouble(patch, {20})
-            _train(patterned_dataset, tmp_path / out, asked_after=asked_after, **settings)
-    run = _run(patterned_dataset, tmp_path / "r", **settings)
+            _train(out, asked_after=asked_after, **settings)
+    run = _run(**settings)
     assert run.header.resumed_from == "step-000000022-rollback-1"
-    _check_same(tmp_path / "r", tmp_path / "plain")
+    _check_same("r")
 
 
 @pytest.mark.parametrize("max_rollbacks", [0, 2])
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "in the last two steps"])
-def test_training_gives_up_when_rolling_back_does_not_help(
-    patterned_dataset, tmp_path, monkeypatch, max_rollbacks, late
-):
+def test_training_gives_up_when_rolling_back_does_not_help(monkeypatch, max_rollbacks, late):
     if late:
         read_late(monkeypatch)
     trouble = _Trouble(monkeypatch, set(range(7, 100)), factor=math.nan)
@@ -306,77 +293,51 @@ def test_training_gives_up_when_rolling_back_does_not_help(
         "checkpoint": CheckpointSettings(interval_steps=6),
     }  # fmt: skip
     with pytest.raises(TrainingFailed, match="training gives up") as caught:
-        _run(patterned_dataset, tmp_path / "r", **settings)
+        _run(**settings)
     assert "train.learning_rate" in caught.value.next_step
     # Read late, it gets to the end each time before it knows.
     assert trouble.tried == (8 + 2 * max_rollbacks if late else 7 + max_rollbacks)
-    run = read_run(tmp_path / "r")
+    run = read_run(Path("r"))
     assert len(_events(run, "rolled_back")) == max_rollbacks
     assert _events(run, "non_finite")[-1].action == "give_up"
-    assert not (tmp_path / "r" / "model").exists()
-    for path in list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY):
+    assert not Path("r/model").exists()
+    for path in list_checkpoints(CHECKPOINTS):
         assert all(value.isfinite().all() for value in load_file(path / "rank-00000.safetensors").values())
 
 
-def test_a_skipped_step_is_left_out_counted_and_named_with_its_samples(patterned_dataset, tmp_path, monkeypatch):
-    _Trouble(monkeypatch, {20})
+def test_a_skipped_step_is_counted_and_named_with_its_samples_by_a_run_that_went_on(monkeypatch):
     settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_rows": 4}
-    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
-    assert ending.exit_code == 0
-    assert (run.steps[18].skipped_steps, run.steps[-1].skipped_steps) == (0, 1)
-    (spike,) = _events(run, "spike")
+    with monkeypatch.context() as patch:
+        _Trouble(patch, {5}, factor=math.nan)
+        _train(asked_after=18, **settings)
+    _Trouble(monkeypatch, {1})
+    run = _run(**settings)
+    assert [run.steps[step].skipped_steps for step in (3, 18, -1)] == [0, 1, 2]
+    (spike,) = _events(run, "spike")  # what is usual was saved with the run
     assert (spike.step, spike.action) == (20, "skip")
-    dataset, config = TokenDataset.open(patterned_dataset), config_of(**settings)
+    dataset, config = TokenDataset.open(Path("data")), config_of(**settings)
     plans = list(micro_batch_plans(dataset, config, make_plan(config, len(dataset), 1), 0, steps=20))
     assert spike.samples == sorted(sample for plan in plans[38:40] for sample in plan.segments.samples.tolist())
 
 
-def test_what_was_skipped_and_what_is_usual_is_remembered_when_a_run_goes_on(patterned_dataset, tmp_path, monkeypatch):
-    settings = {"max_steps": 22, "health": _health(on_spike="skip")}
-    with monkeypatch.context() as patch:
-        _Trouble(patch, {5}, factor=math.nan)
-        _train(patterned_dataset, tmp_path / "r", asked_after=18, **settings)
-    _Trouble(monkeypatch, {1})
-    run = _run(patterned_dataset, tmp_path / "r", **settings)
-    (spike,) = _events(run, "spike")
-    assert (spike.step, spike.action) == (20, "skip")
-    assert run.steps[-1].skipped_steps == 2
-
-
-def test_a_step_that_is_not_finite_is_left_out_by_default_and_the_run_goes_on(patterned_dataset, tmp_path, monkeypatch):
+def test_a_step_that_is_not_finite_is_left_out_by_default_and_its_checkpoint_is_not_one_to_return_to(monkeypatch):
     _Trouble(monkeypatch, {3}, factor=math.nan)
-    run, ending = _train(patterned_dataset, tmp_path / "r", max_steps=6)
+    run, ending = _train(max_steps=6, checkpoint=CheckpointSettings(interval_steps=1, keep_last=9))
     assert ending.exit_code == 0
     assert [row.loss is None for row in run.steps] == [False, False, True, False, False, False]
     assert run.steps[-1].skipped_steps == 1
-    assert all(value.isfinite().all() for value in _weights(tmp_path / "r").values())
+    assert all(value.isfinite().all() for value in _weights("r").values())
     (event,) = _events(run, "non_finite")
     assert (event.values["loss"], event.action) == ("nan", "skip")
-
-
-def test_a_checkpoint_of_a_step_in_trouble_is_not_one_to_return_to(patterned_dataset, tmp_path, monkeypatch):
-    _Trouble(monkeypatch, {4}, factor=math.nan)
-    settings = {"max_steps": 5, "checkpoint": CheckpointSettings(interval_steps=1, keep_last=9)}
-    _run(patterned_dataset, tmp_path / "r", **settings)
-    root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
-    good = {path.name: read_checkpoint(path).state.good for path in list_checkpoints(root)}
-    assert good == {f"step-{step:09d}": step != 4 for step in range(6)}
-
-
-# --- as on a GPU, where a step's numbers are read two steps later
+    good = {path.name: read_checkpoint(path).state.good for path in list_checkpoints(CHECKPOINTS)}
+    assert good == {f"step-{step:09d}": step != 3 for step in range(7)}
 
 
 @pytest.mark.parametrize(("step", "workers"), [(19, 0), (20, 1)])
-def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(
-    patterned_dataset, tmp_path, monkeypatch, step, workers
-):
+def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(monkeypatch, step, workers):
     read_late(monkeypatch)
     trouble = _Trouble(monkeypatch, {step})
-    settings = {
-        "data": DataSettings(loader_workers=workers), "max_steps": 20, "health": _health(on_spike="rollback"),
-        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
-    }  # fmt: skip
-    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    run, ending = _train(data=DataSettings(loader_workers=workers), max_steps=20, **ROLLING_BACK)
     assert (ending.exit_code, ending.steps, ending.reason) == (0, 20, "finished")
     assert ending.checkpoint == "step-000000020-rollback-1"
     (told,) = _events(run, "rolled_back")
@@ -385,25 +346,19 @@ def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(
     assert [row.step for row in run.steps] == list(range(1, 21))
 
 
-def test_a_spike_that_is_known_only_when_a_run_is_asked_to_leave_is_undone_and_saved_so(
-    patterned_dataset, tmp_path, monkeypatch
-):
+def test_a_spike_that_is_known_only_when_a_run_is_asked_to_leave_is_undone_and_saved_so(monkeypatch):
     read_late(monkeypatch)
     _Trouble(monkeypatch, {21})
-    settings = {
-        "max_steps": 30, "health": _health(on_spike="rollback"),
-        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
-    }  # fmt: skip
-    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=19, **settings)
+    run, ending = _train(asked_after=19, max_steps=30, **ROLLING_BACK)
     assert (ending.exit_code, ending.steps, ending.checkpoint) == (75, 18, "step-000000018-rollback-1")
     kinds = ["spike", "rolled_back", "stopped"]
     assert [event.kind for event in run.events if event.kind in kinds] == kinds
 
 
-def test_a_run_whose_numbers_are_read_late_learns_the_same(patterned_dataset, tmp_path, monkeypatch):
-    _run(patterned_dataset, tmp_path / "plain", max_steps=7, model=DROPOUT)
+def test_a_run_whose_numbers_are_read_late_learns_the_same(monkeypatch):
+    _run("plain", max_steps=7, model=DROPOUT)
     read_late(monkeypatch)
-    _, ending = _train(patterned_dataset, tmp_path / "late", max_steps=7, model=DROPOUT, asked_after=1)
+    _, ending = _train("late", max_steps=7, model=DROPOUT, asked_after=1)
     assert (ending.exit_code, ending.steps) == (75, 4)  # two steps later than otherwise
-    _run(patterned_dataset, tmp_path / "late", max_steps=7, model=DROPOUT)
-    _check_same(tmp_path / "late", tmp_path / "plain")
+    _run("late", max_steps=7, model=DROPOUT)
+    _check_same("late")
