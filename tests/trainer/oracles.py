@@ -13,6 +13,7 @@ from trainer.parallel import join_ranks
 from trainer.snapshot import held_tensors
 from trainer.step import StepResult
 from trainer.stopwatch import Mark
+
 Learned = tuple[float, dict[str, torch.Tensor]]
 FAMILIES = ("bert", "roberta", "modernbert")
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2}
@@ -79,7 +80,9 @@ def micro_batches(dataset: TokenDataset, config: TrainConfig, steps: int = 1) ->
     return [source.__getitems__(one) for one in micro_batch_plans(dataset, config, plan, 0, steps=steps)]
 
 
-def result_of(loss=2.0, norm=1.0, *, applied=True, told=(), partial=None, computed_s=0.0, departed_s=None) -> StepResult:
+def result_of(
+    loss=2.0, norm=1.0, *, applied=True, told=(), partial=None, computed_s=0.0, departed_s=None
+) -> StepResult:
     """What a step was that nobody took."""
     began, computed, departed = Mark(0.0), Mark(computed_s), None if departed_s is None else Mark(departed_s)
     loss, norm, told = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, told))

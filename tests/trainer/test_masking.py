@@ -1,5 +1,6 @@
 import itertools
 import math
+
 import numpy as np
 import pytest
 from hypothesis import given
