@@ -88,10 +88,10 @@ def test_a_name_from_a_file_system_becomes_a_plain_file_name(tmp_path, directory
     assert model_settings(str(path)).name == name
 
 
-def test_a_profile_cannot_name_a_model_that_leads_elsewhere():
-    for name in ("../x", "/etc/x", ".hidden", ""):
-        with pytest.raises(ValueError, match="name"):
-            ModelSettings(name=name, config={"model_type": "bert"})
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", ""])
+def test_a_profile_cannot_name_a_model_that_leads_elsewhere(name):
+    with pytest.raises(ValueError, match="name"):
+        ModelSettings(name=name, config={"model_type": "bert"})
 
 
 @pytest.mark.parametrize(
