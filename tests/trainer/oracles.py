@@ -10,6 +10,9 @@ from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
 from trainer.parallel import join_ranks
+from trainer.snapshot import held_tensors
+from trainer.step import StepResult
+from trainer.stopwatch import Mark
 
 Learned = tuple[float, dict[str, torch.Tensor]]
 FAMILIES = ("bert", "roberta", "modernbert")
@@ -77,6 +80,18 @@ def micro_batches(dataset: TokenDataset, config: TrainConfig, steps: int = 1) ->
     return [source.__getitems__(one) for one in micro_batch_plans(dataset, config, plan, 0, steps=steps)]
 
 
+def result_of(
+    loss=2.0, norm=1.0, *, applied=True, told=(), partial=None, computed_s=0.0, departed_s=None
+) -> StepResult:
+    """What a step was that nobody took."""
+    began, computed, departed = Mark(0.0), Mark(computed_s), None if departed_s is None else Mark(departed_s)
+    loss, norm, told = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, told))
+    return StepResult(
+        loss=loss, grad_norm=norm, applied=torch.tensor(applied), told=told, partial=partial, began=began, asked=began,
+        counted=began, departed=departed, reduced=computed, updated=computed,
+    )  # fmt: skip
+
+
 def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
     """Loss and gradients of one step, as the optimizer gets them."""
     seen: dict[str, torch.Tensor] = {}
@@ -89,6 +104,21 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
     result = training.step.run(batches, 0.0)
     handle.remove()
     return float(result.loss), seen
+
+
+def state_of_training(training: Training) -> dict[str, torch.Tensor]:
+    """Weights and the optimizer's state, by name, as they are now."""
+    ranks = join_ranks(config_of(), environment={})
+    return {one.name: one.local.clone() for one in held_tensors(training, ranks)}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def norm_of(gradients: dict[str, torch.Tensor]) -> float:
+    """L2 norm of a whole gradient."""
+    return sum(float((gradient.double() ** 2).sum()) for gradient in gradients.values()) ** 0.5
 
 
 def learned(config: TrainConfig, dataset: TokenDataset) -> Learned:
@@ -105,6 +135,4 @@ def check_alike(one: Learned, other: Learned, *, loss=1e-6, gradient=1e-6) -> No
 def relative_distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     """L2 distance of two whole gradients over the norm of the first."""
     assert first.keys() == second.keys()
-    square = sum(((first[name] - second[name]).double() ** 2).sum() for name in first)
-    norm = sum((gradient.double() ** 2).sum() for gradient in first.values())
-    return float((square / norm).sqrt())
+    return norm_of({name: first[name] - second[name] for name in first}) / norm_of(first)

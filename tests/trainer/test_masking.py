@@ -1,14 +1,11 @@
+import itertools
 import math
-import warnings
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from tests.conftest import write_dataset
 from trainer.masking import Masker, MaskingRule
 
 RULE = MaskingRule(vocab_size=1000, mask_id=4, special_ids=(0, 1, 2, 3, 4), probability=0.15)
@@ -32,45 +29,34 @@ def _within(count: int, trials: int, probability: float) -> bool:
     return abs(count - trials * probability) < 5 * math.sqrt(trials * probability * (1 - probability))
 
 
-def _many(rule: MaskingRule = RULE) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _many() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids = np.tile(np.arange(5, 1000), 400)
-    corrupted, labels = mask(ids, rule, seed=1, epochs=[0] * 400, samples=range(400), tokens=[995] * 400)
+    corrupted, labels = mask(ids, seed=1, epochs=[0] * 400, samples=range(400), tokens=[995] * 400)
     return ids, corrupted, labels
 
 
-def test_fifteen_per_cent_are_predicted_and_split_80_10_10():
+def test_fifteen_per_cent_are_predicted_and_split_80_10_10_where_ordinary_words_replace_evenly():
     ids, corrupted, labels = _many()
     chosen = labels != -100
     assert _within(chosen.sum(), len(ids), 0.15)
     masked = (corrupted == RULE.mask_id) & chosen
     assert _within(masked.sum(), chosen.sum(), 0.8)
-    replaced = chosen & ~masked & (corrupted != ids)
+    replaced = corrupted[chosen & ~masked & (corrupted != ids)]
     # One replacement in 995 draws the word that stood there.
-    assert _within(replaced.sum(), chosen.sum(), 0.1 * 994 / 995)
-
-
-def test_every_place_of_a_sample_is_as_likely_to_be_predicted():
-    _, _, labels = _many()
-    by_place = (labels != -100).reshape(400, 995).sum(axis=0)
-    # Chi-square over 995 places; its mean is 995 (1 - 0.15 is divided out), its deviation sqrt(2 * 995).
-    statistic = ((by_place - 60) ** 2 / (400 * 0.15 * 0.85)).sum()
-    assert abs(statistic - 995) < 6 * math.sqrt(2 * 995)
-
-
-def test_whether_neighbours_are_predicted_is_independent():
-    _, _, labels = _many()
-    chosen = (labels != -100).reshape(400, 995)
-    both = (chosen[:, 1:] & chosen[:, :-1]).sum()
-    assert _within(both, 400 * 994, 0.15**2)
-
-
-def test_replacements_cover_the_ordinary_words_evenly_and_nothing_else():
-    ids, corrupted, labels = _many()
-    replaced = corrupted[(labels != -100) & (corrupted != RULE.mask_id) & (corrupted != ids)]
+    assert _within(len(replaced), chosen.sum(), 0.1 * 994 / 995)
     assert not np.isin(replaced, RULE.special_ids).any()
     assert replaced.max() < RULE.vocab_size
     counts = np.histogram(replaced, bins=5, range=(5, 1000))[0]
     assert all(_within(count, len(replaced), 0.2) for count in counts)
+
+
+def test_every_place_of_a_sample_is_as_likely_to_be_predicted_whatever_its_neighbours_are():
+    _, _, labels = _many()
+    chosen = (labels != -100).reshape(400, 995)
+    # Chi-square over 995 places; its mean is 995 (1 - 0.15 is divided out), its deviation sqrt(2 * 995).
+    statistic = ((chosen.sum(axis=0) - 60) ** 2 / (400 * 0.15 * 0.85)).sum()
+    assert abs(statistic - 995) < 6 * math.sqrt(2 * 995)
+    assert _within((chosen[:, 1:] & chosen[:, :-1]).sum(), 400 * 994, 0.15**2)
 
 
 def test_special_ids_in_the_middle_of_the_vocabulary_are_never_drawn():
@@ -79,34 +65,11 @@ def test_special_ids_in_the_middle_of_the_vocabulary_are_never_drawn():
     assert set(corrupted.tolist()) == {0, 2, 3, 4, 6}
 
 
-def test_the_rates_are_those_of_the_collator_of_transformers(tmp_path):
-    directory = write_dataset(tmp_path / "data", [[5]], vocab_size=1000)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(directory / "tokenizer.json"),
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-    )  # fmt: skip
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = collator([{"input_ids": [2, *range(5, 1000), 3]} for _ in range(400)])
-    expected = theirs["input_ids"].numpy()
-    original = torch.tensor([2, *range(5, 1000), 3]).numpy()[None].repeat(400, axis=0)
-    their_choice = theirs["labels"].numpy() != -100
-    _, corrupted, labels = _many()
-    for ours, theirs_count in (
-        ((labels != -100).sum(), their_choice.sum()),
-        ((corrupted == 4).sum(), (expected == 4).sum()),
-        (((labels != -100) & (corrupted == np.tile(np.arange(5, 1000), 400))).sum(),
-         (their_choice & (expected == original)).sum()),
-    ):  # fmt: skip
-        # Two binomial counts of the same chance differ by less than five deviations of their difference.
-        assert abs(int(ours) - int(theirs_count)) < 5 * math.sqrt(int(ours) + int(theirs_count))
+IDS = st.integers(0, 999)
+BODIES = st.lists(st.lists(IDS, max_size=40), min_size=1, max_size=8)
 
 
-samples_of_ids = st.lists(st.lists(st.integers(0, 999), max_size=40), min_size=1, max_size=8)
-
-
-@given(bodies=samples_of_ids, seed=st.integers(0, 2**63), epoch=st.integers(0, 2**31), data=st.data())
+@given(bodies=BODIES, seed=st.integers(0, 2**63), epoch=st.integers(0, 2**31), data=st.data())
 def test_masks_do_not_depend_on_who_draws_them_or_beside_what(bodies, seed, epoch, data):
     samples = data.draw(st.lists(st.integers(0, 2**40), min_size=len(bodies), max_size=len(bodies), unique=True))
     together = mask(
@@ -118,35 +81,23 @@ def test_masks_do_not_depend_on_who_draws_them_or_beside_what(bodies, seed, epoc
         assert joined.tolist() == np.concatenate(parts).tolist()
 
 
-@given(ids=st.lists(st.integers(0, 999), min_size=1, max_size=60), sample=st.integers(0, 1000))
-def test_a_sample_that_is_cut_keeps_the_masks_of_what_is_left(ids, sample):
-    whole = mask(ids, samples=[sample])
-    cut = mask(ids[: len(ids) // 2], samples=[sample])
-    assert cut[0].tolist() == whole[0][: len(ids) // 2].tolist()
-    assert cut[1].tolist() == whole[1][: len(ids) // 2].tolist()
-
-
-@given(ids=st.lists(st.integers(0, 999), min_size=1, max_size=50), sample=st.integers(0, 1000))
-def test_special_tokens_are_left_alone_and_labels_are_the_original_words(ids, sample):
+@given(ids=st.lists(IDS, min_size=1, max_size=60), sample=st.integers(0, 1000))
+def test_special_tokens_are_left_alone_labels_are_the_original_words_and_a_cut_keeps_them(ids, sample):
     original = np.array(ids)
     corrupted, labels = mask(original, samples=[sample])
-    special = np.isin(original, RULE.special_ids)
-    assert (corrupted[special] == original[special]).all()
-    assert (labels[special] == -100).all()
     chosen = labels != -100
+    assert not chosen[np.isin(original, RULE.special_ids)].any()
     assert (labels[chosen] == original[chosen]).all()
     assert (corrupted[~chosen] == original[~chosen]).all()
+    half = len(ids) // 2
+    cut = mask(ids[:half], samples=[sample])
+    assert [part.tolist() for part in cut] == [corrupted[:half].tolist(), labels[:half].tolist()]
 
 
 def test_seeds_epochs_and_samples_have_masks_of_their_own():
-    ids = np.arange(5, 500)
-    draws = [
-        mask(ids, seed=seed, epochs=[e], samples=[s])[1].tobytes()
-        for seed in range(3)
-        for e in range(3)
-        for s in range(3)
-    ]
-    assert len(set(draws)) == 27
+    ids, numbers = np.arange(5, 500), itertools.product(range(3), repeat=3)
+    draws = {mask(ids, seed=seed, epochs=[epoch], samples=[sample])[1].tobytes() for seed, epoch, sample in numbers}
+    assert len(draws) == 27
 
 
 def test_an_id_outside_the_vocabulary_is_an_error_and_not_a_read_past_a_table():

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.oracles import config_of, micro_batches, result_of, training_of
 from trainer.events import Kind
 from trainer.meter import DeviceFacts, Meter, NoiseScale
 from trainer.parallel import Ranks, join_ranks
-from trainer.step import PartialGradient, StepResult
-from trainer.stopwatch import Mark
+from trainer.step import PartialGradient
 
 
 @pytest.fixture
@@ -53,32 +52,16 @@ def test_a_row_holds_the_interval_since_the_last(rig):
     assert _close(meter, step=2).real_tokens == sum(batch.real_tokens for batch in again)
 
 
-def test_without_a_peak_there_is_no_mfu(rig):
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf)])
+def test_numbers_that_are_none_and_a_share_of_no_known_peak_are_missing_from_the_row(rig, loss, norm):
     training, meter, batches = rig
     meter._facts = DeviceFacts(work=training.work, peak_flops_per_s=None)
-    meter.add(meter.take(batches, 2), _result())
-    row = _close(meter)
-    assert (row.mfu, row.mfu_6n) == (None, None)
-    assert row.model_flops_per_s_per_rank > 0
-
-
-def _result(loss=2.0, norm=1.0, *, computed_s=1.0, departed_s=None, partial=None):
-    departed = None if departed_s is None else Mark(departed_s)
-    return StepResult(
-        loss=torch.tensor(loss), grad_norm=torch.tensor(norm), applied=torch.tensor(math.isfinite(loss)),
-        told=torch.zeros(0), partial=partial, began=Mark(0.0), asked=Mark(0.0), counted=Mark(0.0),
-        departed=departed,
-        reduced=Mark(computed_s), updated=Mark(computed_s),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf)])
-def test_numbers_that_are_none_are_missing_from_the_row(rig, loss, norm):
-    _, meter, batches = rig
-    meter.add(meter.take(batches, 1), _result(loss, norm))
+    meter.add(meter.take(batches, 1), result_of(loss, norm, computed_s=1.0))
     row = _close(meter)
     assert row.loss == (loss if math.isfinite(loss) else None)
     assert row.grad_norm == (norm if math.isfinite(norm) else None)
+    assert (row.mfu, row.mfu_6n) == (None, None)
+    assert row.model_flops_per_s_per_rank > 0
 
 
 def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
@@ -89,7 +72,7 @@ def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
     before = meter.noise.to_json()
     assert before != [0.0, 0.0]
     partial = PartialGradient(square=torch.tensor(math.nan), share=0.5)
-    meter.add(taken, _result(math.nan, math.nan, partial=partial))
+    meter.add(taken, result_of(math.nan, math.nan, partial=partial))
     _close(meter, step=2)
     assert meter.noise.to_json() == before
 
@@ -110,58 +93,50 @@ class _ThreeRanks(Ranks):
 
 
 @pytest.fixture
-def shared(rig):
+def rows_of(rig):
+    """A function that gives the meter of such ranks, and the rows of so many steps."""
     training, _, batches = rig
+    batch = next(batches)
 
-    def make(**others) -> Meter:
+    def make(count=3, departed_s=0.5, **others):
         ranks = _ThreeRanks(
             rank=0, local_rank=0, local_world_size=3, world_size=3, device=torch.device("cpu"), **others
         )
-        return Meter(DeviceFacts(work=training.work, peak_flops_per_s=None), ranks)
+        meter, rows = Meter(DeviceFacts(work=training.work, peak_flops_per_s=None), ranks), []
+        for step in range(1, count + 1):
+            meter.add([batch], result_of(computed_s=1.0, departed_s=departed_s))
+            rows.append(_close(meter, step))
+        return meter, rows
 
-    return make, next(batches)
-
-
-def _rows(meter, batch, count, **result):
-    rows = []
-    for step in range(1, count + 1):
-        meter.add([batch], _result(**result))
-        rows.append(_close(meter, step))
-    return rows
+    return make
 
 
-def test_the_slowest_rank_of_the_interval_before_is_named_with_its_time_over_the_median(shared):
-    make, batch = shared
-    first, second, third = _rows(make(), batch, 3, departed_s=0.5)
+def test_the_slowest_rank_of_the_interval_before_is_named_if_it_is_known_when_gradients_left(rows_of):
+    _, (first, second, third) = rows_of()
     assert (first.slowest_rank, first.slowest_rank_ratio) == (None, None)
     assert (second.slowest_rank, third.slowest_rank) == (1, 1)
     assert second.slowest_rank_ratio == pytest.approx(1.5)
     assert (second.compute_s, second.communication_s) == (0.5, 0.5)
     assert second.peak_memory_bytes > 2**28
-
-
-def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(shared):
-    make, batch = shared
-    for departed_s in (0.5, None):  # whether or not it is known how long ranks computed
-        first, second, third = _rows(make(waits=(0.0, 2.0, 3.0)), batch, 3, departed_s=departed_s)
-        assert (first.longest_data_wait_s, first.longest_data_wait_rank) == (None, None)
-        told = [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in (second, third)]
-        assert told == [(3.0, 2), (3.0, 2)]
-
-
-def test_where_nobody_can_tell_when_gradients_left_no_rank_is_the_slowest(shared):
-    make, batch = shared
-    rows = _rows(make(), batch, 3)
+    _, rows = rows_of(departed_s=None)
     assert [(row.slowest_rank, row.slowest_rank_ratio, row.communication_s) for row in rows] == [(None, None, None)] * 3
 
 
+@pytest.mark.parametrize("departed_s", [0.5, None])
+def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(rows_of, departed_s):
+    _, rows = rows_of(waits=(0.0, 2.0, 3.0), departed_s=departed_s)
+    told = [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in rows]
+    assert told == [(None, None), (3.0, 2), (3.0, 2)]
+
+
 @pytest.mark.parametrize(
-    ("waits", "kind", "rank"), [((0.0, 0.0, 0.0), Kind.STRAGGLER, 1.0), ((0.0, 0.0, 1e9), Kind.STARVED, 2.0)]
+    ("others", "kind", "rank"),
+    [({}, Kind.STRAGGLER, 1.0), ({"times": (1.0, 1.0, 1.0), "waits": (0.0, 0.0, 1e9)}, Kind.STARVED, 2.0)],
 )
-def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_are_taken_once(shared, waits, kind, rank):
-    make, batch = shared
-    meter = make(times=(1.0, 1.5 if kind is Kind.STRAGGLER else 1.0, 1.0), waits=waits)
-    _rows(meter, batch, 12, departed_s=0.5)
+def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_are_taken_once(
+    rows_of, others, kind, rank
+):
+    meter, _ = rows_of(12, **others)
     (found,) = meter.take_findings()
     assert (found.kind, found.values["rank"]) == (kind, rank)
     assert meter.take_findings() == []
@@ -170,36 +145,28 @@ def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_ar
 def test_rows_of_steps_that_are_undone_are_left_out(rig):
     _, meter, batches = rig
     taken = meter.take(batches, 2)
-    meter.add(taken, _result())
+    meter.add(taken, result_of())
     meter.close(1, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0)
-    meter.add(taken, _result())
+    meter.add(taken, result_of())
     meter.forget()
     assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)
-    meter.add(taken, _result())
+    meter.add(taken, result_of())
     assert _close(meter).step == 1
 
 
-def test_the_noise_scale_of_made_up_gradients_is_found_again():
+def test_the_noise_scale_of_made_up_gradients_is_found_again_once_the_signal_is_seen():
     """Gradients of single tokens with a known mean and variance; parts and wholes are their means."""
     random = np.random.default_rng(0)
     signal = random.normal(size=50)
     noise, tokens, parts = 30.0, 400, 8
     truth = 50 * noise**2 / float(signal @ signal)
-    scale = NoiseScale()
+    scale, hidden = NoiseScale(), NoiseScale()
+    assert scale.tokens is None
     for _ in range(300):
         part_means = signal + noise * random.normal(size=(parts, 50)) / np.sqrt(tokens / parts)
         whole = part_means.mean(axis=0)
         scale.update(float(whole @ whole), float(np.square(part_means).sum(axis=1).mean()), 1 / parts, tokens)
     # Smoothing looks back ten steps, so single figures scatter.
     assert scale.tokens == pytest.approx(truth, rel=0.6)
-
-
-def test_nothing_is_said_before_anything_is_known_or_when_noise_hides_the_signal():
-    scale = NoiseScale()
-    assert scale.tokens is None
-    scale.update(1.0, 10.0, 0.5, 100)
-    assert scale.tokens is None
-    for _ in range(3):
-        scale.update(9.0, 10.0, 0.5, 100)
-    assert scale.tokens is not None
-    assert scale.tokens > 0
+    hidden.update(1.0, 10.0, 0.5, 100)
+    assert hidden.tokens is None

@@ -7,11 +7,9 @@ from transformers import Trainer
 from tests.trainer.oracles import FAMILIES, config_of, training_of
 from trainer.optimizer import learning_rate
 
-SCHEDULES = ("constant", "linear", "cosine", "wsd")
-
 
 @given(
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
     warmup=st.integers(0, 50),
     steps=st.integers(1, 200),
     final=st.floats(0, 1),
@@ -45,23 +43,15 @@ def test_each_schedule_has_its_shape(schedule, step, rate):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weight_decay_falls_on_what_transformers_lets_decay(family, dataset):
-    config = config_of(family)
+def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer(family, dataset):
+    config = config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
     training = training_of(config, dataset)
+    groups = training.optimizer.param_groups
     names = {id(parameter): name for name, parameter in training.model.named_parameters()}
-    decayed, plain = (
-        {names[id(parameter)] for parameter in group["params"]} for group in training.optimizer.param_groups
-    )
+    decayed, plain = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
     assert decayed == set(Trainer.get_decay_parameter_names(None, training.model)) & set(names.values())
     assert decayed | plain == set(names.values())
-    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [config.weight_decay, 0.0]
+    assert [group["weight_decay"] for group in groups] == [config.weight_decay, 0.0]
     norms = [module for module in training.model.modules() if isinstance(module, nn.LayerNorm)]
     assert {names[id(norm.weight)] for norm in norms} <= plain
-
-
-def test_the_optimizer_is_fused_with_the_configured_moments(dataset):
-    config = config_of(adam_beta2=0.98, adam_epsilon=1e-6)
-    training = training_of(config, dataset)
-    assert all(group["fused"] for group in training.optimizer.param_groups)
-    assert training.optimizer.param_groups[0]["betas"] == (0.9, 0.98)
-    assert training.optimizer.param_groups[0]["eps"] == 1e-6
+    assert [(group["fused"], group["betas"], group["eps"]) for group in groups] == [(True, (0.9, 0.98), 1e-6)] * 2

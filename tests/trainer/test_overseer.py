@@ -8,13 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.oracles import config_of
+from tests.trainer.oracles import config_of, result_of
 from trainer import overseer as module
 from trainer.config import HealthSettings
 from trainer.events import Action
 from trainer.overseer import Overseer, agreed, tell
-from trainer.step import StepResult
-from trainer.stopwatch import Mark
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -51,19 +49,11 @@ def test_training_stops_and_saves_exactly_when_some_rank_says_so(ranks):
     assert save_is_due == any(due for _, _, due in ranks)
 
 
-NOW = Mark(0.0)
-
-
 QUIET = said(0)
 
 
-def result_of(loss=2.0, norm=1.0, applied=True, told=QUIET):
-    return StepResult(
-        loss=torch.tensor(loss, dtype=torch.float64), grad_norm=torch.tensor(norm, dtype=torch.float64),
-        applied=torch.tensor(applied),
-        told=torch.tensor(told, dtype=torch.float64), partial=None, began=NOW, asked=NOW, counted=NOW, departed=None,
-        reduced=NOW, updated=NOW,
-    )  # fmt: skip
+def add(overseer, step, *numbers, samples=(1,), told=QUIET, **changes):
+    overseer.add(step, result_of(*numbers, told=told, **changes), np.array(samples))
 
 
 def read_late(monkeypatch):
@@ -91,20 +81,23 @@ def overseer_of(events, ranks):
     return make
 
 
-def ordinary(overseer, steps=20, begin=1):
-    """Steps of which nothing is to be said."""
-    for step in range(begin, begin + steps):
-        overseer.add(step, result_of(2.0 + 0.01 * (step % 5)), np.array([step]))
-        assert overseer.look().worst is None
+@pytest.fixture
+def ordinary(overseer_of, events, ranks):
+    """A function that makes one to which twenty ordinary steps cost no message, and led to nothing."""
 
+    def make(**health) -> Overseer:
+        overseer = overseer_of(**health)
+        for step in range(1, 21):
+            add(overseer, step, 2.0 + 0.01 * (step % 5))
+            assert overseer.look().worst is None
+        assert (events, ranks.gather.call_count) == ([], 0)
+        return overseer
 
-def test_an_ordinary_step_costs_no_message_and_leads_to_nothing(overseer_of, events, ranks):
-    ordinary(overseer_of())
-    assert (events, ranks.gather.call_count) == ([], 0)
+    return make
 
 
 def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(overseer_of, events):
-    overseer, result = overseer_of(), result_of(math.nan, 1 + 2**-50, applied=False)
+    overseer, result = overseer_of(), result_of(math.nan, 1 + 2**-50, applied=False, told=QUIET)
     overseer.add(1, result, np.array([1]))
     result.grad_norm.zero_()
     assert overseer.look().worst.values["grad_norm"] == 1 + 2**-50
@@ -116,18 +109,17 @@ def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_a
     read_late(monkeypatch)
     overseer, read = overseer_of(on_non_finite="skip"), []
     for step in range(1, 5):
-        overseer.add(step, result_of(math.nan, applied=False), np.array([step]))
+        add(overseer, step, math.nan, applied=False)
         read.append(overseer.look().at_step)
     assert read == [0, 0, 1, 2]
     assert (overseer.look(all_of_them=True).at_step, overseer.skipped_steps) == (3, 4)
     assert overseer.look(all_of_them=True).at_step == 0
 
 
-def test_an_event_names_the_samples_of_all_ranks_in_that_step(overseer_of, events):
-    overseer = overseer_of()
-    ordinary(overseer)
-    overseer.add(21, result_of(50.0), np.array([7, 5]))
-    overseer.add(22, result_of(2.0), np.array([6]))
+def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
+    overseer = ordinary()
+    add(overseer, 21, 50.0, samples=[7, 5])
+    add(overseer, 22, samples=[6])
     verdict = overseer.look()
     assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (Action.WARN, 21, None)
     (event,) = events
@@ -138,11 +130,10 @@ def test_an_event_names_the_samples_of_all_ranks_in_that_step(overseer_of, event
     assert event.next_step
 
 
-def test_the_strongest_of_several_steps_rules(overseer_of):
-    overseer = overseer_of(on_spike="rollback", on_non_finite="skip")
-    ordinary(overseer)
+def test_the_strongest_of_several_steps_rules(ordinary):
+    overseer = ordinary(on_spike="rollback", on_non_finite="skip")
     for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan)):
-        overseer.add(step, result_of(loss, applied=False), np.array([step]))
+        add(overseer, step, loss, applied=False)
     verdict = overseer.look()
     assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)
     assert "the loss of step 22 is 50" in verdict.trouble.message
@@ -152,8 +143,8 @@ def test_the_strongest_of_several_steps_rules(overseer_of):
 def test_what_ranks_told_is_read_with_the_step(overseer_of):
     overseer = overseer_of()
     for step, told in enumerate((QUIET, said(0, save=True), said(0, signal.SIGTERM)), start=1):
-        overseer.add(step, result_of(told=told), np.array([step]))
+        add(overseer, step, told=told)
     verdict = overseer.look()
     assert (verdict.worst, verdict.stop_reason, verdict.save_asked_at) == (None, "SIGTERM on rank 0", 2)
-    overseer.add(4, result_of(told=said(0, over=True)), np.array([4]))
+    add(overseer, 4, told=said(0, over=True))
     assert "is nearly over" in overseer.look().stop_reason

@@ -32,12 +32,9 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
     # Nothing of torchrun's: neither an address nor a port.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", RANK]
+    commands = [[sys.executable, "-c", RANK, str(rank), str(tmp_path / "meet")] for rank in range(2)]
     both = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-        )
-        for rank in range(2)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) for command in commands
     ]
     found = [json.loads(process.communicate(timeout=180)[0]) for process in both]
     assert found == [[[11.0, 2.0], [10.0, -1.0], [1.0, 10.0], [["0"], ["1"]], ["0"]]] * 2

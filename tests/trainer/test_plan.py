@@ -10,27 +10,19 @@ from trainer.plan import LANES, hash_words, lay_out, pack_rows, permute, to_unit
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 5))
-def test_a_permutation_hits_every_index_once(size, seed, epoch):
-    result = permute(np.arange(size, dtype=np.uint64), size, seed, epoch)
-    assert sorted(result.tolist()) == list(range(size))
+def test_a_permutation_hits_every_index_once_and_answers_for_single_ones_of_millions(size, seed, epoch):
+    assert sorted(permute(np.arange(size, dtype=np.uint64), size, seed, epoch).tolist()) == list(range(size))
+    some = permute(np.array([0, 1, 201_999_999], dtype=np.uint64), 202_000_000, seed, epoch)
+    assert len(set(some.tolist())) == 3
+    assert some.max() < 202_000_000
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    indices = np.arange(1000, dtype=np.uint64)
-    orders = {tuple(permute(indices, 1000, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
-
-
-def test_a_permutation_of_202_million_is_answered_for_single_indices():
-    result = permute(np.array([0, 1, 201_999_999], dtype=np.uint64), 202_000_000, 7, 0)
-    assert len(set(result.tolist())) == 3
-    assert result.max() < 202_000_000
-
-
-def test_neighbours_end_up_far_apart():
-    result = permute(np.arange(10_000, dtype=np.uint64), 10_000, 0, 0).astype(np.int64)
+def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_far_apart():
+    indices = np.arange(10_000, dtype=np.uint64)
+    orders = [permute(indices, 10_000, seed, epoch).astype(np.int64) for seed in range(3) for epoch in range(3)]
+    assert len({order.tobytes() for order in orders}) == 9
     # Of a random permutation the mean distance is a third of the size.
-    assert abs(np.abs(np.diff(result)).mean() - 10_000 / 3) < 200
+    assert abs(np.abs(np.diff(orders[0])).mean() - 10_000 / 3) < 200
 
 
 def test_where_each_index_lands_is_uniform():
@@ -41,19 +33,15 @@ def test_where_each_index_lands_is_uniform():
 
 
 @given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**64 - 1))
-def test_a_hash_tells_the_order_of_its_words(a, b):
+def test_a_hash_tells_the_order_of_its_words_and_words_become_numbers_from_0_to_below_1(a, b):
     assert (hash_words(a, b)[0] == hash_words(b, a)[0]) == (a == b)
-
-
-def test_words_become_numbers_from_0_to_below_1():
-    units = to_unit(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64))
+    units = to_unit(np.array([0, 2**63, 2**64 - 1, a], dtype=np.uint64))
     assert units[:2].tolist() == [0.0, 0.5]
     assert 1 - 1e-15 < units[2] < 1
+    assert units[3] == pytest.approx(a / 2**64)
 
 
-problems = st.integers(1, 100).flatmap(
-    lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row), min_size=1, max_size=200))
-)
+PROBLEMS = st.integers(1, 100).flatmap(lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row), max_size=200)))
 
 
 def _slow_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
@@ -63,10 +51,8 @@ def _slow_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
     rows = [0] * len(lengths)
     for turn, sample in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i])):
         roomy = [row for row in range(len(free)) if free[row] >= lengths[sample]]
-        if roomy:
-            row = min(roomy, key=lambda r: (free[r], -touched[r]))
-        else:
-            row = len(free)
+        row = min(roomy, key=lambda r: (free[r], -touched[r]), default=len(free))
+        if not roomy:
             free.append(row_tokens)
             touched.append(0)
         free[row] -= lengths[sample]
@@ -75,18 +61,14 @@ def _slow_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
     return rows
 
 
-@given(problem=problems)
+@given(problem=PROBLEMS)
 def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_one(problem):
     row_tokens, lengths = problem
-    rows = pack_rows(np.array(lengths), row_tokens)
+    rows = pack_rows(np.array(lengths, dtype=np.int64), row_tokens)
     assert rows.tolist() == _slow_best_fit(lengths, row_tokens)
     filled = np.sort(np.bincount(rows, weights=lengths))
-    assert 0 < filled[0] <= filled[-1] <= row_tokens
+    assert all(0 < tokens <= row_tokens for tokens in filled)
     assert len(filled) < 2 or filled[0] + filled[1] > row_tokens
-
-
-def test_nothing_packs_into_nothing():
-    assert pack_rows(np.array([], dtype=np.int64), 8).tolist() == []
 
 
 @pytest.mark.parametrize("lengths", [[9], [0], [3, -1]])
@@ -114,16 +96,13 @@ def test_a_small_dataset_has_fewer_lanes_so_that_blocks_are_full(samples, lanes)
 
 
 @given(world=st.integers(1, 300), rows=st.integers(1, 5000))
-def test_every_row_of_a_rank_lies_in_a_lane_that_it_follows(world, rows):
+def test_every_row_of_a_rank_lies_in_a_lane_that_it_follows_and_a_rank_among_many_packs_one_only(world, rows):
     plan = make_plan(Lengths(np.ones(100_000)), world_size=world, global_batch_rows=rows)
     for step in (0, 1, 7):
         for j in {0, 1, rows // 2, rows - 1} & set(range(rows)):
             assert (step * rows + j) % plan.lanes in plan.lanes_of(j % world)
-
-
-def test_a_rank_among_many_packs_one_lane_only():
-    plan = make_plan(Lengths(np.ones(100_000)), world_size=256, global_batch_rows=256 * 184)
-    assert [len(plan.lanes_of(rank)) for rank in (0, 3, 255)] == [1, 1, 1]
+    many = make_plan(Lengths(np.ones(100_000)), world_size=256, global_batch_rows=256 * 184)
+    assert [len(many.lanes_of(rank)) for rank in (0, 3, 255)] == [1, 1, 1]
 
 
 @given(lengths=st.lists(st.integers(0, 200), min_size=1, max_size=300), layout=st.sampled_from(["padded", "packed"]))
@@ -152,16 +131,12 @@ def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_global_batch_in_tokens_or_samples_becomes_the_rows_that_hold_it(layout, dataset):
-    config = config_of(layout=layout, global_batch_rows=3)
-    for name, mean in zip(("global_batch_tokens", "global_batch_samples"), mean_row(config, dataset), strict=True):
-        assert in_rows(config.model_copy(update={name: round(20 * mean)}), dataset).global_batch_rows == 20
-    assert in_rows(config, dataset) is config
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_rows_mean_is_that_of_what_is_trained_on(layout, dataset):
+def test_a_rows_mean_is_that_of_what_is_trained_on_and_turns_tokens_or_samples_into_rows(layout, dataset):
     config = config_of(layout=layout, micro_batch_rows=400, global_batch_rows=400, max_epochs=1)
     (batch,) = micro_batches(dataset, config)
     rows = len((batch.starts_N // batch.ids_BS.shape[1]).unique())
-    assert mean_row(config, dataset) == pytest.approx((batch.real_tokens / rows, len(batch.starts_N) / rows))
+    means = mean_row(config, dataset)
+    assert means == pytest.approx((batch.real_tokens / rows, len(batch.starts_N) / rows))
+    for name, mean in zip(("global_batch_tokens", "global_batch_samples"), means, strict=True):
+        assert in_rows(config.model_copy(update={name: round(20 * mean)}), dataset).global_batch_rows == 20
+    assert in_rows(config, dataset) is config

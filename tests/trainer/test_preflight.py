@@ -2,7 +2,6 @@ import errno
 import platform
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,13 +27,9 @@ from trainer.writer import RunWriter
 
 CONFIG = config_of()
 RANKS = join_ranks(CONFIG, environment={})
+MIB = 2**20
 GPU = {"device": "NVIDIA A100", "device_memory_bytes": str(80 * 2**30), "torch": "2.10.0+cu128", "allotted_cpus": "8"}
 FACTS = GPU | {"configuration": "a", "code": "b", "dataset": "c", "transformers": "5.0", "python": "3.12"}
-
-
-def test_ranks_that_are_alike_pass_without_a_word():
-    assert compare_ranks([FACTS] * 4) == []
-    assert compare_ranks([FACTS]) == []
 
 
 @pytest.mark.parametrize("name", ["configuration", "code", "dataset", "torch", "transformers", "python"])
@@ -101,82 +96,54 @@ def test_another_machine_than_the_profile_was_tuned_on_is_said(change, told):
     assert remark.next_step
 
 
-@pytest.fixture
-def affinity(monkeypatch):
-    monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: set(range(64)))
-
-
-def own_group() -> str:
-    found = re.search(r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    if found is None:
-        pytest.skip("no unified control groups here")
-    return found[1]
-
-
 @pytest.mark.parametrize(
-    ("quota", "expected"), [("max 100000", 64), ("800000 100000", 8), ("50000 100000", 1), ("x", 64), ("", 64)]
-)
-def test_a_quota_of_the_control_group_counts(affinity, tmp_path, quota, expected):
-    place = tmp_path / own_group()
-    place.mkdir(exist_ok=True, parents=True)
-    (place / "cpu.max").write_text(quota)
-    assert allotted_cpus(None, {}, tmp_path) == expected
-
-
-@pytest.mark.parametrize(("quota_us", "expected"), [("-1", 64), ("400000", 4), ("1000", 1)])
-def test_a_quota_of_the_older_control_groups_counts(affinity, tmp_path, quota_us, expected):
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota_us + "\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert allotted_cpus(None, {}, tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("unbound", "slurm", "expected"),
-    [(None, "", 64), (None, "12", 12), (None, "many", 64), (2, "12", 2), (128, "", 128), (128, "12", 12)],
-)
-def test_the_least_of_affinity_before_binding_quota_and_slurms_word_counts(
-    affinity, tmp_path, unbound, slurm, expected
+    ("quota", "older_quota_us", "unbound", "slurm", "expected"),
+    [
+        ("max 100000", "", None, "", 64), ("800000 100000", "", None, "", 8), ("50000 100000", "", None, "", 1),
+        ("x", "", None, "", 64), ("", "-1", None, "", 64), ("", "400000", None, "", 4), ("", "1000", None, "", 1),
+        ("", "", None, "", 64), ("", "", None, "12", 12), ("", "", None, "many", 64), ("", "", 2, "12", 2),
+        ("", "", 128, "", 128), ("", "", 128, "12", 12),
+    ],
+)  # fmt: skip
+def test_the_least_of_affinity_before_binding_quota_of_a_control_group_and_slurms_word_counts(
+    monkeypatch, tmp_path, quota, older_quota_us, unbound, slurm, expected
 ):
+    monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: set(range(64)))
+    group = re.search(r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    if quota and group is None:
+        pytest.skip("no unified control groups here")
+    own = tmp_path / (group[1] if group else "")
+    for place, content in (
+        (own / "cpu.max", quota),
+        (tmp_path / "cpu" / "cpu.cfs_quota_us", f"{older_quota_us}\n"),
+        (tmp_path / "cpu" / "cpu.cfs_period_us", "100000\n"),
+    ):
+        place.parent.mkdir(exist_ok=True, parents=True)
+        place.write_text(content)
     assert allotted_cpus(unbound, {"SLURM_CPUS_PER_TASK": slurm}, tmp_path) == expected
 
 
-def test_a_rank_that_is_bound_to_its_gpus_node_counts_the_processors_of_before(monkeypatch):
+def test_facts_survive_their_way_between_ranks_and_count_the_processors_of_before_binding(monkeypatch):
+    assert check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == ([], (platform.node(),))
     monkeypatch.setattr("trainer.preflight.allotted_cpus", lambda unbound: unbound)
     bound = replace(RANKS, cpus_before_binding=128)
-    assert facts_of_rank(resolved_of(CONFIG), dataset_hash="a", ranks=bound)["allotted_cpus"] == "128"
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound)
+    assert (facts["allotted_cpus"], facts["device_memory_bytes"], len(facts["code"])) == ("128", "None", 64)
 
 
-def test_facts_survive_their_way_between_ranks_and_a_single_one_passes():
-    assert check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == ([], (platform.node(),))
-    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=RANKS)
-    assert (facts["device_memory_bytes"], len(facts["code"])) == ("None", 64)
-
-
-@pytest.fixture
-def free(monkeypatch):
-    """A function that sets the free bytes of the disk."""
-    disk = SimpleNamespace()
+def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of_those_to_keep(tmp_path, monkeypatch):
+    disk = SimpleNamespace(free=150 * MIB)
     monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: disk)
-    return partial(setattr, disk, "free")
-
-
-def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, free):
-    free(150)
-    assert check_room(tmp_path, 75, RANKS, there=0, kept=1) == []
-    with pytest.raises(BadConfig, match="has 0 MiB free, and 2 checkpoints take") as caught:
-        check_room(tmp_path, 76, RANKS, there=0)
+    assert check_room(tmp_path, 75 * MIB, RANKS, there=0, kept=1) == []
+    with pytest.raises(BadConfig, match="has 150 MiB free, and 2 checkpoints take 152 MiB") as caught:
+        check_room(tmp_path, 76 * MIB, RANKS, there=0)
     assert "train.checkpoint.enabled=false" in caught.value.next_step
-    assert check_room(tmp_path, 150, RANKS, there=1, kept=1) == []
+    assert check_room(tmp_path, 150 * MIB, RANKS, there=1, kept=1) == []
     for there in (1, 2, 5):  # a run that can go on does so, with a word
-        (remark,) = check_room(tmp_path, 151, RANKS, there=there)
+        (remark,) = check_room(tmp_path, 151 * MIB, RANKS, there=there)
         assert "the next save fails" in remark.next_step
-
-
-def test_a_disk_that_holds_fewer_checkpoints_than_are_to_be_kept_is_said(tmp_path, free):
-    free(150 * 2**20)
-    assert check_room(tmp_path, 50 * 2**20, RANKS, there=0, kept=2) == []
-    (remark,) = check_room(tmp_path, 51 * 2**20, RANKS, there=0, kept=2)
+    assert check_room(tmp_path, 50 * MIB, RANKS, there=0, kept=2) == []
+    (remark,) = check_room(tmp_path, 51 * MIB, RANKS, there=0, kept=2)
     assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
     assert "keep_last" in remark.next_step
 
@@ -206,11 +173,14 @@ def test_a_directory_that_all_ranks_see_passes_and_is_left_as_it_was(tmp_path, r
 
 
 @pytest.mark.parametrize(
-    ("misses", "shown"),
-    [((1.0,), "rank 1"), ((0.0, 1.0, 1.0), "ranks 2, 3"), ((1.0,) * 6, "ranks 1, 2, 3, 4 and 2 more")],
-)
-def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(tmp_path, misses, shown):
-    ranks = _SomeElsewhere(misses)
+    ("misses", "leads", "shown"),
+    [((1.0,), True, "rank 1"), ((0.0, 1.0, 1.0), True, "ranks 2, 3"), ((0.0,), False, "rank 1"),
+     ((1.0,) * 6, True, "ranks 1, 2, 3, 4 and 2 more")],
+)  # fmt: skip
+def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(
+    tmp_path, misses, leads, shown
+):
+    ranks = _SomeElsewhere(misses, leads)
     with pytest.raises(BadConfig, match=f"is not there for {shown}, and under this strategy all ranks write") as caught:
         check_shared(tmp_path, ranks, needed=True)
     (remark,) = check_shared(tmp_path, ranks, needed=False)
@@ -218,14 +188,9 @@ def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_a
     assert remark.next_step == caught.value.next_step
     assert "--out" in remark.next_step
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_rank_that_does_not_see_the_first_ones_file_says_so(tmp_path):
-    second = _SomeElsewhere((0.0,), leads=False)
-    (remark,) = check_shared(tmp_path, second, needed=False)
-    assert "not there for rank 1" in remark.message
-    (tmp_path / ".seen-by-all-ranks.0a0b").touch()
-    assert check_shared(tmp_path, second, needed=True) == []
+    if not leads:  # and it sees the first one's file
+        (tmp_path / ".seen-by-all-ranks.0a0b").touch()
+        assert check_shared(tmp_path, ranks, needed=True) == []
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):

@@ -10,15 +10,19 @@ from trainer import progress as module
 from trainer.progress import progress
 
 
-def lines_of(capsys, monkeypatch, updates, most_s=None):
-    """What is written when updates of (second, done) of 100 come."""
-    clock = {"now": 0.0}
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
-    with progress("work", most_s=most_s) as update:
-        for second, done in updates:
-            clock["now"] = second
-            update(done, 100, "note")
-    return capsys.readouterr().err.splitlines()
+@pytest.fixture
+def lines_of(capsys, monkeypatch):
+    """A function that gives what is written when updates of (second, done) of 100 come."""
+
+    def run(updates, most_s=None):
+        clock = {"now": 0.0}
+        monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
+        with progress("work", most_s=most_s) as update:
+            for clock["now"], done in updates:
+                update(done, 100, "note")
+        return [line.removeprefix("work: ") for line in capsys.readouterr().err.splitlines()]
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -32,15 +36,14 @@ def lines_of(capsys, monkeypatch, updates, most_s=None):
     ],
     ids=["every few seconds and at the end", "no time left while nothing moves", "never longer than the budget"],
 )  # fmt: skip
-def test_a_line_is_written_now_and_then(capsys, monkeypatch, updates, most_s, told):
-    assert lines_of(capsys, monkeypatch, updates, most_s) == [f"work: {line}" for line in told]
+def test_a_line_is_written_now_and_then(lines_of, updates, most_s, told):
+    assert lines_of(updates, most_s) == told
 
 
-def test_the_time_left_follows_the_rate_of_the_last_minute(capsys, monkeypatch):
+def test_the_time_left_follows_the_rate_of_the_last_minute(lines_of):
     fast_then_slow = [(0, 0), (5, 50), *((5 * step, 49 + step) for step in range(2, 20))]
-    lines = lines_of(capsys, monkeypatch, fast_then_slow)
     # One in five seconds, and 32 to go.
-    assert lines[-1] == "work:  68 % note, 0:02:40 left"
+    assert lines_of(fast_then_slow)[-1] == " 68 % note, 0:02:40 left"
 
 
 PROGRAM = """
@@ -57,29 +60,20 @@ sys.exit(9)
 """
 
 
-@pytest.fixture
-def ended():
-    """The exit code of a program that writes after its readers are gone."""
-
-    def run(how):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, how],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": ""},  # so that what is left in a buffer fails to be flushed, too
-        )  # fmt: skip
-        process.stdout.close()
-        process.stderr.close()
-        with process:
-            process.stdin.write(b"\n")
-            process.stdin.close()
-        return process.returncode
-
-    return run
-
-
-def test_readers_that_are_gone_end_no_program_that_forgives_them(ended):
-    assert ended("forgive") == 9
-    assert ended("do not") not in (0, 9)
+@pytest.mark.parametrize("how", ["forgive", "do not"])
+def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # so that what is left in a buffer fails to be flushed, too
+    )  # fmt: skip
+    process.stdout.close()
+    process.stderr.close()
+    with process:
+        process.stdin.write(b"\n")
+        process.stdin.close()
+    assert (process.returncode == 9) == (how == "forgive")
+    assert process.returncode != 0
 
 
 def test_what_is_written_arrives_as_long_as_somebody_reads():

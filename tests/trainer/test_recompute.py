@@ -56,13 +56,9 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
         loss.backward()
     # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
     assert max(kept["full"], kept["selective"]) < kept["none"]
-
-
-def test_an_architecture_without_checkpointing_is_refused(dataset):
-    model = training_of(config_of(), dataset).model
-    model.supports_gradient_checkpointing = False
+    training.model.supports_gradient_checkpointing = False
     with pytest.raises(BadConfig, match="no activation checkpointing"):
-        keep_less(model, config_of(checkpointing="full"))
+        keep_less(training.model, config)
 
 
 def _check_compiled(config, dataset):

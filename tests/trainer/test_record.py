@@ -10,9 +10,8 @@ import torch
 
 from tests.conftest import write_dataset
 from tests.trainer.checkpoints import resolved_of, write_checkpoint
-from tests.trainer.oracles import config_of
+from tests.trainer.oracles import config_of, training_of
 from trainer.batch import make_plan
-from trainer.build import build_training
 from trainer.checkpoint import read_checkpoint
 from trainer.config import DataSettings
 from trainer.errors import BadConfig
@@ -23,17 +22,12 @@ from trainer.record import StartClock
 from trainer.resume import Start
 
 
-def test_an_event_of_numbers_that_are_none_is_json_that_is_read_back():
-    event = happened(
-        3, "spike", "high", level="warning", values={"loss": math.nan, "norm": -math.inf, "n": 1, "s": "x"}
-    )
+def test_an_event_is_of_this_moment_asks_for_nothing_by_itself_and_is_read_back_with_numbers_that_are_none():
+    values = {"loss": math.nan, "norm": -math.inf, "n": 1, "s": "x"}
+    event = happened(3, "saved", "saved step-000000003", values=values)
+    assert (event.level, event.action, event.next_step, event.causes, event.samples) == ("info", "none", "", [], [])
     assert event.values == {"loss": "nan", "norm": "-inf", "n": 1, "s": "x"}
     assert EventRow.model_validate_json(event.model_dump_json()) == event
-
-
-def test_an_event_is_of_this_moment_and_asks_for_nothing_by_itself():
-    event = happened(3, "saved", "saved step-000000003")
-    assert (event.level, event.action, event.next_step, event.causes, event.samples) == ("info", "none", "", [], [])
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(utc_now())
     assert abs(age.total_seconds()) < 5
     assert utc_now().endswith("Z")
@@ -41,9 +35,10 @@ def test_an_event_is_of_this_moment_and_asks_for_nothing_by_itself():
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock that stands until it is moved."""
+    """Both clocks, standing until the calendar's is moved."""
     moment = [1000.0]
     monkeypatch.setattr(time, "time", lambda: moment[0])
+    monkeypatch.setattr(time, "monotonic", lambda: 500.0)
     return moment
 
 
@@ -58,12 +53,7 @@ def test_every_second_until_the_first_step_belongs_to_one_phase(now):
     assert {name: value for name, value in startup.model_dump().items() if value} == {
         "import_s": 10, "staging_s": 2, "build_s": 3, "first_batch_s": 1, "first_step_s": 4, "total_s": 20,
     }  # fmt: skip
-    assert clock.total_s() == 70
-
-
-def test_the_beginning_is_known_by_the_other_clock_too():
-    clock = StartClock(began_s=time.time() - 100)
-    assert time.monotonic() - clock.monotonic_start_s == pytest.approx(100, abs=1)
+    assert (clock.total_s(), clock.monotonic_start_s) == (70, 490)
 
 
 @pytest.fixture
@@ -86,24 +76,21 @@ def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
 def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp_path, data, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     config = config_of(attention_dropout=0.25)
-    resolved, ranks = resolved_of(config, data), join_ranks(config, environment={})
+    resolved = resolved_of(config, data)
     dataset = open_dataset(resolved)
-    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    training, plan = training_of(config, dataset), make_plan(config, len(dataset), 1)
     path = write_checkpoint(tmp_path / "checkpoints", 7)
     start = Start(checkpoint=path, manifest=read_checkpoint(path))
-    plan = make_plan(config, len(dataset), 1)
-    header = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=start)
-    assert (header.resumed_step, header.job) == (7, "slurm-17")
-    assert header.resumed_from == start.origin
-    assert "step-000000007" in (header.resumed_from or "")
+    others = {"hosts": ["here"], "ranks": join_ranks(config, environment={})}
+    header = describe_run(resolved, dataset, plan, training, start=start, **others)
+    assert (header.resumed_step, header.resumed_from, header.job) == (7, "step-000000007", "slurm-17")
     assert (header.config_sha256, header.dataset_hash) == (resolved.config_sha256, dataset.manifest.dataset_hash)
     assert (header.global_batch_rows, header.accumulation_steps) == (plan.global_batch_rows, plan.accumulation_steps)
     assert header.parameters == sum(one.numel() for one in training.module.parameters())
     assert any("0.25" in change for change in header.recipe_changes)
     assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
-    assert header.hosts == ["here"]
-    assert header.peak_flops_per_s is None  # of a CPU nobody knows it
-    fresh = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=Start())
+    assert (header.hosts, header.peak_flops_per_s) == (["here"], None)  # of a CPU nobody knows it
+    fresh = describe_run(resolved, dataset, plan, training, start=Start(), **others)
     assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
 
 

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoints import end_of, header_of, leave, refusing, resolved_of, write_checkpoint, write_run
+from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint, write_run
 from tests.trainer.oracles import SHAPES, config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, prune
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.record import read_run
-from trainer.resume import choose_run, job_name
+from trainer.resume import Start, choose_run, job_name
 
 CONFIG = config_of(max_steps=20)
+EASED = config_of(max_steps=20, learning_rate=1e-5)
 SLURM = {"SLURM_JOB_ID": "17"}
 AGAIN = SLURM | {"SLURM_RESTART_COUNT": "1"}
 
@@ -24,10 +25,18 @@ def cwd(tmp_path, monkeypatch):
 
 
 def chosen(out, resume="auto", config=CONFIG, environment=None):
-    """Directory, number of the start, and what it goes on from; as a process would that ends at once."""
-    writer, start = choose_run(out, resume, resolved_of(config), environment or {})
-    leave(writer)
-    return writer, start
+    """The run's writer, and what it goes on from; as a process would that ends at once."""
+    opened = []
+    try:
+        return choose_run(out, resume, resolved_of(config), environment or {}, opened=opened.append)
+    finally:
+        for writer in opened:
+            leave(writer)
+
+
+def begin(name, *arguments, **options):
+    """A run under the directory where a job looks for its own."""
+    return write_run(Path("runs") / name, *arguments, **options)
 
 
 def messages(start):
@@ -56,8 +65,7 @@ def run(tmp_path):
 def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_path):
     for resume in ("auto", "never"):
         writer, start = chosen(tmp_path / resume, resume)
-        assert (writer.directory, writer.attempt) == (tmp_path / resume, 1)
-        assert (start.checkpoint, start.manifest, start.finished, start.events) == (None, None, None, ())
+        assert (writer.directory, writer.attempt, start) == (tmp_path / resume, 1, Start())
     writer, _ = chosen(None)
     assert writer.directory.parts[0] == "runs"
     assert writer.directory.name.endswith("Z-m")
@@ -66,12 +74,13 @@ def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_p
 def test_auto_goes_on_with_the_newest_checkpoint_and_clears_what_an_earlier_start_left(run):
     partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
     partial.mkdir()
+    with pytest.raises(BadConfig, match="holds a run already"):
+        chosen(run, "never")
+    assert partial.exists()
     writer, start = chosen(run)
     assert (writer.directory, writer.attempt) == (run, 2)
-    assert start.checkpoint == saved(run, 10)
-    assert start.manifest.state.step == 10
+    assert (start.checkpoint, start.origin, start.manifest.state.step) == (saved(run, 10), "step-000000010", 10)
     assert messages(start) == ["goes on from step-000000010"]
-    assert start.origin == "step-000000010"
     assert not partial.exists()
 
 
@@ -82,18 +91,12 @@ def test_auto_begins_a_run_anew_that_has_no_checkpoint_yet(tmp_path):
     assert "no whole checkpoint" in messages(start)[0]
 
 
-def test_never_does_not_touch_a_run_that_is_there(run, tmp_path):
-    with pytest.raises(BadConfig, match="holds a run already"):
-        chosen(run, "never")
-    assert chosen(run)[1].manifest.state.step == 10
-
-
 def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
     assert job_name(SLURM) == "slurm-17"
     for name, job in (("a", "slurm-17"), ("b", "slurm-18"), ("c", "")):
-        write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job=job)
-    (tmp_path / "cwd" / "runs" / "d").mkdir()
-    (tmp_path / "cwd" / "runs" / "d" / "run.json").write_text("{")
+        begin(name, CONFIG, job=job)
+    Path("runs/d").mkdir()
+    Path("runs/d/run.json").write_text("{")
     writer, start = chosen(None, environment=AGAIN)
     assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
     for other in (SLURM, {}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "19", "SLURM_RESTART_COUNT": "1"}):
@@ -102,38 +105,33 @@ def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
     assert chosen(tmp_path / "out", environment=AGAIN)[1].checkpoint is None
 
 
-def test_of_the_runs_that_a_job_began_the_newest_of_the_same_configuration_is_its_own(tmp_path):
-    other = config_of(max_steps=20, learning_rate=1e-5)
-    for number, (name, config) in enumerate((("z", CONFIG), ("a", CONFIG), ("m", other))):
-        run = write_run(tmp_path / "cwd" / "runs" / name, config, job="slurm-17")
-        os.utime(run / "run.json", (1000 + number, 1000 + number))
-    for config, name in ((CONFIG, "a"), (other, "m")):
+def test_of_the_runs_that_a_job_began_the_newest_of_the_same_configuration_is_its_own():
+    for number, (name, config) in enumerate((("z", CONFIG), ("a", CONFIG), ("m", EASED))):
+        os.utime(begin(name, config, job="slurm-17") / "run.json", (1000 + number, 1000 + number))
+    for config, name in ((CONFIG, "a"), (EASED, "m")):
         assert chosen(None, config=config, environment=AGAIN)[0].directory.name == name
     assert chosen(None, config=config_of(max_steps=30), environment=AGAIN)[1].checkpoint is None
 
 
-def test_a_torchrun_that_starts_its_ranks_again_finds_its_own_run(tmp_path):
+def test_a_torchrun_that_starts_its_ranks_again_finds_its_own_run():
     torchrun = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    restarted = torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"}
     job = job_name(torchrun)
     assert job.startswith("torchrun-")
-    assert job == job_name(torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"})
-    write_run(tmp_path / "cwd" / "runs" / "a", CONFIG, job=job)
+    assert (job_name(restarted), job_name({}), job_name(torchrun | SLURM)) == (job, "", "slurm-17")
+    begin("a", CONFIG, job=job)
     assert chosen(None, environment=torchrun)[1].checkpoint is None
-    again = chosen(None, environment=torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert (again[0].directory.name, again[1].manifest.state.step) == ("a", 10)
-    assert job_name({}) == ""
-    assert job_name(torchrun | SLURM) == "slurm-17"
+    writer, start = chosen(None, environment=restarted)
+    assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
 
 
 def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, (10, 20), end=end_of(0, steps=20))
+    end = end_of(0, steps=20)
+    run = write_run(tmp_path / "r", CONFIG, (10, 20), end=end)
     writer, start = chosen(run)
-    assert start.finished == end_of(0, steps=20)
-    assert start.checkpoint is None
-    assert read_run(run).header.attempt == 1
-    writer.finish(start.finished)
-    longer = config_of(max_steps=30)
-    _, start = chosen(run, config=longer)
+    assert (start.finished, start.checkpoint, read_run(run).header.attempt) == (end, None, 1)
+    writer.finish(end)
+    _, start = chosen(run, config=config_of(max_steps=30))
     assert (start.finished, start.manifest.state.step) == (None, 20)
     assert "train.max_steps is now 30, it was 20" in messages(start)[0]
 
@@ -143,16 +141,20 @@ def test_a_run_that_was_asked_to_leave_goes_on_unchanged(tmp_path):
     assert (start.finished, start.manifest.state.step, start.gave_up) == (None, 20, False)
 
 
-def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_a_good_checkpoint(tmp_path):
+def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_then_on_from_a_good_checkpoint(tmp_path):
     run = write_run(tmp_path / "r", CONFIG, (5, 10), end=end_of(76, reason="nothing helped"), good=False)
-    with pytest.raises(TrainingFailed, match=r"gave up before, and nothing was changed since: nothing helped"):
-        chosen(run)
-    with pytest.raises(TrainingFailed):  # asking twice changes nothing
-        chosen(run)
-    writer, start = chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))
+    for _ in range(2):  # asking twice changes nothing
+        with pytest.raises(TrainingFailed, match=r"gave up before, and nothing was changed since: nothing helped"):
+            chosen(run)
+    writer, start = chosen(run, config=EASED)
     assert (writer.attempt, start.manifest.state.step) == (2, 5)
     assert "train.learning_rate is now 1e-05, it was 0.0001" in messages(start)[0]
     assert (start.gave_up, start.events[0].level) == (True, "warning")
+    writer.start(header_of(EASED))
+    for step in (6, 7):
+        write_checkpoint(run / CHECKPOINTS_DIRECTORY, step, config=EASED.model_dump(mode="json"))
+        prune(run / CHECKPOINTS_DIRECTORY, keep_last=2, keep_every_steps=None)
+    assert chosen(run, config=EASED)[1].manifest.state.step == 7
 
 
 def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
@@ -162,7 +164,7 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
     assert start.manifest.state.step == 5
     assert (root / "step-000000010.damaged-2" / "rank-00000.safetensors").read_bytes() == b"short"
     assert [event.level for event in start.events] == ["error", "info"]
-    assert "step-000000010 is damaged and was passed over" in messages(start)[0]
+    assert "step-000000010 is damaged and was passed over: " in messages(start)[0]
     assert "5 bytes instead of 1,024" in messages(start)[0]
     assert (root / "latest").read_text() == "step-000000005\n"
     assert messages(chosen(run)[1]) == ["goes on from step-000000005"]
@@ -177,14 +179,16 @@ OTHERS = {
     "global_batch_tokens": {"global_batch_tokens": 512},
     "global_batch_samples": {"global_batch_samples": 8},
     "seed": {"seed": 1},
+    "another dataset": {"data": DataSettings(dataset_hash="e" * 64)},
 }
 
 
 @pytest.mark.parametrize("key", OTHERS)
 def test_settings_that_a_position_and_weights_depend_on_cannot_change(run, tmp_path, key):
     before = sorted(run.rglob("*"))
+    said = rf"train\.{key} " if "dataset" not in key else f"{key}: its hash begins d, not eeeeeeeeeeee"
     for resume, out in (("auto", run), (str(run), None), (str(run), tmp_path / "fork")):
-        with pytest.raises(BadConfig, match=rf"train\.{key} ") as caught:
+        with pytest.raises(BadConfig, match=said) as caught:
             chosen(out, resume, config_of(max_steps=20, **OTHERS[key]))
         assert "begin afresh" in caught.value.next_step
     assert sorted(run.rglob("*")) == before
@@ -199,28 +203,18 @@ RECIPE = {
 }  # fmt: skip
 
 
-def test_changes_of_the_recipe_are_each_named(run, tmp_path):
-    _, start = chosen(run, config=config_of(**RECIPE))
-    (event,) = start.events
+def test_changes_of_the_recipe_are_each_named_and_those_that_change_nothing_of_the_result_are_not(run):
+    changed = config_of(**RECIPE)
+    (event,) = chosen(run, config=changed)[1].events
     assert event.level == "warning"
-    before, now = CONFIG.model_dump(), config_of(**RECIPE).model_dump()
+    before, now = CONFIG.model_dump(), changed.model_dump()
     for key in RECIPE:
         assert f"train.{key} is now {now[key]}, it was {before[key]}" in event.message
-
-
-def test_settings_that_change_nothing_of_the_result_may_change_silently(run, tmp_path):
     other = config_of(
         max_steps=20, micro_batch_rows=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
         data=DataSettings(loader_workers=2),
     )  # fmt: skip
     assert messages(chosen(run, config=other)[1]) == ["goes on from step-000000010"]
-
-
-def test_another_dataset_is_refused(run, tmp_path):
-    other = config_of(max_steps=20, data=DataSettings(dataset_hash="e" * 64))
-    for resume, out in (("auto", run), (str(saved(run, 10)), tmp_path / "fork")):
-        with pytest.raises(BadConfig, match="another dataset: its hash begins d, not eeeeeeeeeeee"):
-            chosen(out, resume, other)
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-000000010"])
@@ -235,8 +229,7 @@ def test_another_run_can_begin_from_a_checkpoint(tmp_path, place, step):
     run = write_run(tmp_path / "r", CONFIG, end=end_of(76))
     writer, start = chosen(tmp_path / "fork", str(run / place))
     assert (writer.directory, writer.attempt, start.manifest.state.step) == (tmp_path / "fork", 1, step)
-    assert start.checkpoint.parent.parent == run
-    assert start.origin == str(start.checkpoint)
+    assert (start.checkpoint, start.origin) == (saved(run, step), str(saved(run, step)))
     assert messages(start) == [f"begins from {start.checkpoint}"]
 
 
@@ -268,25 +261,20 @@ def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
         assert caught.value.next_step
 
 
-def test_what_a_run_that_gave_up_left_behind_the_good_checkpoint_is_not_gone_on_from_later(tmp_path):
-    run = write_run(tmp_path / "r", config_of(max_steps=20), (5, 10), end=end_of(76), good=False)
-    resolved = resolved_of(config_of(max_steps=20, learning_rate=1e-5))
-    writer, start = choose_run(run, "auto", resolved, {})
-    assert start.manifest.state.step == 5
-    root = run / CHECKPOINTS_DIRECTORY
-    for step in (6, 7):  # what that start saves before it is killed
-        write_checkpoint(root, step, config=resolved.config.model_dump(mode="json"))
-        prune(root, keep_last=2, keep_every_steps=None)
-    leave(writer)
-    _, start = choose_run(run, "auto", resolved, {})
-    assert start.manifest.state.step == 7
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("open", "manifest.json"), ("open", "rank-00000.safetensors"), ("iterdir", CHECKPOINTS_DIRECTORY)],
+)
+def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run, monkeypatch, method, name):
+    opened, plain = [], getattr(Path, method)
 
+    def stale(path, *arguments, **options):
+        if path.name == name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return plain(path, *arguments, **options)
 
-@pytest.mark.parametrize("file", ["manifest.json", "rank-00000.safetensors"])
-def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run, tmp_path, monkeypatch, file):
-    opened = []
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refusing(file, errno.ESTALE))
+        patch.setattr(Path, method, stale)
         with pytest.raises(DiskTrouble) as caught:
             choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
     (writer,) = opened  # which can then write down how that start ended
@@ -297,66 +285,40 @@ def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run,
     assert chosen(run)[1].manifest.state.step == 10
 
 
-def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(run, tmp_path):
-    damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(run):
+    damage(saved(run, 5), saved(run, 10))
     for _ in range(2):  # as torchrun with --max-restarts does
-        opened = []
         with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is whole") as caught:
-            choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
-        leave(*opened)
+            chosen(run)
         assert "another --out" in caught.value.next_step
     assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
-
-
-def test_a_file_system_that_cannot_even_list_the_checkpoints_is_in_trouble(tmp_path, monkeypatch):
-    run, plain = write_run(tmp_path / "r", CONFIG), Path.iterdir
-
-    def stale(path):
-        if path.name == CHECKPOINTS_DIRECTORY:
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return plain(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "iterdir", stale)
-        with pytest.raises(DiskTrouble):
-            chosen(run)
 
 
 def test_a_run_that_gave_up_without_a_good_checkpoint_begins_afresh_and_keeps_what_it_had(tmp_path):
     run = write_run(tmp_path / "r", CONFIG, (), end=end_of(76))
     for step in (5, 10):
         write_checkpoint(run / CHECKPOINTS_DIRECTORY, step, good=False, config=CONFIG.model_dump(mode="json"))
-    writer, start = chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))
+    writer, start = chosen(run, config=EASED)
     assert (writer.attempt, start.checkpoint, start.manifest) == (2, None, None)
     assert names(run) == ["step-000000005.given-up-2", "step-000000010.given-up-2"]
     assert start.events[-1].level == "warning"
     assert messages(start) == [f"{run} has no good checkpoint: it begins afresh"]
 
 
-def forked(tmp_path):
-    """A run that began from another one's checkpoint, and was killed before it had one of its own."""
-    origin = write_run(tmp_path / "a", CONFIG) / CHECKPOINTS_DIRECTORY / "step-000000005"
-    writer, start = chosen(tmp_path / "b", str(origin))
-    writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
-    return origin
-
-
-def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again(tmp_path):
-    origin, fork = forked(tmp_path), tmp_path / "b"
-    for attempt, resume in ((2, "auto"), (3, str(origin)), (4, "auto")):
+def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_that_is_whole(run, tmp_path):
+    origin, fork = saved(run, 5), tmp_path / "b"
+    for attempt, resume in ((1, str(origin)), (2, "auto"), (3, str(origin)), (4, "auto")):
         writer, start = chosen(fork, resume)
         assert (writer.directory, writer.attempt) == (fork, attempt)
         assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (origin, 5, True)
         assert start.origin == str(origin)
         writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
     assert "begins from" in messages(start)[0]
+    whole = (origin / "rank-00000.safetensors").read_bytes()
+    damage(origin)
+    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
+        chosen(fork)
+    (origin / "rank-00000.safetensors").write_bytes(whole)
     write_checkpoint(fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json"))
     _, start = chosen(fork, str(origin))
     assert (start.origin, start.elsewhere) == ("step-000000006", False)
-
-
-def test_a_fork_whose_origin_is_damaged_or_gone_is_not_begun_afresh(tmp_path):
-    origin = forked(tmp_path)
-    damage(origin)
-    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
-        chosen(tmp_path / "b")

@@ -5,10 +5,9 @@ import torch
 from safetensors.torch import load, load_file
 
 from tests.trainer.checkpoints import state_of
-from tests.trainer.oracles import SHAPES, config_of, micro_batches, training_of
+from tests.trainer.oracles import SHAPES, config_of, micro_batches, same, state_of_training, training_of
 from trainer.checkpoint import CheckpointWriter, checkpoint_name, read_checkpoint
 from trainer.config import ModelSettings
-from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.optimizer import make_optimizer
 from trainer.parallel import join_ranks
@@ -20,12 +19,7 @@ RANKS = join_ranks(CONFIG, environment={})
 FILE = "rank-00000.safetensors"
 
 
-@pytest.fixture(scope="module")
-def dataset(patterned_dataset):
-    return TokenDataset.open(patterned_dataset)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def batches(dataset):
     return micro_batches(dataset, CONFIG, steps=5)
 
@@ -57,19 +51,11 @@ def share(one, rank, parts):
     return [replace(one, local=local, begin=min(one.shape[0], rank * rows))]
 
 
-def contents(training):
-    return {one.name: one.local.clone() for one in held_tensors(training, RANKS)}
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, batches, tmp_path):
     training = trained(dataset, batches[:2])
     path, manifest = written(training, tmp_path)
     read = load_file(path / FILE)
-    assert same(read, contents(training))
+    assert same(read, state_of_training(training))
     assert read.keys() == manifest.tensors.keys()
     names = [name for name, _ in training.module.named_parameters()]
     assert read.keys() >= {f"{kind}.{name}" for kind in ("weights", "step", "exp_avg", "exp_avg_sq") for name in names}
@@ -78,41 +64,40 @@ def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, ba
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(dataset, batches, tmp_path, parts):
-    training = trained(dataset, batches[:2])
-    path, manifest = written(training, tmp_path, parts)
-    other = training_of(config_of(seed=7), dataset)
-    assert not same(contents(other), contents(training))
-    restore(other, path, manifest, RANKS)
-    assert same(contents(other), contents(training))
+    training, other = trained(dataset, batches[:2]), training_of(config_of(seed=7), dataset)
+    assert not same(state_of_training(other), state_of_training(training))
+    restore(other, *written(training, tmp_path, parts), RANKS)
+    assert same(state_of_training(other), state_of_training(training))
     for batch in batches[2:]:
         first, second = (one.step.run([batch], 1e-3) for one in (training, other))
-        assert torch.equal(first.loss, second.loss)
-        assert torch.equal(first.grad_norm, second.grad_norm)
-    assert same(contents(other), contents(training))
+        assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    assert same(state_of_training(other), state_of_training(training))
 
 
 def test_a_state_from_before_the_first_step_leads_to_the_same_first_step(dataset, batches, tmp_path):
-    plain = trained(dataset, batches[:1])
-    training = training_of(CONFIG, dataset)
+    training, other = training_of(CONFIG, dataset), trained(dataset, batches[:3])
     make_state(training)
-    path, manifest = written(training, tmp_path)
-    other = trained(dataset, batches[:3])
-    restore(other, path, manifest, RANKS)
+    restore(other, *written(training, tmp_path), RANKS)
     other.step.run([batches[0]], 1e-3)
-    assert same(contents(other), contents(plain))
+    assert same(state_of_training(other), state_of_training(trained(dataset, batches[:1])))
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(dataset, batches, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"intermediate_size": 96}, r"of another model: it has F32 \[64.* for weights\.\S*intermediate.*\[96"),
+        ({"num_hidden_layers": 3}, r"it has nothing for weights\.\S*layer\.2\."),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(
+    dataset, batches, tmp_path, change, said
+):
     path, manifest = written(trained(dataset, batches[:1]), tmp_path)
-    wider = ModelSettings(name="m", config=SHAPES["bert"] | {"intermediate_size": 96})
-    other = training_of(config_of(model=wider), dataset)
+    other = training_of(config_of(model=ModelSettings(name="m", config=SHAPES["bert"] | change)), dataset)
     before = {name: value.clone() for name, value in other.module.named_parameters()}
-    with pytest.raises(BadConfig, match=r"of another model: it has F32 \[64.* for weights\.\S*intermediate.*\[96"):
+    with pytest.raises(BadConfig, match=said):
         restore(other, path, manifest, RANKS)
-    assert all(torch.equal(before[name], value) for name, value in other.module.named_parameters())
-    deeper = ModelSettings(name="m", config=SHAPES["bert"] | {"num_hidden_layers": 3})
-    with pytest.raises(BadConfig, match=r"it has nothing for weights\.\S*layer\.2\."):
-        restore(training_of(config_of(model=deeper), dataset), path, manifest, RANKS)
+    assert same(before, dict(other.module.named_parameters()))
 
 
 def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(dataset, batches, tmp_path):
@@ -126,16 +111,13 @@ def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(dataset, batches, t
 
 
 def test_weights_that_are_tied_are_kept_once_and_stay_tied(dataset, batches, tmp_path):
-    training = trained(dataset, batches[:1])
-    table = training.model.get_input_embeddings().weight
-    assert training.model.get_output_embeddings().weight is table
+    training, other = trained(dataset, batches[:1]), training_of(config_of(seed=7), dataset)
+    restore(other, *written(training, tmp_path), RANKS)
+    for one in (training, other):
+        assert one.model.get_output_embeddings().weight is one.model.get_input_embeddings().weight
     held = [one for one in held_tensors(training, RANKS) if one.name.startswith("weights.")]
-    assert [one.shape for one in held].count(tuple(table.shape)) == 1
+    assert [one.shape for one in held].count(tuple(training.model.get_input_embeddings().weight.shape)) == 1
     assert len({one.local.data_ptr() for one in held}) == len(held)
-    path, manifest = written(training, tmp_path)
-    other = training_of(config_of(seed=7), dataset)
-    restore(other, path, manifest, RANKS)
-    assert other.model.get_output_embeddings().weight is other.model.get_input_embeddings().weight
 
 
 def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches, tmp_path):
@@ -143,8 +125,7 @@ def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches
         training = training_of(config_of(seed=seed), dataset)
         training.model.get_submodule("bert.embeddings.position_embeddings").requires_grad_(False)
         optimizer = make_optimizer(training.module, CONFIG, RANKS)
-        step = TrainStep(training.shared, optimizer, CONFIG, RANKS)
-        return replace(training, optimizer=optimizer, step=step)
+        return replace(training, optimizer=optimizer, step=TrainStep(training.shared, optimizer, CONFIG, RANKS))
 
     training, other = frozen(0), frozen(7)
     training.step.run([batches[0]], 1e-3)
@@ -153,7 +134,7 @@ def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches
     assert f"weights.{name}" in manifest.tensors
     assert f"exp_avg.{name}" not in manifest.tensors
     restore(other, path, manifest, RANKS)
-    assert same(contents(other), contents(training))
+    assert same(state_of_training(other), state_of_training(training))
 
 
 def test_tensors_of_all_widths_lie_where_their_numbers_may():

@@ -2,20 +2,22 @@ import errno
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from tests.conftest import write_dataset
 from tests.system.faults.corpora import content
+from tests.trainer.checkpoints import resolved_of
+from tests.trainer.oracles import config_of
 from trainer import stage as staging
+from trainer.config import DataSettings
 from trainer.copying import CopyFigures
 from trainer.errors import BadConfig
-from trainer.resolve import resolve
 from trainer.stage import Staged, stage, stage_data
 
 SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]
@@ -173,14 +175,15 @@ def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, loc
 
 def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root, hold):
     mine, free, busy = stage(source, local).dataset_hash[:16], "0123456789abcdef", "fedcba9876543210"
-    kept = {f".partial-{busy}-00000003", ".partial-of-somebody", f".partial-{free}-short", "another", f"{busy}.lock"}
-    for name in (f".partial-{mine}-00000001", f".partial-{free}-00000002", *kept - {f"{busy}.lock"}):
+    kept = {f".partial-{busy}-00000003", ".partial-of-somebody", f".partial-{free}-short", "another"}
+    for name in (f".partial-{mine}-00000001", f".partial-{free}-00000002", *kept):
         (root / name).mkdir()
         (root / name / "file").write_text("x")
     (root / mine / "manifest.json").unlink()
     hold(root / f"{busy}.lock")
     stage(source, local)
-    assert {path.name for path in root.iterdir()} == kept | {mine, f"{mine}.lock", f"{free}.lock"}
+    locks = {f"{name}.lock" for name in (mine, free, busy)}
+    assert {path.name for path in root.iterdir()} == kept | locks | {mine}
 
 
 def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
@@ -191,38 +194,34 @@ def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
     assert staged.with_name(f"{staged.name}.lock").exists()
 
 
-def test_too_little_room_is_said_with_what_is_needed_there_and_missing(source, local, monkeypatch):
-    monkeypatch.setattr(staging, "SPARE_BYTES", 2**60)
-    with pytest.raises(BadConfig, match=r"MiB free, and the dataset takes 1 MiB") as caught:
-        stage(source, local)
-    assert caught.value.next_step.startswith("Free ")
-
-
-def test_a_disk_without_room_for_so_many_files_is_said(source, local, monkeypatch):
-    disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=3, f_files=100)
+@pytest.mark.parametrize(
+    ("spare_bytes", "files", "said", "next_step"),
+    [
+        (2**60, 2**40, r"MiB free, and the dataset takes 1 MiB", "Free "),
+        (staging.SPARE_BYTES, 3, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+    ],
+)
+def test_too_little_room_is_said_with_what_is_needed_there_and_missing(
+    source, local, monkeypatch, spare_bytes, files, said, next_step
+):
+    disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=files, f_files=100)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    with pytest.raises(BadConfig, match="has room for 3 more files, and the dataset has 10") as caught:
+    monkeypatch.setattr(staging, "SPARE_BYTES", spare_bytes)
+    with pytest.raises(BadConfig, match=said) as caught:
         stage(source, local)
-    assert caught.value.next_step.startswith("Remove 15 files")
+    assert caught.value.next_step.startswith(next_step)
 
 
 @pytest.mark.parametrize(
     ("number", "said", "next_step"),
     [
-        (
-            errno.ENOSPC,
-            r"MiB free, and the dataset takes 1 MiB",
-            "It was full for a while",
-        ),  # whoever filled it is gone
+        (errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),  # who filled it is gone
         (errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of yours"),
         (errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for permission"),
     ],
 )
 def test_what_the_system_refuses_while_it_copies_is_said(source, local, monkeypatch, number, said, next_step):
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(staging, "copy_files", refuse)
+    monkeypatch.setattr(staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(BadConfig, match=said) as caught:
         stage(source, local)
     assert caught.value.next_step.startswith(next_step)
@@ -238,55 +237,23 @@ def test_a_source_that_cannot_be_read_at_random_is_what_is_damaged(source, local
     assert list(local.rglob("*.npy")) == []
 
 
-def test_ctrl_c_removes_the_partial_copy(source, local):
-    # Sent while a file is being copied: the first bytes have just been told.
-    code = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from trainer.stage import stage\n"
-        "sent = []\n"
-        "def update(done, total, note):\n"
-        "    if not sent:\n"
-        "        sent.append(os.kill(os.getpid(), signal.SIGINT))\n"
-        "stage(Path(sys.argv[1]), Path(sys.argv[2]), update=update)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, source, local], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert list(local.rglob(".partial*")) == []
-    assert list(local.rglob("*.npy")) == []
+@pytest.mark.parametrize(("source_s", "epochs"), [(0.011, pytest.approx(2.0)), (0.001, None)])
+def test_break_even_is_the_time_of_copying_over_the_time_saved_in_an_epoch(source_s, epochs):
+    staged = Staged(
+        directory=None, dataset_hash="", samples=1000, source_s_per_sample=source_s, local_s_per_sample=0.001,
+        copied=CopyFigures(size_bytes=10, seconds=20.0, read_s=1.0, write_s=1.0),
+    )  # fmt: skip
+    assert staged.break_even_epochs == epochs
 
 
-def test_break_even_is_the_time_of_copying_over_the_time_saved_in_an_epoch():
-    figures = CopyFigures(size_bytes=10, seconds=20.0, read_s=1.0, write_s=1.0)
-    staged = {"directory": None, "dataset_hash": "", "samples": 1000, "copied": figures}
-    assert Staged(**staged, source_s_per_sample=0.011, local_s_per_sample=0.001).break_even_epochs == pytest.approx(2.0)
-    assert Staged(**staged, source_s_per_sample=0.001, local_s_per_sample=0.001).break_even_epochs is None
-
-
-PROFILE = """\
-schema_version = 1
-[train.model]
-name = "m"
-[train.model.config]
-model_type = "bert"
-[train.data]
-path = "source"
-"""
-
-
-def test_the_trainer_stages_what_its_profile_asks_for(source, local, tmp_path):
-    profile = tmp_path / "profile.toml"
-    profile.write_text(PROFILE)
-    environment = {"LOCAL_DISK": str(local)}
-    plain, resolved, unset = (
-        resolve(profile, assignments=[f"train.data.stage_to={place}"] if place else [], environment=environment)
-        for place in ("", "$LOCAL_DISK/below", "/nowhere/$UNSET")
-    )
+def test_the_trainer_stages_what_its_profile_asks_for(source, local):
+    environment, config = {"LOCAL_DISK": str(local)}, config_of(data=DataSettings(stage_to="$LOCAL_DISK/below"))
+    plain, resolved = resolved_of(config_of(), source), resolved_of(config, source)
     assert stage_data(plain, environment) is plain
     (local / "below").mkdir()
     staged = stage_data(resolved, environment)
     assert staged.data_dir.parent.parent == local / "below"
     assert content(staged.data_dir) == content(source)
     assert staged.config == resolved.config
-    with pytest.raises(BadConfig, match=r"\$UNSET"):
-        stage_data(unset, environment)
+    with pytest.raises(BadConfig, match=r"\$LOCAL_DISK"):
+        stage_data(resolved, {})

@@ -61,25 +61,17 @@ def test_a_job_that_goes_on_with_other_ranks_sees_what_it_would_have_seen(job, b
     assert end == rest_end
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(job=jobs())
-def test_ranks_get_disjoint_rows_in_their_places(job):
+def test_ranks_get_disjoint_rows_in_their_places_and_differ_by_at_most_one_in_a_step(job):
     index, options = job
     plan = make_plan(index, **options)
+    parts = plan.accumulation_steps
     for step in all_ranks(index, plan, 2)[0]:
         for segments in step:
             check_places(plan, segments)
         pairs = [(int(e), int(s)) for part in step for e, s in zip(part.epochs, part.samples, strict=True)]
         assert len(set(pairs)) == len(pairs)
-
-
-@settings(deadline=None, max_examples=40)
-@given(job=jobs())
-def test_ranks_differ_by_at_most_one_row_in_a_step(job):
-    index, options = job
-    plan = make_plan(index, **options)
-    for step in all_ranks(index, plan, 2)[0]:
-        parts = plan.accumulation_steps
         rows = [sum(len(np.unique(s.rows)) for s in step[r * parts : (r + 1) * parts]) for r in range(plan.world_size)]
         assert sum(rows) == plan.global_batch_rows
         assert max(rows) - min(rows) <= 1
@@ -119,18 +111,18 @@ def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
     assert [divmod(place, MIN_BLOCK_SAMPLES) for place in position.lanes] == [(3, 44)] * 3
 
 
-def test_a_position_that_lacks_a_lane_is_not_started_from():
-    index = Lengths(np.ones(5000))
-    plan = make_plan(index)
-    with pytest.raises(ValueError, match="nothing of lane 2"):
-        RowStream(plan, index, 0, Position(steps=1, rows=8, lanes=(2, 2, UNKNOWN, 2)))
-
-
-def test_a_position_of_another_plan_is_noticed():
-    index = Lengths(np.full(1000, 30))
-    packed = make_plan(index, layout="packed")
-    with pytest.raises(ValueError, match="row 400"):
-        next(iter(RowStream(packed, index, 0, Position(steps=1, rows=400, lanes=(400,)))))
+@pytest.mark.parametrize(
+    ("lengths", "rows", "lanes", "said"),
+    [
+        (np.ones(5000), 8, (2, 2, UNKNOWN, 2), "nothing of lane 2"),
+        (np.full(1000, 30), 400, (400,), "row 400"),
+    ],
+    ids=["a lane is missing", "another plan's"],
+)
+def test_a_position_of_another_job_is_not_started_from(lengths, rows, lanes, said):
+    index = Lengths(lengths)
+    with pytest.raises(ValueError, match=said):
+        next(iter(RowStream(make_plan(index), index, 0, Position(steps=1, rows=rows, lanes=lanes))))
 
 
 def test_positions_of_different_steps_or_with_a_lane_missing_are_not_joined():

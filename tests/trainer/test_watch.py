@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import watch
-from trainer.watch import (
-    REQUEUE,
-    TimeBudget,
-    Watch,
-    ignore_signals,
-    parse_slurm_time_s,
-    slurm_left_s,
-)
+from trainer.watch import REQUEUE, TimeBudget, Watch, ignore_signals, parse_slurm_time_s, slurm_left_s
 
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
@@ -71,27 +64,17 @@ def left(tmp_path):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_first_signal_is_noted_and_the_program_goes_on(process, tmp_path):
-    one = process(
-        "while watching.asked_by is None: time.sleep(0.01)\n"
-        "print(watching.asked_by, watching.step)\nwatching.stop()\nsys.exit(9)"
-    )
+def test_signals_that_come_within_a_second_are_one_request_that_is_noted_and_the_program_goes_on(process, tmp_path):
+    one = process("time.sleep(0.7)\nprint(watching.asked_by, watching.step)\nwatching.stop()\nsys.exit(9)")
     one.send_signal(signal.SIGUSR1)
-    out, err = one.communicate(timeout=20)
-    assert (out, one.returncode) == (f"{signal.SIGUSR1.value} 7\n", 9)
-    assert "SIGUSR1: saving and leaving at the end of this step" in err
-    assert left(tmp_path) == []
-
-
-def test_signals_that_come_within_a_second_are_one_request(process):
-    one = process("time.sleep(0.7)\nprint(watching.asked_by)\nwatching.stop()")
-    one.send_signal(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         time.sleep(0.1)
         one.send_signal(number)
     out, err = one.communicate(timeout=20)
-    assert (out, one.returncode) == (f"{signal.SIGTERM.value}\n", 0)
+    assert (out, one.returncode) == (f"{signal.SIGUSR1.value} 7\n", 9)
     assert err.count("saving and leaving") == 1
+    assert "SIGUSR1: saving and leaving at the end of this step" in err
+    assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize(("handler", "heard"), [("DFL", "SIGHUP"), ("IGN", "SIGTERM")], ids=["terminal", "nohup"])
@@ -198,10 +181,6 @@ def now(monkeypatch):
     return moment
 
 
-def over(budget, save_s=0.0, *, evaluation_due=False):
-    return budget.over(save_s=save_s, evaluation_due=evaluation_due)
-
-
 @pytest.mark.parametrize(
     ("stop_after_s", "slurm_left_s", "left_s"),
     [(100.0, None, 50), (None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20), (None, None, math.inf)],
@@ -211,28 +190,31 @@ def test_a_budget_is_over_when_saving_and_leaving_would_be_late_for_the_nearer_e
 ):
     budget = TimeBudget(stop_after_s, 450.0, slurm_left_s)  # the process began 50 s ago
     now[0] += min(left_s, 1e12) - 17.1
-    assert not over(budget, save_s=10.0)  # one and a half saves, and 2 s to leave
+    assert not budget.over(save_s=10.0, evaluation_due=False)  # one and a half saves, and 2 s to leave
     now[0] += 0.2
-    assert over(budget, save_s=10.0) == (left_s < math.inf)
+    assert budget.over(save_s=10.0, evaluation_due=False) == (left_s < math.inf)
 
 
 def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reserved(now):
     budget = TimeBudget(100.0, 450.0)
     budget.step_s.extend([9.0, *[1.0] * 19])  # four times, for those whose numbers are late
     budget.evaluation_s = 5.0
-    now[0] += 50 - 38 - 0.1
-    assert (over(budget), over(budget, evaluation_due=True)) == (False, True)
+
+    def over_in(seconds):
+        now[0] += seconds
+        return [budget.over(save_s=0.0, evaluation_due=due) for due in (False, True)]
+
+    assert over_in(50 - 38 - 0.1) == [False, True]
     budget.step_s.append(1.0)  # the slow one is long ago
-    now[0] += 27
-    assert (over(budget), over(budget, evaluation_due=True)) == (False, False)
-    now[0] += 3
-    assert (over(budget), over(budget, evaluation_due=True)) == (False, True)
+    assert [over_in(27), over_in(3)] == [[False, False], [False, True]]
 
 
-def test_slurm_tells_the_end_of_a_job_in_the_environment(now):
-    assert slurm_left_s({"SLURM_JOB_END_TIME": str(now[0] + 1e9 + 60)}) == 60
-    assert slurm_left_s({}) is None
-    assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
+@pytest.mark.parametrize(
+    ("environment", "left_s"),
+    [({"SLURM_JOB_END_TIME": "1000000560.0"}, 60), ({}, None), ({"SLURM_JOB_END_TIME": "soon"}, None)],
+)
+def test_slurm_tells_the_end_of_a_job_in_the_environment(now, environment, left_s):
+    assert slurm_left_s(environment) == left_s
 
 
 def test_older_versions_of_slurm_are_asked(monkeypatch):

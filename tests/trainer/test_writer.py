@@ -65,23 +65,18 @@ def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_on
         assert list((directory / TENSORBOARD_DIRECTORY).iterdir())
 
 
-def test_a_later_start_hides_what_tensorboard_drew_of_steps_that_are_taken_again(tmp_path, monkeypatch):
+def test_a_later_start_hides_what_tensorboard_drew_and_without_it_the_record_has_the_numbers(tmp_path, monkeypatch):
     import torch.utils.tensorboard
 
-    monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: options["purge_step"])
-    writer = RunWriter(tmp_path, active=True)
-    assert open_board(writer, header_of()) is None
-    writer.attempt = 2
-    assert open_board(writer, header_of(resumed_step=5)) == 6
-
-
-def test_without_tensorboard_or_once_its_disk_is_full_the_record_has_the_numbers(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    board = SimpleNamespace(add_scalar=full, close=full)
+    monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: options["purge_step"])
     writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(header_of(), board=board)
+    assert open_board(writer, header_of()) is None
+    writer.attempt = 2
+    assert open_board(writer, header_of(resumed_step=5)) == 6
+    writer.start(header_of(), board=SimpleNamespace(add_scalar=full, close=full))
     writer.close()
     for row in ROWS:
         writer.append(row)
@@ -92,32 +87,28 @@ def test_without_tensorboard_or_once_its_disk_is_full_the_record_has_the_numbers
 
 def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
     first = begin()
-    for name, row in (("steps", row_of(1)), ("evaluations", None), ("events", event_of(1))):
-        if row is not None:
-            first.append(row)
+    first.append(row_of(1))
+    first.append(event_of(1))
+    for name in ("steps", "evaluations", "events"):
         with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
             file.write('{"step": 2, "ä')
     assert read_run(tmp_path / "r").steps == (row_of(1),)
     second = begin()
-    second.append(row_of(2))
-    second.append(evaluation_of(2))
-    second.append(event_of(2))
+    for row in (row_of(2), evaluation_of(2), event_of(2)):
+        second.append(row)
     run = read_run(tmp_path / "r")
-    assert run.steps == (row_of(1), row_of(2))
-    assert run.evaluations == (evaluation_of(2),)
+    assert (run.steps, run.evaluations) == ((row_of(1), row_of(2)), (evaluation_of(2),))
     assert run.events == (event_of(1), event_of(2))
 
 
 def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, tmp_path):
     first = begin()
     for step in (1, 2, 3, 4):
-        first.append(row_of(step, loss=1.0))
-        first.append(evaluation_of(step, loss=1.0))
-        first.append(event_of(step))
+        for row in (row_of(step, loss=1.0), evaluation_of(step, loss=1.0), event_of(step)):
+            first.append(row)
     second = begin()
-    second.append(row_of(3, loss=2.0))
-    second.append(evaluation_of(2, loss=2.0))
-    second.append(event_of(3))
+    for row in (row_of(3, loss=2.0), evaluation_of(2, loss=2.0), event_of(3)):
+        second.append(row)
     run = read_run(tmp_path / "r")
     assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
@@ -128,38 +119,39 @@ def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
     first = begin()
     first.started(startup_of())
     first.finish(end_of(75))
-    second = begin(resumed_from="step-000000002", resumed_step=2, job="slurm-1")
-    assert (first.attempt, second.attempt) == (1, 2)
+    again = {"resumed_from": "step-000000002", "resumed_step": 2, "job": "slurm-1"}
+    second = begin(**again)
     run = read_run(tmp_path / "r")
-    assert (run.header.resumed_from, run.header.resumed_step, run.header.job) == ("step-000000002", 2, "slurm-1")
-    assert (run.startup, run.end) == (None, None)
-    third = begin()
-    assert third.attempt == 3
+    assert (run.header, run.startup, run.end) == (header_of(attempt=2, **again), None, None)
+    assert [first.attempt, second.attempt, begin().attempt] == [1, 2, 3]
     earlier = tmp_path / "r" / EARLIER_DIRECTORY
-    assert sorted(path.name for path in earlier.iterdir()) == ["1", "2"]
-    assert sorted(path.name for path in (earlier / "1").iterdir()) == ["exit.json", "run.json", "startup.json"]
+    assert {path.name for path in earlier.iterdir()} == {"1", "2"}
+    assert {path.name for path in (earlier / "1").iterdir()} == {"exit.json", "run.json", "startup.json"}
     assert read_run(earlier / "1").end == end_of(75)
     assert read_run(earlier / "2").header.attempt == 2
 
 
-def test_a_start_that_dies_before_its_header_leaves_a_run_that_can_go_on(begin, tmp_path):
+def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_only_to_go_on(begin, tmp_path):
     leave(begin())
+    with pytest.raises(BadConfig, match="holds a run already"):
+        RunWriter(tmp_path / "r", active=True)
     leave(RunWriter(tmp_path / "r", active=True, again=True))
     assert read_run(tmp_path / "r").header.attempt == 1
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
 
 
 def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no_origin(tmp_path):
-    for attempt in (1, 2, 3):
+    for attempt, origin in ((1, None), (2, "/other/checkpoint"), (3, "step-000000002")):
         writer = RunWriter(tmp_path / "r", active=True, again=True)
         assert (writer.attempt, read_exit(tmp_path / "r")) == (attempt, None)
-        if attempt > 1:
-            writer.start(header_of(resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt]))
+        if origin:
+            writer.start(header_of(resumed_from=origin))
         writer.finish(end_of(75))
         leave(writer)
     earlier = tmp_path / "r" / EARLIER_DIRECTORY
-    assert [path.name for path in (earlier / "1").iterdir()] == ["exit.json"]
-    assert sorted(path.name for path in (earlier / "2").iterdir()) == ["exit.json", "run.json"]
+    assert [{path.name for path in (earlier / start).iterdir()} for start in ("1", "2")] == [
+        {"exit.json"}, {"exit.json", "run.json"}
+    ]  # fmt: skip
     assert read_origin(tmp_path / "r") == "/other/checkpoint"
 
 
@@ -191,24 +183,15 @@ def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_an
     assert "No space left on device" in told[0].message
 
 
-def test_what_is_no_run_or_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize("version", [2, 9])
+def test_what_is_no_run_or_another_version_is_refused(begin, tmp_path, version):
     with pytest.raises(BadConfig, match="not a run"):
         read_run(tmp_path)
-    RunWriter(tmp_path / "r", active=True).start(header_of())
+    begin()
     path = tmp_path / "r" / "run.json"
-    for version in (2, 9):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
-        with pytest.raises(BadConfig):
-            read_run(tmp_path / "r")
-
-
-def test_a_directory_that_holds_a_run_is_written_into_only_to_go_on(tmp_path):
-    writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(header_of())
-    leave(writer)
-    with pytest.raises(BadConfig, match="holds a run already"):
-        RunWriter(tmp_path / "r", active=True)
-    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 2
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
+    with pytest.raises(BadConfig):
+        read_run(tmp_path / "r")
 
 
 def test_a_second_process_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
