@@ -61,7 +61,7 @@ def test_files_that_cannot_be_used_cost_themselves_only(programs, tmp_path):
     names = ["garbage", "first", "truncated", "second", "script.sh", "copy-of-first"]
     result, samples = run(partition("elf", *(programs / name for name in names)), tmp_path / "out")
     good = [programs / name for name in ("first", "second", "copy-of-first")]
-    assert samples == run(partition("elf", *good), tmp_path / "good")[1]
+    assert samples == [line for path in good for line in functions(path)]
     assert (result["files"], result["rejected"]) == (3, 3)
     assert result["raw_bytes"] == sum(path.stat().st_size for path in good)
     assert [Path(one["path"]).name for one in rejects(tmp_path / "out")] == ["garbage", "truncated", "script.sh"]
@@ -210,19 +210,6 @@ def request(path, directory, kind="elf"):
     directory.mkdir(exist_ok=True)
     part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
     return {"kind": kind, "slices": [part], "options": {}, "directory": str(directory), "piece": 0, "most": None}
-
-
-def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path):
-    (done,) = extract_slices(request(first_program, tmp_path / "pieces"))
-    assert stored(tmp_path / "pieces") == list(functions(first_program))
-    assert done.samples == len(stored(tmp_path / "pieces"))
-
-
-def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
-    (tmp_path / "text").write_text("a\na\nb\na\nc\nd\n")
-    bounded = request(tmp_path / "text", tmp_path / "pieces", kind="text") | {"most": 3}
-    assert [done.samples for done in extract_slices(bounded | {"slices": bounded["slices"] * 2})] == [5]
-    assert stored(tmp_path / "pieces") == ["a", "a", "b", "a", "c"]
 
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
