@@ -10,7 +10,7 @@ from distributed import LocalCluster
 
 from autotune.cluster.site import SiteFile, SlurmSettings, read_site
 from autotune.corpus.engine import AHEAD, Task, cluster_engine, in_process, job_settings, local_engine, slurm_engine
-from autotune.corpus.workplace import Workplace, open_workplace
+from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
 from trainer.errors import BadConfig
 
@@ -119,10 +119,15 @@ def test_workers_are_other_processes_and_nothing_listens_beyond_this_machine(loc
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
 
 
-def test_a_scheduler_that_is_not_there_is_said(tmp_path, monkeypatch):
+def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.corpus.engine._CONNECT_S", 0.5)
-    with opened(tmp_path) as workplace, pytest.raises(BadInput, match="no scheduler answers"):
-        cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "site.toml").touch()
+    with opened(tmp_path) as workplace:
+        with pytest.raises(BadInput, match="no scheduler answers"):
+            cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
+        with pytest.raises(MachineLacks, match="sbatch"):
+            slurm_engine(workplace, tmp_path / "site.toml", 1).__enter__()
 
 
 def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
@@ -204,10 +209,3 @@ def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_where_jobs_cannot_be_submitted_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "site.toml").touch()
-    with pytest.raises(MachineLacks, match="sbatch"):
-        slurm_engine(Workplace(path=tmp_path), tmp_path / "site.toml", 1).__enter__()

@@ -20,7 +20,6 @@ TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
 ON_TWO = Trial(job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0)
 RAN = Measured(figures={"peak_bytes": GIB})
 REFUSED = OutOfMemory(detail="CUDA out of memory")
-CRASHED = Crashed(detail="d")
 WINDOW = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
 
 
@@ -85,18 +84,15 @@ def test_memory_may_come_back_late_before_and_after_a_trial(used, waited_s):
     assert watch.waited_s == pytest.approx(waited_s)
 
 
-@pytest.mark.parametrize("outcome", [RAN, REFUSED, CRASHED], ids=["figures", "a refusal", "a crash"])
-def test_neighbour_that_came_during_the_trial_makes_it_void_unless_it_crashed(outcome):
+@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
+def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
     watch = Watch(gpu(IDLE, IDLE, TAKEN, processes=NEIGHBOUR), outcome=outcome)
     found = watch.machine.run(TRIAL)
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
-    if outcome is CRASHED:
-        assert found is CRASHED
-    else:
-        assert isinstance(found, Contaminated)
-        assert found.detail.startswith("GPU 0 still holds 4 GiB after 10")
-        assert "pid 42: 3 GiB" in found.detail
+    assert isinstance(found, Contaminated)
+    assert found.detail.startswith("GPU 0 still holds 4 GiB after 10")
+    assert "pid 42: 3 GiB" in found.detail
 
 
 def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
