@@ -159,18 +159,14 @@ def test_without_gpus_nothing_is_started(no_child_left):
         assert sampler.take() == {}
 
 
-@pytest.mark.parametrize("program", [DIES, BREAKS_OFF])
-def test_process_that_died_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
+@pytest.mark.parametrize("program", [DIES, BREAKS_OFF, DIES_LATE])
+def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
     with sampler_of(program) as sampler:
+        if program is DIES_LATE:
+            assert sampler.take()["0"].lacking == "asleep"
         assert sampler.take() == both("the process that samples the GPUs has ended")
         sampler.start()
         assert sampler._process is None
-        assert sampler.take() == both("the process that samples the GPUs has ended")
-
-
-def test_process_that_dies_later_gives_what_it_read(no_child_left):
-    with sampler_of(DIES_LATE) as sampler:
-        assert sampler.take()["0"].lacking == "asleep"
         assert sampler.take() == both("the process that samples the GPUs has ended")
 
 

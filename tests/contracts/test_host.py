@@ -1,6 +1,7 @@
-"""One suite for every host; and what Linux describes in files that a test lays out."""
+"""One suite for every clock and every host; and what Linux describes in files that a test lays out."""
 
 import sys
+from datetime import UTC, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import MachineLacks
+from autotune.measure.clock import SystemClock
 from autotune.measure.host import LIBRARIES, SystemHost, _unescape
 from autotune.show.answers import plain
-from tests.fakes import FakeHost
+from tests.fakes import FakeClock, FakeHost
+
+
+@pytest.mark.parametrize("kind", [SystemClock, FakeClock])
+def test_time_never_goes_back_and_sleep_lasts_as_long_as_asked_by_clock_and_calendar_and_is_not_negative(kind):
+    clock = kind()
+    times = [clock.monotonic_s() for _ in range(100)]
+    assert times == sorted(times)
+    before = clock.utc_now()
+    assert before.tzinfo is UTC
+    clock.sleep(0.03125)  # exact in binary, so that no rounding shortens it
+    assert clock.monotonic_s() - times[-1] >= 0.03125
+    assert clock.utc_now() - before >= timedelta(milliseconds=15)
+    with pytest.raises(ValueError, match="negative"):
+        clock.sleep(-1)
 
 
 @pytest.fixture(params=["system", "fake"])

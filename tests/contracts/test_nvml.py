@@ -124,9 +124,9 @@ def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
     assert isinstance(monitor.nvlinked("GPU-none", one), Unavailable)
 
 
-@pytest.mark.parametrize(("status", "linked"), [(pynvml.NVML_P2P_STATUS_OK, True), (5, False)])
-def test_nvml_tells_of_each_pair_whether_it_is_linked(status, linked):
-    assert simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0") is linked
+def test_nvml_tells_of_each_pair_whether_it_is_linked():
+    for status, linked in ((pynvml.NVML_P2P_STATUS_OK, True), (5, False)):
+        assert simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0") is linked
     refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert "Not Supported" in simulated(nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-0", "GPU-0").reason
 
@@ -151,14 +151,6 @@ def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor,
     monitor.close()
     monitor.close()
     assert all(isinstance(answer, Unavailable) for answer in asked(uuid))
-
-
-def test_nvml_is_shut_down_once():
-    bindings = SimulatedNvml()
-    monitor = NvmlMonitor(pynvml=bindings)
-    monitor.close()
-    monitor.close()
-    bindings.nvmlShutdown.assert_called_once()
 
 
 @pytest.mark.parametrize(
@@ -217,12 +209,15 @@ def test_one_figure_that_is_not_supported_is_none_alone(function, field):
     assert sample.used_bytes == 3 * GIB
 
 
-def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing():
+def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing_and_nvml_is_shut_down_once():
     bindings = SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings)
     for name in [name for name in vars(bindings) if name.startswith("nvmlDeviceGet")]:
         setattr(bindings, name, Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
     assert "GPU is lost" in monitor.sample("GPU-0").reason
+    monitor.close()
+    monitor.close()
+    bindings.nvmlShutdown.assert_called_once()
 
 
 def test_old_driver_is_asked_for_throttle_reasons_by_their_old_name():

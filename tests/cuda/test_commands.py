@@ -15,48 +15,28 @@ QUICK = ("--trial-timeout", "40", "--global-batch-tokens", "16384")
 
 
 class Desk:
-    """A machine, a dataset, and a profile that a probe on it wrote; all reports lie on it."""
+    """A machine, a dataset, and a profile that is to be written there."""
 
-    def __init__(self, machine, data, *words):
-        self._machine, self.data, self._words = machine, data, words
-        self.path = machine.folder / "profile.toml"
+    def __init__(self, machine, data):
+        self._machine, self.data = machine, data
+        self.profile = machine.folder / "profile.toml"
 
     def __call__(self, *words):
-        return self.ends_with(0, *words)
-
-    def ends_with(self, code, *words):
         ended = self._machine.autotune(*words, timeout_s=400)
-        assert ended.code == code, ended
+        assert ended.code == 0, ended
         return ended
 
-    @property
-    def profile(self):
-        if not self.path.exists():
-            self("probe", *MODEL, *QUICK, "--data", self.data, "--out", self.path, *self._words)
-        return self.path
+    def probe(self, words, profile=None):
+        self("probe", *MODEL, *QUICK, "--data", self.data, "--out", profile or self.profile, *words.split())
+        return self
 
-    def train_table(self):
-        return tomllib.loads(self.profile.read_text())["train"]
-
-    def evidence(self, of):
-        return tomllib.loads(self.profile.read_text())["evidence"][of]
+    def tables(self):
+        return tomllib.loads(self.profile.read_text())
 
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    return Desk(null_gpus(driver=DRIVER), data, "--max-rows", "64")
-
-
-@pytest.fixture(scope="module")
-def shared_desk(null_gpus, data) -> Desk:
-    words = "--max-rows 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
-    return Desk(null_gpus(devices=2, driver=DRIVER), data, *words.split())
-
-
-def test_doctor_names_the_gpu_and_its_driver(null_gpu):
-    ended = null_gpu().autotune("doctor")
-    assert "NVIDIA H100 NVL" in ended.out, ended
-    assert "0.0 (nullgpu)" in ended.out
+    return Desk(null_gpus(driver=DRIVER), data).probe("--max-rows 64")
 
 
 def test_estimate_uses_no_gpu(desk):
@@ -66,16 +46,9 @@ def test_estimate_uses_no_gpu(desk):
 
 
 def test_a_probe_writes_a_profile_for_this_gpu(desk):
-    train = desk.train_table()
+    train = desk.tables()["train"]
     assert (train["device"], train["precision"]) == ("cuda", "bf16")
     assert 1 <= train["micro_batch_rows"] <= 64
-
-
-def test_workers_and_baseline_are_measured_from_it(desk):
-    for command in ("workers", "baseline"):
-        words = ("--profile", desk.profile, "--data", desk.data, "--minutes", "0.1", "--window", "0.5")
-        ended = desk(command, *words)
-        assert "profile:" in ended.out, ended
 
 
 @pytest.mark.parametrize(
@@ -94,17 +67,18 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = ("--as-gpu", "a100-40gb", "--precision", "fp32", "--layout", "padded", "--checkpointing", "full")
-    desk("probe", *MODEL, *QUICK, "--data", desk.data, "--max-rows", "32", "--out", tmp_path / "smaller.toml", *words)
+    words = "--max-rows 32 --as-gpu a100-40gb --precision fp32 --layout padded --checkpointing full"
+    desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["checkpointing"]) == ("fp32", "padded", "full")
 
 
-def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(shared_desk):
-    assert shared_desk.train_table()["micro_batch_rows"] % 4 == 0
-    words = ("network", "--profile", shared_desk.profile, "--data", shared_desk.data, "--minutes", "0.1")
-    assert "within nodes" in shared_desk(*words).out
-    network = shared_desk.evidence("network")
+def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
+    words = "--max-rows 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
+    desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
+    assert desk.tables()["train"]["micro_batch_rows"] % 4 == 0
+    assert "within nodes" in desk("network", "--profile", desk.profile, "--data", data, "--minutes", "0.1").out
+    network = desk.tables()["evidence"]["network"]
     assert [link["members"] for link in network["links"]] == [2]
     assert len(network["products_flops_per_s"]) == 2
     assert any(row["step_s"] for row in network["exchanges"])
@@ -113,8 +87,8 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
     words = "--explore --minutes 2.5 --max-rows 16 --window 0.5 --skip workers --skip baseline"
-    desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.path)
-    explored = desk.evidence("explore")
+    desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
+    explored = desk.tables()["evidence"]["explore"]
     assert explored["windows"] > 0
     assert explored["trials"] > 1
 
@@ -125,8 +99,8 @@ ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("
 @pytest.mark.soak
 @pytest.mark.parametrize(("checkpointing", "precision", "layout"), ALL)
 def test_every_way_to_train_can_be_probed(desk, tmp_path, checkpointing, precision, layout):
-    words = ("--checkpointing", checkpointing, "--precision", precision, "--layout", layout)
-    desk("probe", *MODEL, *QUICK, "--data", desk.data, "--max-rows", "16", "--out", tmp_path / "profile.toml", *words)
+    words = f"--max-rows 16 --checkpointing {checkpointing} --precision {precision} --layout {layout}"
+    desk.probe(words, tmp_path / "profile.toml")
 
 
 @pytest.mark.soak
@@ -136,6 +110,5 @@ def test_estimate_compares_alternatives(desk):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"])
-def test_other_gpus_are_probed(null_gpu, data, name, tmp_path):
-    desk = Desk(null_gpu(name=name), data)
-    desk("probe", *MODEL, *QUICK, "--data", data, "--max-rows", "16", "--out", tmp_path / "profile.toml")
+def test_other_gpus_are_probed(null_gpu, data, name):
+    Desk(null_gpu(name=name), data).probe("--max-rows 16")

@@ -1,7 +1,6 @@
 """Probes on a GPU that is shared, sliced, hot or short of memory, or whose driver does not tell everything."""
 
 import tomllib
-from typing import Any
 
 import pytest
 
@@ -16,33 +15,18 @@ from tests.nullgpu.machine import (
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
-OPTIONAL = (
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-)
-NOT_TOLD = [
-    Faults(absent=OPTIONAL),
-    Faults(faults=",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL)),
-]
+OPTIONAL = tuple(f"nvmlDeviceGet{name}" for name in ("MigMode", "TotalEnergyConsumption", "CurrentClocksEventReasons"))
+NOT_TOLD = [Faults(absent=OPTIONAL), Faults(faults=",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL))]
 
 
-class Probed:
-    """A probe with few trials, and what each of them came to."""
-
-    def __init__(self, machine, data, *words, code=0) -> None:
-        common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24")
-        self._profile = machine.folder / "profile.toml"
-        files = ("--reports", machine.folder / "reports", "--out", self._profile)
-        self.ended = machine.autotune("probe", *common, *files, *words)
-        assert self.ended.code == code, self.ended
-        self._ledger = machine.folder / "reports/profile/ledger"
-
-    def outcomes(self) -> dict[str, str]:
-        return {record.label: record.outcome["kind"] for record in records_in(self._ledger)[0]}
-
-    def evidence(self) -> dict[str, Any]:
-        return tomllib.loads(self._profile.read_text())["evidence"]["probe"]
+def probe(machine, data, *words, code=0):
+    """How a probe with few trials ended, and what each of them came to."""
+    common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24")
+    files = ("--reports", machine.folder / "reports", "--out", machine.folder / "profile.toml")
+    ended = machine.autotune("probe", *common, *files, *words)
+    assert ended.code == code, ended
+    records, _ = records_in(machine.folder / "reports/profile/ledger")
+    return ended, {record.label: record.outcome["kind"] for record in records}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +48,7 @@ class Probed:
 def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replaced_by_the_cpu(
     null_gpu, patterned_dataset, faults, said
 ):
-    ended = Probed(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8", code=5).ended
+    ended, _ = probe(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8", code=5)
     assert said in ended.err, ended
     assert ("-mig 0" in ended.err) == bool(faults.mig), ended
     assert ended.counts.total("kernel") == 0
@@ -75,47 +59,32 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
     told = null_gpu(faults=faults).autotune("doctor")
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
-    probed = Probed(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8")
-    assert probed.outcomes() == {"bert-mini: 8 rows": "measured"}
+    _, outcomes = probe(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8")
+    assert outcomes == {"bert-mini: 8 rows": "measured"}
 
 
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
-    probed = Probed(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1", code=4)
-    assert probed.outcomes() == {
-        "bert-mini: 1 rows": "out_of_memory",
-        "bert-mini: 1 rows without a limit": "measured",
-    }
+    _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1", code=4)
+    assert outcomes == {"bert-mini: 1 rows": "out_of_memory", "bert-mini: 1 rows without a limit": "measured"}
 
 
 def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(null_gpu, patterned_dataset):
     faults = ",".join(f"{name}={CUBLAS_ALLOC_FAILED}<{300 * 10**6}" for name in ("cublasGemmEx", "cublasLtMatmul"))
     machine = null_gpu(faults=Faults(faults=faults))
-    probed = Probed(machine, patterned_dataset, "--memory", "1500MiB", "--max-rows", "4096")
-    fits = probed.evidence()["feasible_max"]
-    outcomes = probed.outcomes()
+    _, outcomes = probe(machine, patterned_dataset, "--memory", "1500MiB", "--max-rows", "4096")
+    fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"]["probe"]["feasible_max"]
     assert outcomes[f"bert-mini: {fits} rows"] == "measured", outcomes
     assert outcomes[f"bert-mini: {fits + 1} rows"] == "out_of_memory", outcomes
 
 
-def test_one_hot_sample_voids_one_trial_of_speed_at_most_and_no_probe(null_gpu, patterned_dataset):
-    machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=12, thermal_samples=1))
-    probed = Probed(machine, patterned_dataset, "--max-rows", "8")
-    assert probed.ended.counts["call", "nvmlDeviceGetCurrentClocksEventReasons"] > 12
-    assert probed.evidence()["curve"]
-    contaminated = [label for label, kind in probed.outcomes().items() if kind == "contaminated"]
-    assert len(contaminated) <= 1
-    assert all("speed" in label for label in contaminated)
-
-
 def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
-    probed = Probed(machine, patterned_dataset, "--max-rows", "8", code=8)
+    ended, outcomes = probe(machine, patterned_dataset, "--max-rows", "8", code=8)
     said = "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
-    assert said in probed.ended.err, probed.ended
-    kinds = probed.outcomes()
-    assert kinds.pop("bert-mini: 8 rows") == "measured"
-    assert set(kinds.values()) == {"contaminated"}
+    assert said in ended.err, ended
+    assert outcomes.pop("bert-mini: 8 rows") == "measured"
+    assert set(outcomes.values()) == {"contaminated"}
 
 
 NO_HANDLE = """

@@ -9,12 +9,9 @@ import pytest
 
 from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
-    CUBLAS_NOT_INITIALIZED,
     CUDA_LAUNCH_FAILURE,
     CUDA_OUT_OF_MEMORY,
     CUDNN_ALLOC_FAILED,
-    NVML_DRIVER_NOT_LOADED,
-    NVML_NOT_SUPPORTED,
     Faults,
     cards,
 )
@@ -97,7 +94,6 @@ FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtyp
     [
         (WHEN_SHORT, f"{MATMUL}; print('fits')", "fits"),
         (WHEN_SHORT, f"torch.cuda.init(); {FILL}{MATMUL}", "CUBLAS_STATUS_ALLOC_FAILED"),
-        (f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}", MATMUL, "CUBLAS_STATUS_NOT_INITIALIZED"),
         (f"cudnnCreate={CUDNN_ALLOC_FAILED}", CUDNN, "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         (
             f"kernel={CUDA_LAUNCH_FAILURE}@3",
@@ -105,7 +101,6 @@ FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtyp
             "unspecified launch failure",
         ),
         (f"cudaHostAlloc={CUDA_OUT_OF_MEMORY}", "torch.ones(8).pin_memory()", "out of memory"),
-        (f"cudaMemGetInfo={CUDA_LAUNCH_FAILURE}", "torch.cuda.mem_get_info()", "unspecified launch failure"),
         (
             f"cudaEventSynchronize={CUDA_LAUNCH_FAILURE}",
             "event = torch.cuda.Event(); event.record(); event.synchronize()",
@@ -121,52 +116,25 @@ def test_libraries_fail_on_purpose(null_gpu, faults, program, said):
 
 
 def test_planned_faults_that_do_not_occur_are_found(null_gpus):
-    occurs, late = f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}", f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}@2"
-    unknown = "cudaMemInfo=2"
-    machine = null_gpus(faults=Faults(faults=f"{occurs},{late},{unknown}"))
+    _, *missed = planned = ("cudaMemGetInfo=2", "cudaMemGetInfo=2@2", "cudaMemInfo=2")
+    machine = null_gpus(faults=Faults(faults=",".join(planned)))
     assert machine.run("-c", f"{CUDART}memory()").code == 0
-    assert machine.missed() == [late, unknown]
+    assert machine.missed() == missed
 
 
-STATE = """
-print(*(pynvml.nvmlDeviceGetCurrentClocksEventReasons(card) for _ in range(4)),
-      *pynvml.nvmlDeviceGetMigMode(card), pynvml.nvmlDeviceGetTotalEnergyConsumption(card) > 0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("faults", "said"),
-    [
-        (Faults(thermal_first=1, thermal_samples=2), "0 64 64 0 0 0 True\n"),
-        (Faults(faults=f"nvmlDeviceGetMigMode={NVML_NOT_SUPPORTED}"), "Not Supported"),
-        (Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"), "Driver Not Loaded"),
-        (Faults(absent=("nvmlDeviceGetMigMode",)), "Function Not Found"),
-    ],
-)
-def test_nvml_tells_of_heat_for_as_long_as_it_is_told_to_and_can_refuse_and_lack_functions(null_gpu, faults, said):
-    ended = null_gpu(faults=faults).run("-c", NVML + STATE)
-    assert said in ended.out + ended.err, ended
-
-
-def test_functions_that_others_are_made_of_can_be_absent(null_gpu):
+def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes(null_gpu):
     absent = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetIndex")
     program = """
 import pynvml
 pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
-print(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card), pynvml.nvmlDeviceGetMinorNumber(card))
+print(*(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card) for _ in range(4)))
+print(pynvml.nvmlDeviceGetMinorNumber(card))
 pynvml.nvmlDeviceGetIndex(card)
 """
-    ended = null_gpu(faults=Faults(absent=absent)).run("-c", program)
-    assert ended.out == "0 0\n", ended
+    ended = null_gpu(faults=Faults(absent=absent, thermal_first=1, thermal_samples=2)).run("-c", program)
+    assert ended.out == "0 64 64 0\n0\n", ended
     assert "Function Not Found" in ended.err, ended
-
-
-def test_nvml_can_hang(null_gpu):
-    with null_gpu(faults=Faults(faults="nvmlDeviceGetMigMode=hang")).start("-c", NVML + STATE) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=2)
-        process.kill()
 
 
 def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):

@@ -3,8 +3,7 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -69,12 +68,9 @@ def config_changes(case: Case, ranks: int) -> dict[str, object]:
     if case["strategy"] == "fsdp2" and ranks == 4:
         parallel["shard_ranks"] = 2
     return {
-        "family": case["family"],
-        "precision": case["precision"],
-        "layout": case["layout"],
+        **{name: case[name] for name in ("family", "precision", "layout", "checkpointing")},
         "attention": case["attention"] if known else "auto",
         "head": "masked" if known else "dense",
-        "checkpointing": case["checkpointing"],
         "micro_batch_rows": 16 // int(str(case["micro_batches"])) // ranks,
         "global_batch_rows": 16,
         "parallel": parallel,
@@ -89,42 +85,33 @@ HYBRID = {name: values[0] for name, values in FACTORS.items()} | {"strategy": "f
 MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()), 60)}
 
 
-class Runs:
-    """What cases came to on one kind of device; all of a group are run when the first is asked for."""
-
-    def __init__(self, place: Path, null_gpus) -> None:
-        self._place = place
-        self._null_gpus = null_gpus
-        samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
-        self._data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
-
-    def __call__(self, device: str, cases: dict[str, Case], ranks: int, name: str) -> dict:
-        group = self._place / f"{device}-{ranks}"
-        if not group.exists():
-            self._run(group, cases, ranks, device)
-        return torch.load(group / f"{name}.pt", weights_only=True)
-
-    def _run(self, out: Path, cases: dict[str, Case], ranks: int, device: str) -> None:
-        # CPUs of the same torch, as versions draw other first weights.
-        machine = self._null_gpus(devices=ranks, values=device == "cuda", variables={"OMP_NUM_THREADS": "1"})
-        ended = machine.torchrun(JOB, self._request(out, cases, ranks, device), timeout_s=1800)
-        assert ended.code == 0, ended
-        assert (ended.counts.total("kernel") > 1000 * len(cases)) == (device == "cuda")
-
-    def _request(self, out: Path, cases: dict[str, Case], ranks: int, device: str) -> Path:
-        out.mkdir()
-        changes = {name: config_changes(case, ranks) | {"device": device} for name, case in cases.items()}
-        if device == "cpu":  # which has no varlen kernel
-            changes = {name: its | {"attention": "auto"} for name, its in changes.items()}
-        jobs = {name: {"config": its, "steps": STEPS} for name, its in changes.items()}
-        request = out / "request.json"
-        request.write_text(json.dumps({"cases": jobs, "data": str(self._data), "out": str(out), "device": device}))
-        return request
-
-
 @pytest.fixture(scope="module")
-def runs(null_gpus, tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("matrix"), null_gpus)
+def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
+    """A function that returns what a case came to; all of its group are run when the first is asked for."""
+    place = tmp_path_factory.mktemp("matrix")
+    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
+    data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
+
+    def job(case: Case, ranks: int, device: str) -> dict[str, object]:
+        # A CPU has no varlen kernel.
+        its = {"device": device} | ({"attention": "auto"} if device == "cpu" else {})
+        return {"config": config_changes(case, ranks) | its, "steps": STEPS}
+
+    def run(device: str, cases: dict[str, Case], ranks: int, name: str) -> dict:
+        out = place / f"{device}-{ranks}-{len(cases)}"
+        if not out.exists():
+            out.mkdir()
+            jobs = {name: job(case, ranks, device) for name, case in cases.items()}
+            request = {"cases": jobs, "data": str(data), "out": str(out), "device": device}
+            (out / "request.json").write_text(json.dumps(request))
+            # CPUs of the same torch, as versions draw other first weights.
+            machine = null_gpus(devices=ranks, values=device == "cuda", variables={"OMP_NUM_THREADS": "1"})
+            ended = machine.torchrun(JOB, out / "request.json", timeout_s=1800)
+            assert ended.code == 0, ended
+            assert (ended.counts.total("kernel") > 1000 * len(cases)) == (device == "cuda")
+        return torch.load(out / f"{name}.pt", weights_only=True)
+
+    return run
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -132,10 +119,9 @@ def test_two_gpus_step_as_two_cpus_do(runs, name):
     check(runs("cuda", PAIRS, 2, name), runs("cpu", PAIRS, 2, name), PAIRS[name])
 
 
-def test_four_gpus_that_share_two_copies_of_a_model_step_as_two_cpus_do(null_gpus, runs, tmp_path):
+def test_four_gpus_that_share_two_copies_of_a_model_step_as_two_cpus_do(runs):
     alone = next(name for name, case in PAIRS.items() if {**case, "strategy": "fsdp2"} == HYBRID)
-    on_gpus = Runs(tmp_path, null_gpus)("cuda", {name_of(HYBRID): HYBRID}, 4, name_of(HYBRID))
-    check(on_gpus, runs("cpu", PAIRS, 2, alone), HYBRID)
+    check(runs("cuda", {"hybrid": HYBRID}, 4, "hybrid"), runs("cpu", PAIRS, 2, alone), HYBRID)
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Memory that is predicted on the meta device, beside what torch's own CUDA allocator reserves."""
+"""The allocator and the kernels of attention that memory is predicted for, and the memory that it then reserves."""
 
 import pytest
 
@@ -26,3 +26,54 @@ def test_the_largest_micro_batch_is_predicted(case):
     assert found["predicted_peak_bytes"] == pytest.approx(found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled])
     assert found["predicted_rows"] == pytest.approx(found["largest_rows"], rel=PEAK_ERROR[case.compiled])
     assert len(found["trials"]) <= 6
+
+
+JOINED = """
+import torch
+from tests.trainer.oracles import config_of
+from trainer.parallel import join_ranks
+join_ranks(config_of(device="cuda"))
+torch.zeros(1, device="cuda")
+print(torch.cuda.memory_snapshot()[0]["is_expandable"])
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.9", "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}],
+    ids=["nothing set", "both names set"],
+)
+def test_segments_are_expandable_as_soon_as_ranks_have_joined(null_gpu, variables):
+    ended = null_gpu(variables=variables).run("-c", JOINED)
+    assert ended.out == "True\n", ended
+
+
+STEP = """
+import sys
+from pathlib import Path
+import torch
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.dataset import TokenDataset
+dataset = TokenDataset.open(Path(sys.argv[1]))
+config = config_of(device="cuda", precision="bf16", attention=sys.argv[2])
+training = training_of(config, dataset)
+training.step.run(micro_batches(dataset, config), 1e-4)
+torch.cuda.synchronize()
+print("stepped", flush=True)
+"""
+LAYERS = 2
+
+
+@pytest.mark.parametrize(("attention", "expected"), [("sdpa", (LAYERS, LAYERS, 0)), ("varlen", (0, 0, LAYERS))])
+def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
+    null_gpu, patterned_dataset, attention, expected
+):
+    """On Hopper torch would choose cuDNN's kernels for both."""
+    ended = null_gpu(name="h100-sxm-80gb").run("-c", STEP, patterned_dataset, attention)
+    assert ended.out == "stepped\n", ended
+    counts = ended.counts
+    launched = tuple(counts.kernels(name) for name in ("fmha_cutlassF", "fmha_cutlassB", "flash_fwd"))
+    assert launched == expected, counts
+    assert (counts.kernels("flash_bwd") > 0) == (attention == "varlen")
+    called = {name for name in (*counts.of("call"), *counts.of("kernel")) if "cudnn" in name.lower()}
+    assert called <= {"cudnnGetVersion", "cudnnGetProperty"}

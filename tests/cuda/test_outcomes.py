@@ -1,5 +1,7 @@
 """What becomes of trials and trainings on a GPU that is full, hot, or broken."""
 
+import json
+
 import pytest
 
 from tests.nullgpu.machine import (
@@ -15,29 +17,13 @@ from trainer.record import read_exit
 
 pytestmark = pytest.mark.cuda
 MIB = 2**20
-PROFILE = """
-schema_version = 1
-[train]
-seq_length_tokens = 64
-layout = "packed"
-micro_batch_rows = 2
-global_batch_rows = 4
-max_steps = 2
-device = "cuda"
-[train.checkpoint]
-enabled = false
-[train.model]
-name = "tiny"
-[train.model.config]
-model_type = "bert"
-num_hidden_layers = 2
-hidden_size = 128
-num_attention_heads = 2
-intermediate_size = 256
-"""
 ON_GPUS = NO_DROPOUT | {"train.device": "cuda"}
 # Torch tries the second where the first fails.
 NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLtMatmul", "cublasSgemm_v2"))
+
+
+def workplace(machine, folder):
+    return Workplace(folder, python=machine.environment.python, variables=machine.variables_of_commands())
 
 
 @pytest.mark.parametrize(
@@ -50,15 +36,12 @@ NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLt
     ],
     ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
 )
-def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(
-    null_gpu, patterned_dataset, tmp_path, faults, memory, code
-):
-    (tmp_path / "profile.toml").write_text(PROFILE)
+def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, tmp_path, faults, memory, code):
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
-    run = tmp_path / "run"
-    ended = machine.run(
-        "-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", patterned_dataset, "--out", run
-    )
+    place, run = workplace(machine, tmp_path), tmp_path / "run"
+    words = ("--profile", place.profile, "--data", place.data, "--out", run)
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in ON_GPUS.items()]
+    ended = machine.run("-m", "trainer", *words, *sets)
     assert ended.code == code, ended
     assert read_exit(run).exit_code == code
     assert ("error: rank 0: out of memory: " in ended.err) == (code == 4), ended
@@ -95,8 +78,7 @@ def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
 
 def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
-    place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
-    job = place.job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})
+    job = workplace(machine, tmp_path).job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})
     process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
     job.end(process)
     assert process.returncode != 0
@@ -109,21 +91,14 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
     ("fault", "code", "requeue", "said"),
     [
         (f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}", 70, False, ("NCCL failed: ", "unhandled system error")),
-        (
-            f"ncclAllReduce={NCCL_REMOTE_ERROR}@30",
-            RanksLost.exit_code,
-            True,
-            ("remote process exited or network error",),
-        ),
+        (f"ncclAllReduce={NCCL_REMOTE_ERROR}@30", RanksLost.exit_code, True, ("remote process exited or network",)),
     ],
     ids=["while ranks meet", "in a step"],
 )
 def test_an_nccl_error_ends_all_ranks_soon_and_only_one_of_a_step_can_be_resumed(
     null_gpu, tmp_path, fault, code, requeue, said
 ):
-    machine = null_gpu(devices=2, values=True, faults=Faults(faults=fault))
-    place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
-    job = place.job(2, ON_GPUS)
+    job = workplace(null_gpu(devices=2, values=True, faults=Faults(faults=fault)), tmp_path).job(2, ON_GPUS)
     end = job.leave(job.start(), within_s=60)
     assert (end.exit_code, end.requeue, end.steps > 0) == (code, requeue, requeue)
     assert all(part in end.reason for part in said), end.reason

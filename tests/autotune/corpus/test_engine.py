@@ -9,16 +9,8 @@ import pytest
 from distributed import LocalCluster
 
 from autotune.cluster.site import SiteFile, SlurmSettings, read_site
-from autotune.corpus.engine import (
-    AHEAD,
-    Task,
-    cluster_engine,
-    in_process,
-    job_settings,
-    local_engine,
-    slurm_engine,
-)
-from autotune.corpus.workplace import Workplace, open_workplace
+from autotune.corpus.engine import AHEAD, Task, cluster_engine, in_process, job_settings, local_engine, slurm_engine
+from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
 from trainer.errors import BadConfig
 
@@ -103,12 +95,6 @@ def test_tasks_are_drawn_as_there_is_room_for_them(engine):
     assert max(waiting) <= 2 * AHEAD + 1
 
 
-def test_workers_are_other_processes(local):
-    pids = {receipt["pid"] for receipt in run(local[0], tasks("pids", 12)).values()}
-    assert os.getpid() not in pids
-    assert len(pids) == 2
-
-
 def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_path):
     before = set(psutil.Process().children())
     with opened(tmp_path) as workplace, local_engine(workplace, 1) as runner:
@@ -119,7 +105,10 @@ def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_
     assert left == []
 
 
-def test_nothing_listens_beyond_this_machine(local):
+def test_workers_are_other_processes_and_nothing_listens_beyond_this_machine(local):
+    pids = {receipt["pid"] for receipt in run(local[0], tasks("pids", 12)).values()}
+    assert os.getpid() not in pids
+    assert len(pids) == 2
     listening = [
         connection
         for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -130,10 +119,15 @@ def test_nothing_listens_beyond_this_machine(local):
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
 
 
-def test_a_scheduler_that_is_not_there_is_said(tmp_path, monkeypatch):
+def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.corpus.engine._CONNECT_S", 0.5)
-    with opened(tmp_path) as workplace, pytest.raises(BadInput, match="no scheduler answers"):
-        cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "site.toml").touch()
+    with opened(tmp_path) as workplace:
+        with pytest.raises(BadInput, match="no scheduler answers"):
+            cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
+        with pytest.raises(MachineLacks, match="sbatch"):
+            slurm_engine(workplace, tmp_path / "site.toml", 1).__enter__()
 
 
 def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
@@ -184,7 +178,7 @@ interface = "lo"
 """
 
 
-def test_the_rendered_job_says_what_the_site_file_says(tmp_path):
+def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or_nothing_special(tmp_path):
     from dask_jobqueue.slurm import SLURMCluster
 
     (tmp_path / "site.toml").write_text(SITE)
@@ -196,12 +190,9 @@ def test_the_rendered_job_says_what_the_site_file_says(tmp_path):
         "#SBATCH --cpus-per-task=2", "#SBATCH --mem=4096M", "#SBATCH -t 1-02:00:00", "module load python/3.11",
         "source /opt/env/bin/activate",
     } <= set(script.splitlines())  # fmt: skip
-    for words in ("apptainer exec /images/tools.sif ", "distributed.cli.dask_worker", "--nthreads 1"):
+    prefix = "apptainer exec /images/tools.sif "
+    for words in (prefix, "distributed.cli.dask_worker", "--nthreads 1", "--local-directory /local"):
         assert words in script
-    assert "--local-directory /local" in script
-
-
-def test_a_site_may_ask_in_its_own_words_or_for_nothing_special(tmp_path):
     site = SiteFile(python="/opt/env/bin/python", slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]))
     settings = job_settings(site, tmp_path)
     assert (settings["job_mem"], settings["python"]) == ("16G", "/opt/env/bin/python")
@@ -218,10 +209,3 @@ def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_where_jobs_cannot_be_submitted_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "site.toml").touch()
-    with pytest.raises(MachineLacks, match="sbatch"):
-        slurm_engine(Workplace(path=tmp_path), tmp_path / "site.toml", 1).__enter__()

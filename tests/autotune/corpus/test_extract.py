@@ -57,15 +57,18 @@ def nothing_is_left_running():
     assert set(psutil.Process().children()) <= before
 
 
-def test_files_that_cannot_be_used_cost_themselves_only(programs, tmp_path):
-    names = ["garbage", "first", "truncated", "second", "script.sh", "copy-of-first"]
-    result, samples = run(partition("elf", *(programs / name for name in names)), tmp_path / "out")
+def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tmp_path):
+    names = ["garbage", "first", "truncated", "second", "script.sh", "copy-of-first", "empty"]
+    part = partition("elf", *(programs / name for name in names))
+    (programs / "empty").unlink()
+    result, samples = run(part, tmp_path / "out")
     good = [programs / name for name in ("first", "second", "copy-of-first")]
-    assert samples == run(partition("elf", *good), tmp_path / "good")[1]
-    assert (result["files"], result["rejected"]) == (3, 3)
+    assert samples == [line for path in good for line in functions(path)]
+    assert (result["files"], result["rejected"]) == (3, 4)
     assert result["raw_bytes"] == sum(path.stat().st_size for path in good)
-    assert [Path(one["path"]).name for one in rejects(tmp_path / "out")] == ["garbage", "truncated", "script.sh"]
-    assert all(one["reason"] and one["where"] == "" for one in rejects(tmp_path / "out"))
+    listed = rejects(tmp_path / "out")
+    assert [Path(one["path"]).name for one in listed] == ["garbage", "truncated", "script.sh", "empty"]
+    assert all(one["reason"] and one["where"] == "" for one in listed)
 
 
 def cut_short(path):
@@ -140,10 +143,8 @@ def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
                 time.sleep(0.01)
             reader.kill()
 
-        killer = threading.Thread(target=kill_it_at_work)
-        killer.start()
+        threading.Thread(target=kill_it_at_work).start()
         outcome = process.extract(request(pipe, tmp_path, kind="text"))
-        killer.join()
         assert isinstance(outcome, Unread)
         assert outcome.killed
         # Nobody has it open for reading any more.
@@ -184,14 +185,6 @@ def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
     assert [len(group) for group in found] == groups
 
 
-def test_a_file_that_is_gone_when_its_turn_comes_is_rejected(tmp_path):
-    texts = some_texts(tmp_path, 3)
-    part = partition("text", *texts)
-    texts[1].unlink()
-    assert run(part, tmp_path / "out")[1] == ["0", "2"]
-    assert [Path(one["path"]).name for one in rejects(tmp_path / "out")] == ["1.txt"]
-
-
 @pytest.mark.parametrize(
     ("patched", "name", "value", "words"),
     [
@@ -210,19 +203,6 @@ def request(path, directory, kind="elf"):
     directory.mkdir(exist_ok=True)
     part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
     return {"kind": kind, "slices": [part], "options": {}, "directory": str(directory), "piece": 0, "most": None}
-
-
-def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path):
-    (done,) = extract_slices(request(first_program, tmp_path / "pieces"))
-    assert stored(tmp_path / "pieces") == list(functions(first_program))
-    assert done.samples == len(stored(tmp_path / "pieces"))
-
-
-def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
-    (tmp_path / "text").write_text("a\na\nb\na\nc\nd\n")
-    bounded = request(tmp_path / "text", tmp_path / "pieces", kind="text") | {"most": 3}
-    assert [done.samples for done in extract_slices(bounded | {"slices": bounded["slices"] * 2})] == [5]
-    assert stored(tmp_path / "pieces") == ["a", "a", "b", "a", "c"]
 
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):

@@ -32,11 +32,9 @@ DEFAULTS = {
 
 
 def run(*sources, out, stages=progress, told=None, workers=1, strict=False, overwrite=False, **options):
-    request = Request(sources=tuple(map(str, sources)), **DEFAULTS | options)
-    told = [] if told is None else told
-    return prepare(
-        request, out, stages, told.append, workers=Workers(count=workers), strict=strict, overwrite=overwrite
-    )
+    request = Request(sources=sources, **DEFAULTS | options)
+    tell = [].append if told is None else told.append
+    return prepare(request, out, stages, tell, workers=Workers(count=workers), strict=strict, overwrite=overwrite)
 
 
 def stored(directory, split="train"):
@@ -100,8 +98,6 @@ def test_strict_stops_at_the_first_and_keeps_the_work(programs, tmp_path):
         run(f"elf:{programs}", out=tmp_path / "data", strict=True)
     assert not (tmp_path / "data").exists()
     assert list(tmp_path.glob(".data.*.partial"))
-    run(f"elf:{programs}", out=tmp_path / "data")
-    assert not list(tmp_path.glob(".data.*.partial"))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("wordlevel", marks=pytest.mark.slow), "bpe"])
@@ -153,24 +149,35 @@ def test_the_split_is_by_content_and_survives_more_data(lines, tmp_path):
     assert set(apart) <= set(stored(tmp_path / "both", "validation"))
 
 
-def test_duplicates_stay_on_request(lines, tmp_path):
-    prepared = run(f"text:{lines}", out=tmp_path / "data", tokenizer="wordlevel", keep_duplicates=True)
-    assert stored(tmp_path / "data") == lines.read_text().splitlines()
-    assert prepared.manifest.source.duplicate_samples == 0
+LONG = "a b c d e f g\nh i\nh i\n"
+CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "split"))
 
 
 @pytest.mark.parametrize(
-    ("long", "samples", "counts"),
-    [("truncate", ["a b c", "h i"], (1, 0)), ("split", ["a b c", "d e f", "g", "h i"], (0, 1))],
+    ("name", "raw", "options", "samples", "counts"),
+    [
+        ("a.jsonl", '{"doc": {"body": "one two"}}\n', {"options": SourceOptions(field="doc.body")}, ["one two"], {}),
+        ("a.text", "one\ntwo\n\nthree\n", {"options": SourceOptions(unit="paragraph")}, ["one two", "three"], {}),
+        ("a.text", "b\na\nb\n", {"keep_duplicates": True}, ["b", "a", "b"], {}),
+        ("a.text", LONG, {"limit": CUT}, ["a b c", "h i"], {"truncated_samples": 1, "duplicate_samples": 1}),
+        (
+            "a.text",
+            LONG,
+            {"limit": SPLIT},
+            ["a b c", "d e f", "g", "h i"],
+            {"split_samples": 1, "duplicate_samples": 1},
+        ),
+    ],
+    ids=["field", "unit", "duplicates", "truncate", "split"],
 )
-def test_long_samples_are_cut_or_split(tmp_path, long, samples, counts):
-    path = tmp_path / "long.txt"
-    path.write_text("a b c d e f g\nh i\n")
-    limit = LengthLimit(max_tokens=3, long=long)
-    prepared = run(f"text:{path}", out=tmp_path / "data", tokenizer="wordlevel", limit=limit)
-    source = prepared.manifest.source
+def test_fields_units_duplicates_and_lengths_are_as_asked_for(tmp_path, name, raw, options, samples, counts):
+    path = tmp_path / name
+    path.write_text(raw)
+    prepared = run(f"{path.suffix[1:]}:{path}", out=tmp_path / "data", tokenizer="wordlevel", **options)
     assert stored(tmp_path / "data") == samples
-    assert (source.truncated_samples, source.split_samples) == counts
+    source = prepared.manifest.source
+    counted = ("truncated_samples", "split_samples", "duplicate_samples")
+    assert {name: getattr(source, name) for name in counted if getattr(source, name)} == counts
 
 
 def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_path):
@@ -183,20 +190,6 @@ def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_
     other.write_text("words that no program holds\n")
     prepared = run(f"text:{other}", out=tmp_path / "other", tokenizer=given)
     assert prepared.manifest.source.unknown_tokens == 5
-
-
-@pytest.mark.parametrize(
-    ("name", "raw", "options", "samples"),
-    [
-        ("a.jsonl", '{"doc": {"body": "one two"}}\n', SourceOptions(field="doc.body"), ["one two"]),
-        ("a.text", "one\ntwo\n\nthree\n", SourceOptions(unit="paragraph"), ["one two", "three"]),
-    ],
-)
-def test_fields_and_units_are_asked_for(tmp_path, name, raw, options, samples):
-    path = tmp_path / name
-    path.write_text(raw)
-    run(f"{path.suffix[1:]}:{path}", out=tmp_path / "data", tokenizer="wordlevel", options=options)
-    assert stored(tmp_path / "data") == samples
 
 
 def test_an_existing_dataset_is_left_alone(programs, tmp_path):

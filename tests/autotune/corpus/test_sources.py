@@ -19,6 +19,11 @@ CONTENT = st.lists(
 ).map(b"".join)
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file.txt"
+
+
 def read(path, kind, begin=0, end=None, **options):
     part = Slice(path=str(path), begin=begin, end=path.stat().st_size if end is None else end)
     return list(SOURCES[kind].samples(part, SourceOptions(**options)))
@@ -30,8 +35,7 @@ def texts(found):
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENT, cuts=st.lists(st.integers(0, 60), max_size=4), unit=st.sampled_from(["line", "paragraph"]))
-def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(tmp_path, content, cuts, unit):
-    path = tmp_path / "file.txt"
+def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(path, content, cuts, unit):
     path.write_bytes(content)
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     parts = [one for begin, end in itertools.pairwise(edges) for one in read(path, "text", begin, end, unit=unit)]
@@ -40,8 +44,7 @@ def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(tmp_path, cont
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENT.filter(lambda content: b"\xff" not in content))
-def test_lines_and_paragraphs_are_those_of_the_plain_definition(tmp_path, content):
-    path = tmp_path / "file.txt"
+def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
     path.write_bytes(content)
     split = [line.rstrip(b"\r\n").decode() for line in content.split(b"\n")]
     assert texts(read(path, "text")) == [line for line in split if line.strip()]
@@ -54,16 +57,6 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(tmp_path, conten
         else:
             paragraphs = [[line]]
     assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "file.txt"
-
-
-def test_a_file_is_one_sample(path):
-    path.write_text("one\n\ntwo\n")
-    assert read(path, "text", unit="file") == ["one\n\ntwo\n"]
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
@@ -92,11 +85,13 @@ def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypat
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_gzip_is_read_through(tmp_path, unit):
+def test_gzip_is_read_through_and_a_file_may_be_one_sample(tmp_path, unit):
     plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     plain.write_text("one\ntwo\n\nthree\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read(packed, "text", unit=unit) == read(plain, "text", unit=unit)
+    found = read(packed, "text", unit=unit)
+    assert found == read(plain, "text", unit=unit)
+    assert (found == [plain.read_text()]) == (unit == "file")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +106,7 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=20), max_size=8), cut=st.integers(0, 200))
-def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(tmp_path, texts, cut):
-    path = tmp_path / "a.jsonl"
+def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, cut):
     path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
     cut = min(cut, path.stat().st_size)
     assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [text for text in texts if text.strip()]
@@ -132,8 +126,7 @@ def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(tmp_path, text
         (b'{"text": "open', "not JSON"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_named_by_its_place(tmp_path, line, reason):
-    path = tmp_path / "a.jsonl"
+def test_a_line_that_cannot_be_used_is_named_by_its_place(path, line, reason):
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n\n{"text": "b"}\n')
     first, reject, last = read(path, "jsonl")
     assert (first, last) == ("a", "b")
@@ -142,25 +135,18 @@ def test_a_line_that_cannot_be_used_is_named_by_its_place(tmp_path, line, reason
     assert reason in reject.reason
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pyarrow.string(),
-        pyarrow.large_string(),
-        pyarrow.string_view(),
-        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
-    ],
-)
-def test_the_column_is_read_in_order_over_all_row_groups(tmp_path, kind):
+STRINGS = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+
+
+@pytest.mark.parametrize("kind", [*STRINGS, pyarrow.dictionary(pyarrow.int32(), pyarrow.string())])
+def test_the_column_is_read_in_order_over_all_row_groups(path, kind):
     texts = [f"text {number}" for number in range(3000)]
-    path = tmp_path / "a.parquet"
     column = pyarrow.array(texts).cast(kind)
     parquet.write_table(pyarrow.table({"text": column, "n": range(3000)}), path, row_group_size=700)
     assert read(path, "parquet") == texts
 
 
-def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(tmp_path):
-    path = tmp_path / "a.parquet"
+def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(path):
     parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path)
     assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
     with pytest.raises(UnusableFileError, match="no column 'body', but 'text', 'n'"):

@@ -47,18 +47,13 @@ def saved(path, vocab, change=lambda whole: None):
     return path
 
 
-def test_special_tokens_come_first_and_the_separator_is_an_ordinary_word():
-    tokenizer = learn()
-    assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [*SPECIAL_TOKENS, "[NEXT]"]
-    assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
-    assert [ids.tolist() for ids in tokenizer.encode(["[NEXT]"])] == [[5]]
-
-
-def test_rare_words_give_way_and_become_unknown():
+def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_words_are_unknown():
     tokenizer = learn(vocab_size=7)
     assert tokenizer.used_vocab_size == 7
+    assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [*SPECIAL_TOKENS, "[NEXT]"]
+    assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
     # pop and rbp occur twice; the alphabet decides for pop.
-    assert [ids.tolist() for ids in tokenizer.encode(["ret pop never"])] == [[1, 6, 1]]
+    assert [ids.tolist() for ids in tokenizer.encode(["[NEXT] ret pop never"])] == [[5, 1, 6, 1]]
 
 
 @settings(max_examples=50, deadline=None)
@@ -93,11 +88,10 @@ def test_whole_words_are_found_as_the_library_finds_them(texts):
         assert ours.tolist() == [1 if number < 5 else number for number in theirs]
 
 
-@pytest.mark.parametrize("kind", ["wordlevel", "bpe"])
-def test_a_special_token_that_is_spelt_out_in_a_text_does_not_become_one(kind):
+@pytest.mark.parametrize("learned", [learn, learn_bpe])
+def test_a_special_token_that_is_spelt_out_in_a_text_does_not_become_one(learned):
     texts = ["[MASK] a [SEP]b x[CLS]y [PAD]"]
-    tokenizer = learn(texts=texts) if kind == "wordlevel" else learn_bpe(texts, vocab_size=320)
-    (ids,) = tokenizer.encode(texts)
+    (ids,) = learned(texts=texts, vocab_size=320).encode(texts)
     assert not set(ids.tolist()) & {0, 2, 3, 4}
 
 
@@ -127,23 +121,19 @@ def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
     assert (tokenizer.vocab_size, tokenizer.dtype) == (vocab_size, dtype)
 
 
-def test_a_given_tokenizer_is_taken_as_it_is(tmp_path):
-    path = saved(tmp_path / "tokenizer.json", ROBERTA)
-    tokenizer = load_tokenizer(path)
-    assert tokenizer.content == path.read_bytes()
-    assert tokenizer.special_ids.model_dump() == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 9}
-    # Ids have a hole, and the model's table must reach the largest.
-    assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (10, 64)
-
-
-def test_samples_are_stored_whole_and_bare_whatever_the_tokenizer_would_add(tmp_path):
+def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_bare_whatever_it_would_add(tmp_path):
     wrap = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
     added = {
         "post_processor": json.loads(wrap.__getstate__()),
         "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
     }
     path = saved(tmp_path / "tokenizer.json", ROBERTA, lambda whole: whole.update(added))
-    (ids,) = load_tokenizer(path).encode(["ret ret ret ret other"])
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.content == path.read_bytes()
+    assert tokenizer.special_ids.model_dump() == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 9}
+    # Ids have a hole, and the model's table must reach the largest.
+    assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (10, 64)
+    (ids,) = tokenizer.encode(["ret ret ret ret other"])
     assert list(ids) == [4, 4, 4, 4, 3]
 
 

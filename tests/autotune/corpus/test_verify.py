@@ -104,13 +104,8 @@ def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kin
         for shard in shards_of(manifest):
             if shard[f"{kind}_file"] == name:
                 shard[f"{kind}_sha256"] = hashlib.sha256((copy / name).read_bytes()).hexdigest()
-    found = faults(copy)
-    if what is None:
-        assert found == []
-    else:
-        (fault,) = found
-        assert fault[1].startswith(what)
-        assert fault[0] == ("manifest.json" if "histogram" in what else name)
+    where = "manifest.json" if what and "histogram" in what else name
+    assert [(file, said[: len(what or "")]) for file, said in faults(copy)] == ([(where, what)] if what else [])
 
 
 def test_a_file_behind_a_link_is_not_read(copy, tmp_path):

@@ -20,6 +20,7 @@ TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
 ON_TWO = Trial(job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0)
 RAN = Measured(figures={"peak_bytes": GIB})
 REFUSED = OutOfMemory(detail="CUDA out of memory")
+WINDOW = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
 
 
 def gpu(*used, index=0, reasons=None, processes=(), counts=(1,)):
@@ -94,11 +95,6 @@ def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
     assert "pid 42: 3 GiB" in found.detail
 
 
-def test_crash_under_a_neighbour_stays_a_crash():
-    watch = Watch(gpu(IDLE, IDLE, TAKEN), outcome=Crashed(detail="d"))
-    assert watch.machine.run(TRIAL) == Crashed(detail="d")
-
-
 def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
     watch = Watch(gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE))
     assert watch.machine.run(TRIAL) is RAN
@@ -110,12 +106,12 @@ def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
 def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
     hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
-    warmup, timed_steps = FIT_STEPS
-    fits = replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": timed_steps})
+    fits, timed = (
+        replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": steps})
+        for warmup, steps in (FIT_STEPS, CURVE_STEPS["cuda"])
+    )
     assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
     assert isinstance(Watch(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
-    warmup, timed_steps = CURVE_STEPS["cuda"]
-    timed = replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": timed_steps})
     for trial in (TRIAL, timed):
         found = Watch(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
         assert isinstance(found, Contaminated)
@@ -136,8 +132,7 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     ids=["never read", "no baseline", "not before", "not after"],
 )
 def test_readings_that_are_missing_contaminate_nothing(readings):
-    silent = FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
-    watch = Watch(silent)
+    watch = Watch(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == 0
 
@@ -165,21 +160,19 @@ def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
 
 def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
     busy = gpu(IDLE, TAKEN, index=1, reasons=("hw_thermal",), counts=(2, 2, 2))
-    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0})
-    found = Watch(gpu(), busy, outcome=window).machine.run(TRIAL)
+    found = Watch(gpu(), busy, outcome=WINDOW).machine.run(TRIAL)
     assert isinstance(found, Measured)
     assert len(found.figures["gpus"]) == 1
     assert Watch(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN  # company from before the trial
 
 
 def test_figures_of_a_window_get_what_every_gpu_did_in_it():
-    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
-    figures = Watch(gpu(), gpu(index=1), outcome=window, lasts_s=2.5).machine.run(ON_TWO).figures
+    figures = Watch(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5).machine.run(ON_TWO).figures
     assert figures["steps"] == 4
     assert [one["samples"] for one in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0
     assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
-    (figures,) = Watch(gpu(), outcome=window).machine.run(TRIAL).figures["gpus"]
+    (figures,) = Watch(gpu(), outcome=WINDOW).machine.run(TRIAL).figures["gpus"]
     assert (figures["samples"], figures["utilisation_share"]) == (0, None)
     assert figures["lacking"]
 

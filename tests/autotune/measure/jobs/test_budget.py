@@ -55,16 +55,13 @@ def test_what_the_gpu_has_beyond_the_budget_is_held_to_the_last_byte(gpu, odd_by
     assert limited.outside_allocator_bytes == GIB // 2
 
 
-def test_a_budget_that_is_used_up_already_leaves_less_than_a_page(gpu):
+def test_nothing_is_held_if_there_is_no_more_than_the_budget_and_all_but_a_page_if_it_is_used_up(gpu):
+    for budget_bytes in (None, 90 * GIB):
+        CudaBudget(budget_bytes, DEVICE, BEFORE)
+        assert gpu.held == 0
     gpu.outside += 1
     CudaBudget(GIB, DEVICE, BEFORE)
     assert 0 <= 80 * GIB - gpu.used() < 2**21
-
-
-@pytest.mark.parametrize("budget_bytes", [None, 90 * GIB])
-def test_nothing_is_held_if_there_is_no_more_than_the_budget(gpu, budget_bytes):
-    CudaBudget(budget_bytes, DEVICE, BEFORE)
-    assert gpu.held == 0
 
 
 def test_without_nvml_other_programs_count_too(gpu):
@@ -80,7 +77,7 @@ def test_what_grew_outside_while_steps_ran_is_part_of_the_peak_and_never_taken_b
     assert (limited.peak_bytes(), limited.outside_allocator_bytes) == (31 * GIB, GIB)
 
 
-def test_what_fits_the_budget_only_by_its_first_reading_does_not_fit(gpu):
+def test_what_fits_the_budget_only_by_its_first_reading_or_by_a_second_try_does_not_fit(gpu):
     limited = CudaBudget(40 * GIB, DEVICE, BEFORE)
     gpu.peak = 39 * GIB + GIB // 2
     limited.check()
@@ -89,9 +86,6 @@ def test_what_fits_the_budget_only_by_its_first_reading_does_not_fit(gpu):
         torch.OutOfMemoryError, match=r"256 MiB more than the budget: at their highest 39\.5 GiB in .* and 768 MiB of"
     ):
         limited.check()
-
-
-def test_a_second_try_of_the_allocators_is_a_refusal(gpu):
     limited = CudaBudget(None, DEVICE, BEFORE)
     limited.check()
     gpu.stats["num_alloc_retries"] = 1

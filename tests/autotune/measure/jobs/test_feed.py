@@ -187,15 +187,9 @@ def test_a_replayed_step_hands_on_what_the_loader_gave():
     assert [consumer.step(loader), consumer.step(loader)] == [[batch] for batch in batches]
 
 
-@pytest.fixture
-def training(patterned_dataset):
-    dataset = TokenDataset.open(patterned_dataset)
-    config = config_of(micro_batch_rows=4)
-    return training_of(config, dataset), config, iter(micro_batches(dataset, config, steps=4))
-
-
-def test_a_training_step_really_trains(training):
-    built, config, batches = training
+def test_a_training_step_really_trains_and_refuses_a_loss_that_is_no_number(patterned_dataset):
+    dataset, config = TokenDataset.open(patterned_dataset), config_of(micro_batch_rows=4)
+    built, batches = training_of(config, dataset), iter(micro_batches(dataset, config, steps=4))
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
     consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     for _ in range(3):
@@ -204,14 +198,9 @@ def test_a_training_step_really_trains(training):
     consumer.finish()
     assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
     assert consumer.wait.read() > 0
-
-
-def test_a_loss_that_is_no_number_is_refused(training):
-    built, config, batches = training
     with torch.no_grad():
         for parameter in built.model.parameters():
             parameter.fill_(float("nan"))
-    consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     consumer.step(batches)
     with pytest.raises(ValueError, match="the loss is nan"):
         consumer.finish()

@@ -1,6 +1,7 @@
 """A trial of several ranks: real processes, real gloo, real limits; and the same ranks under torchrun."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -90,26 +91,25 @@ def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(run, promptly,
     assert outcome.detail.startswith(detail)
 
 
-def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run):
-    started_s = time.monotonic()
+def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
     outcome = run(measured(), timeout_s=3, fault_by_rank={"1": "hang"})
     assert outcome == TimedOut(detail="killed after 3 s")
-    assert time.monotonic() - started_s < PROMPTLY_S
 
 
-@pytest.mark.parametrize(("fault", "says"), [("crash", "on purpose"), ("signal", "exit code -11")])
-@pytest.mark.parametrize("faulty", [0, 1])
-def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, fault, says, faulty):
-    outcome = run(measured(), fault_by_rank={str(faulty): fault})
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
+        ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
+        ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
+        ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
+        ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
+    ],
+)
+def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
+    outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)
-    assert outcome.detail.startswith(f"rank {faulty} of 2: ")
-    assert says in outcome.detail
-
-
-def test_ranks_that_never_notice_are_ended_too(run, promptly):
-    outcome = run(measured(), timeout_s=600, fault_by_rank={"0": "hang", "1": "crash"})
-    assert isinstance(outcome, Crashed)
-    assert outcome.detail.startswith("rank 1 of 2: ")
+    assert re.match(said, outcome.detail)
 
 
 def test_ranks_without_their_device_lack_a_machine(run, promptly):

@@ -1,12 +1,13 @@
 """Traced memory against the CPU allocator's own account of real steps, and what a GPU would do differently."""
 
-import importlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import pytest
 import torch
+from torch.optim import optimizer
 
 from autotune.core.allocations import Term, Trace
 from autotune.decide.memory import law_of
@@ -50,37 +51,35 @@ def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
     return found
 
 
-def size_of(trace: Trace, event: int) -> int:
-    return trace.allocations[event].size_bytes if event >= 0 else -trace.allocations[-1 - event].size_bytes
+def sizes_of(trace: Trace) -> Iterator[tuple[str, int]]:
+    """The term and bytes of every event, below zero for what is released."""
+    for event in trace.events:
+        one = trace.allocations[event if event >= 0 else -1 - event]
+        yield one.term, one.size_bytes if event >= 0 else -one.size_bytes
+
+
+def running_bytes(trace: Trace) -> list[int]:
+    return list(accumulate(size for _, size in sizes_of(trace)))
 
 
 def peak_of(trace: Trace) -> int:
-    return max(accumulate(size_of(trace, event) for event in trace.events))
-
-
-def term_of(trace: Trace, event: int) -> str:
-    return trace.allocations[event if event >= 0 else -1 - event].term
+    return max(running_bytes(trace))
 
 
 def terms_after(trace: Trace, events: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    for event in trace.events[:events]:
-        found[term_of(trace, event)] += size_of(trace, event)
+    for term, size in islice(sizes_of(trace), events):
+        found[term] += size
     return found
 
 
 def terms_at_peak(trace: Trace) -> Counter[str]:
-    running = list(accumulate(size_of(trace, event) for event in trace.events))
-    return terms_after(trace, running.index(max(running)) + 1)
+    return terms_after(trace, running_bytes(trace).index(peak_of(trace)) + 1)
 
 
 def between_steps(trace: Trace) -> Counter[str]:
     """Bytes in use after the first step, before the second begins."""
     return terms_after(trace, trace.repeats_from)
-
-
-def most_of(trace: Trace, term: str) -> int:
-    return max(accumulate(size_of(trace, event) for event in trace.events if term_of(trace, event) == term))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -129,7 +128,8 @@ def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
 def test_gradients_that_are_no_views_of_buckets_exist_twice():
     def most_bytes(view: bool) -> int:
         parallel = {"gradient_as_bucket_view": view}
-        return most_of(traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel), Term.GRADIENTS)
+        trace = traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel)
+        return max(accumulate(size for term, size in sizes_of(trace) if term == Term.GRADIENTS))
 
     once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
     assert most_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
@@ -167,7 +167,8 @@ def test_further_steps_end_with_what_they_began_with_and_nothing_is_released_tha
             live.remove(-1 - event)
 
 
-def test_a_job_traces_every_size_that_it_is_asked_for_and_says_what_the_model_is():
+def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and_leaves_torch_as_it_was():
+    supported = optimizer._get_fused_kernels_supported_devices
     measured = {
         "config": BASE.config.model_dump(mode="json") | {"device": "cuda", "precision": "bf16"},
         "vocab_size": 512, "special_ids": SPECIAL_IDS.model_dump(), "sizes": [2, 5], "micro_batches": 3,
@@ -179,13 +180,7 @@ def test_a_job_traces_every_size_that_it_is_asked_for_and_says_what_the_model_is
     assert [one.to_json() for one in traces] == found["traces"]
     assert found["attention"] == "varlen"
     assert found["parameters"] > 100_000
-
-
-def test_a_trace_leaves_torch_as_it_was():
-    module = importlib.import_module("torch.optim.optimizer")
-    supported = module._get_fused_kernels_supported_devices
-    traced(BASE)
-    assert module._get_fused_kernels_supported_devices is supported
+    assert optimizer._get_fused_kernels_supported_devices is supported
     assert torch.empty(2).device.type == "cpu"
 
 
@@ -232,8 +227,7 @@ def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
     parallel = {"bucket_cap_mib": 1}
     large = replace(BASE, vocab_size=8000, shape=SHAPE | {"num_hidden_layers": 6, "hidden_size": 128})
     trace = traced(large, ranks=2, global_batch_rows=2 * large.rows, parallel=parallel)
-    everything = between_steps(trace)[Term.OPTIMIZER] / 2
-    sizes = [one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS]
-    assert max(sizes) == pytest.approx(everything, rel=0.01)
-    assert between_steps(trace)[Term.GRADIENTS] == pytest.approx(everything, rel=0.01)
+    everything = pytest.approx(between_steps(trace)[Term.OPTIMIZER] / 2, rel=0.01)
+    assert max(one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS) == everything
+    assert between_steps(trace)[Term.GRADIENTS] == everything
     assert trace.allocations.index(max(trace.allocations, key=lambda one: one.size_bytes)) < len(trace.allocations) / 2
