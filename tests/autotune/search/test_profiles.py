@@ -8,7 +8,7 @@ import pytest
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.ledger import ledger_sha256
-from autotune.errors import BadInput, MachineLacks, ProfileRefused
+from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
@@ -176,6 +176,15 @@ def test_a_gpu_that_the_figures_are_not_of_is_refused_and_lesser_differences_are
     refused = pytest.raises(ProfileRefused, match=field) if found == "refuse" else contextlib.nullcontext()
     with refused:
         verified.raise_if_bad("p.toml")
+
+
+def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
+    found = of_gpu()
+    unknown = {check.field for check in found.of("not checkable here")}
+    assert {"device", "gpu_name", "driver", "cuda", "cpu_model", "ram_total_bytes", "data_filesystem"} <= unknown
+    assert {"model_sha256", "dataset_hash", "torch", "content"} <= {check.field for check in found.of("same")}
+    with pytest.raises(NotCheckable, match="gpu_name"):
+        found.raise_if_bad("p.toml")
 
 
 def test_the_same_content_is_approved_wherever_it_lies(here):
