@@ -138,9 +138,9 @@ def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weig
     _check_same("r")
     assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (3, "step-000000005", 5)
     assert len(_events(run, "stopped")) == len(_events(run, "resumed")) == 2
-    origin = str((CHECKPOINTS / "step-000000003").absolute())
+    origin = str((CHECKPOINTS / "step-000000005").absolute())
     assert _run("fork", resume=origin, **changes).header.resumed_from == origin
-    _check_same("fork", after=3)
+    _check_same("fork", after=5)
 
 
 def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
