@@ -29,6 +29,7 @@ def _simulate(trial):
 @pytest.fixture(scope="module")
 def forking():
     with ForkServerMachine() as machine:
+        machine.start()
         yield machine
 
 
@@ -80,7 +81,6 @@ def test_trials_after_a_failure_are_not_affected_by_it_and_an_allocation_within_
 
 
 def test_a_server_that_was_killed_is_an_error_and_the_next_trial_has_a_new_one(forking):
-    forking.start()
     os.kill(forking._server.pid, signal.SIGKILL)
     with pytest.raises(Exception, match="trial server"):
         forking.run(_fault("none"))
