@@ -109,7 +109,7 @@ def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
 def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
     outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)
-    assert re.match(said, outcome.detail)
+    assert re.match(said, outcome.detail, re.DOTALL)
 
 
 def test_ranks_without_their_device_lack_a_machine(run, promptly):
