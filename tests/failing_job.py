@@ -16,6 +16,7 @@ import torch
 from autotune.measure.jobs import step
 from autotune.measure.jobs.budget import CpuBudget
 from autotune.measure.jobs.child import run_job
+from autotune.measure.jobs.server import preload_model, preload_trainer
 
 
 def run(measured, place):
@@ -56,5 +57,8 @@ def fail(kind):
 
 if __name__ == "__main__":
     MEASURED, RESULT = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]) / f"rank-{os.environ['RANK']}.json"
+    # Imports are nobody's budget, as in a trial that is forked.
+    preload_trainer()
+    preload_model(MEASURED["config"]["model"]["config"]["model_type"])
     # At once: the others' connections end with this process, and torchrun ends the others when one has failed.
     os._exit(0 if run_job("step", RESULT, MEASURED, {"environment": dict(os.environ)}) else 1)
