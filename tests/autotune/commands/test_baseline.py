@@ -57,3 +57,13 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     again = json.loads(says(*command))
     assert again | {"seconds": 0} == found | {"seconds": 0}  # the ledger keeps milliseconds
     assert list((profile.parent / "reports" / "p" / "ledger").iterdir()) == ledger
+
+
+@pytest.mark.usefixtures("warm_server")
+def test_the_workers_that_were_counted_are_written_into_the_profile(profile, says):
+    found = json.loads(says("workers", "--profile", profile, "--window", "0.1", "--max-workers", "1", "--json"))
+    stored = read_profile(profile)
+    assert stored.intact
+    assert stored.profile.train.data.loader_workers == found["chosen"]
+    assert stored.profile.evidence.workers.model_dump() == found
+    assert stored.profile.provenance.commands == ["probe", "workers"]
