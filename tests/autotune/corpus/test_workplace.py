@@ -146,15 +146,20 @@ def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(
 
 
 def test_every_file_of_a_dataset_may_be_replaced_and_no_other(tmp_path):
-    for name in ("manifest.json", "tokenizer.json", "rejects.jsonl", "prepared.json", "validation-offsets-12345.npy"):
-        (tmp_path / name).write_text("")
-    check_place(tmp_path, overwrite=True)
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(BadInput, match=r"notes\.txt"):
+        with pytest.raises(BadInput, match=r"not a dataset: it holds 'notes\.txt'"):
             check_place(tmp_path, overwrite=overwrite)
+    for name in ("manifest.json", "tokenizer.json", "rejects.jsonl", "prepared.json", "validation-offsets-12345.npy"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(BadInput, match="holds a dataset already"):
+        check_place(tmp_path, overwrite=False)
+    with pytest.raises(BadInput, match=r"'notes\.txt', which is no part of a dataset"):
+        check_place(tmp_path, overwrite=True)
     with pytest.raises(BadInput, match="not a directory"):
         check_place(tmp_path / "notes.txt", overwrite=True)
+    (tmp_path / "notes.txt").unlink()
+    check_place(tmp_path, overwrite=True)
 
 
 def test_a_link_is_kept_and_its_target_filled(tmp_path):
