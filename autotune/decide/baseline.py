@@ -1,19 +1,17 @@
 """What the tuned settings are held against: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
 Only settings that bear on speed are replaced. Model, dataset, length of rows, device and the global batch in real
-tokens stay what the user asked for. Both recipes run in this project's trainer, so what is won against them is a lower
-bound of what is won against the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop
-over samples, computes attention head by head, does not fuse its optimizer and logs twice a step with a wait.
-``python -m benchmarks.train`` holds the recipes against the real Trainer and that description.
+tokens stay. Both recipes run in this project's trainer, so what is won against them is a lower bound of what is won
+against the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples,
+computes attention head by head, does not fuse its optimizer and logs twice a step with a wait.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.evidence import RecipeName, SettingDifference
-from autotune.core.interval import SHOWN_CONFIDENCE, Interval
-from autotune.decide.statistics import ratio_of
+from autotune.core.interval import Interval
 from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
 from trainer.families import FAMILIES
 
@@ -40,36 +38,21 @@ class Recipe:
     because: Mapping[str, str]
     """Why settings are what they are, by key, where that is not the recipe's own choice."""
 
-    def with_rows(self, rows: int, because: str) -> "Recipe":
-        """The same with another micro-batch."""
-        return Recipe(
-            name=self.name,
-            config=self.config.model_copy(update={"micro_batch_rows": rows}),
-            because=dict(self.because) | {"micro_batch_rows": because},
-        )
-
 
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """Transformers' Trainer with the defaults of its ``TrainingArguments``: each micro-batch padded to its longest.
+    """Return transformers' Trainer with its own defaults: each micro-batch padded to its longest.
 
-    Args:
-        tuned: The profile's settings.
-        global_batch_tokens: Their global batch in real tokens, which stays the same.
+    The global batch of the ``tuned`` settings stays the same, in non-padding tokens.
     """
     config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_rows=8, loader_workers=0)
     return Recipe(name="hf-trainer", config=config, because={})
 
 
 def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str) -> Recipe:
-    """The paper's trainer: every sample padded to the full row, no dropout of attention weights.
+    """Return the paper's trainer: every sample padded to the full row, no dropout of attention weights.
 
-    Its micro-batch begins with the tuned rows; whether they fit is for trials to say.
-
-    Args:
-        tuned: The profile's settings.
-        global_batch_tokens: Their global batch in real tokens, which stays the same.
-        most_workers: Loader workers that a rank may have here.
-        limit: What limits them.
+    Its micro-batch begins with the tuned rows; whether they fit is for trials to say. A rank may have ``most_workers``
+    DataLoader workers here, by ``limit``.
     """
     workers = min(PAPER_WORKERS, most_workers)
     config = _plain(
@@ -94,13 +77,7 @@ def _plain(tuned: TrainConfig, global_batch_tokens: int, *, loader_workers: int,
 
 
 def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[SettingDifference]:
-    """How a recipe differs from the tuned settings in what bears on speed.
-
-    Args:
-        recipe: Of the same model, data and device.
-        tuned: The profile's settings.
-        local_ranks: That train together: one alone exchanges nothing.
-    """
+    """Return how a recipe differs from the tuned settings in what bears on speed; one rank exchanges nothing."""
     ours = _flat(tuned, local_ranks)
     return [
         SettingDifference(key=key, theirs=value, tuned=ours[key], reason=recipe.because.get(key))
@@ -118,23 +95,8 @@ def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
     return values | {f"parallel.{name}": getattr(config.parallel, name) for name in exchange}
 
 
-def speedup(tuned: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """How many times as fast the tuned settings are in windows of the same rounds, with 95 % bounds.
-
-    Of fewer than ``LEAST_WINDOWS`` without bounds. From five rounds on, a held-up window does not count.
-
-    Args:
-        tuned: Tokens per second, one figure per round.
-        theirs: The same of another recipe, in the same rounds.
-
-    Raises:
-        ValueError: If there are none, or not as many of both.
-    """
-    return ratio_of(list(zip(tuned, theirs, strict=True)), confidence=SHOWN_CONFIDENCE)
-
-
 def is_precise(ratio: Interval) -> bool:
-    """Whether a ratio is known well enough to stop."""
+    """Return whether a ratio is known well enough to stop."""
     if ratio.low is None or ratio.high is None:
         return False
     return (ratio.high - ratio.low) / 2 <= PRECISE_SHARE * ratio.value

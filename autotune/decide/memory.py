@@ -1,9 +1,7 @@
 """From traces of a few micro-batches to the memory of any: its peak, the terms of the peak, and the largest that fits.
 
 Traces of different micro-batches are the same sequence of allocations with other sizes. A size between two traced ones
-is interpolated, each allocation for itself; the whole sequence is then played through the device's allocator. Most
-allocations grow evenly, so nearly all of it is exact anywhere; all of it is exact at a traced size. What a device holds
-beside a traced step, before anything was measured on it, is assumed, with the range it was seen in.
+is interpolated, each allocation for itself; the sequence is then played through the device's allocator.
 
 The allocator: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded
 to 512 bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that
@@ -15,8 +13,8 @@ and running out counts as not fitting.
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,6 @@ COMMUNICATION_BYTES = (int(0.5 * GIB), GIB, 2 * GIB)
 """Of NCCL with 2 to 8 ranks on a node, least, usual and most; public reports."""
 WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
 """Of cuBLAS, by whether the GPU is a Hopper or later: torch's documented defaults of CUBLAS_WORKSPACE_CONFIG."""
-_HOPPER = (9, 0)
 WORKSPACES = 2
 """One for the thread of forward, one for that of backward."""
 LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
@@ -116,30 +113,22 @@ class MemoryBreakdown:
 
 
 def law_of(traces: Sequence[Trace]) -> Law | None:
-    """Return the law of traces of two or more different micro-batches.
-
-    Returns:
-        None if the traces do not have the same allocations in the same order: the model then computes in another way
-        at another size.
-    """
+    """Return the law of traces of two or more micro-batches; None if their allocations or their order differ."""
     ordered = sorted(traces, key=lambda trace: trace.rows)
     first = ordered[0]
-    if any(not _alike(first, other) for other in ordered[1:]):
+    of_terms = [one.term for one in first.allocations]
+    if any(one.events != first.events or [a.term for a in one.allocations] != of_terms for one in ordered):
         return None
-    terms = sorted({one.term for one in first.allocations})
+    terms = sorted(set(of_terms))
     number = {term: index for index, term in enumerate(terms)}
     return Law(
         rows=np.array([trace.rows for trace in ordered], dtype=np.int64),
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
-        term_of=np.array([number[one.term] for one in first.allocations], dtype=np.int64),
+        term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
         terms=tuple(terms),
         streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
     )
-
-
-def _alike(one: Trace, other: Trace) -> bool:
-    return one.events == other.events and [a.term for a in one.allocations] == [a.term for a in other.allocations]
 
 
 def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
@@ -178,8 +167,7 @@ def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, m
     return largest_within(lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(NamedTuple):
     """What is assumed, and the range."""
 
     least: Surroundings
@@ -191,24 +179,16 @@ def expected_on_gpu(
     compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
 ) -> Expected:
     """Return what lies around a step on a GPU of so many that one node uses; no capability stands for a recent one."""
-    hopper = compute_capability is None or compute_capability >= _HOPPER
+    hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
-    least, usual, most = (
-        Surroundings(
-            kind="cuda",
-            workspaces_bytes=workspaces,
-            outside_bytes=context + (communication if local_ranks > 1 else 0),
-            device_bytes=device_bytes,
-        )
-        for context, communication in zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
-    )
-    return Expected(least=least, usual=usual, most=most)
+    usual = Surroundings(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
+    outside = zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
+    return Expected(*(replace(usual, outside_bytes=one + (other if local_ranks > 1 else 0)) for one, other in outside))
 
 
 def expected_on_cpu() -> Expected:
     """What libraries and threads of a process take for themselves on a CPU."""
-    least, usual, most = (Surroundings(kind="cpu", outside_bytes=size) for size in LIBRARIES_BYTES)
-    return Expected(least=least, usual=usual, most=most)
+    return Expected(*(Surroundings(kind="cpu", outside_bytes=size) for size in LIBRARIES_BYTES))
 
 
 class Segment:

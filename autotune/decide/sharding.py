@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from autotune.core.allocations import Term, is_activations
 from autotune.core.units import format_bytes
@@ -133,48 +132,26 @@ def shares(
     if pipeline_stages > 1:
         found.append((f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages)))
     return tuple(
-        Share(
-            name=name,
-            trains_here=here,
-            total_bytes=held.total_bytes,
-            fits=held.total_bytes <= budget_bytes,
-            held=held,
-        )
+        Share(name=name, trains_here=here, total_bytes=total, fits=total <= budget_bytes, held=held)
         for name, here, held in found
+        for total in [held.total_bytes]
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """A way in which several ranks hold a model that one cannot."""
-
-    strategy: Literal["zero1", "fsdp2"]
-    ranks: int
-    bytes_of_a_rank: int
-
-    @property
-    def words(self) -> str:
-        """For people, with the setting that does it."""
-        size = format_bytes(self.bytes_of_a_rank)
-        return f"parallel.strategy = '{self.strategy}' over {self.ranks} ranks (predicted: {size} on each)"
 
 
 SHARED_AMONG = (2, 4, 8, 16, 32, 64)
 """Ranks; more than a few nodes to hold one copy of an encoder is another kind of training."""
 
 
-def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> Sharing | None:
-    """Return the fewest ranks that hold a model which does not fit one of them; None if none of these numbers does."""
+def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
+    """Return the setting by which the fewest ranks hold a model that does not fit one of them; None if none does."""
     state = state_of_terms(terms_bytes)
-    strategies: tuple[tuple[Literal["zero1", "fsdp2"], int], ...] = (("zero1", 1), ("fsdp2", 3))
     for ranks in SHARED_AMONG:
-        for strategy, stage in strategies:  # the first sends less
+        for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
             size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
             if size <= budget_bytes:
-                return Sharing(strategy=strategy, ranks=ranks, bytes_of_a_rank=size)
+                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} on each)"
     return None
 
 
 def _share(size_bytes: int, ranks: int) -> int:
-    """A rank's share, rounded up: shards are padded to the same size."""
-    return -(-size_bytes // ranks)
+    return -(-size_bytes // ranks)  # shards are padded to the same size

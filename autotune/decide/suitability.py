@@ -20,7 +20,7 @@ MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 MEND_NVML = "Mend NVML: nvidia-smi has to list the GPU (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unsuitable:
     """Something about this machine that a measurement would suffer from."""
 
@@ -29,70 +29,69 @@ class Unsuitable:
     next_step: str
 
 
-_Told = tuple[Severity, str, str]
-"""Severity, claim, and next step."""
-
-
 def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Name what would spoil a measurement here, the worst first; empty when nothing would."""
-    told = [*(one for gpu in machine.gpus for one in _about_gpu(gpu)), *_about_missing_gpus(machine)]
-    told += [*_about_host(machine.host), *_about_software(machine)]
-    told.sort(key=lambda one: SEVERITIES.index(one[0]))
-    return tuple(Unsuitable(severity=severity, claim=claim, next_step=next_step) for severity, claim, next_step in told)
+    found = [one for gpu in machine.gpus for one in _about_gpu(gpu)]
+    found += [*_about_missing_gpus(machine), *_about_host(machine.host), *_about_software(machine)]
+    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
-def _about_gpu(gpu: GpuStatus) -> Iterator[_Told]:
+def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
     index, sample = gpu.facts.index, None if isinstance(gpu.sample, Unavailable) else gpu.sample
     used_bytes = None if sample is None else sample.used_bytes
     free_it = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows who uses it."
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
         users = ", ".join(f"pid {user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes)
-        yield "fault", f"Another process computes on GPU {index}: {users}.", free_it
+        yield Unsuitable("fault", f"Another process computes on GPU {index}: {users}.", free_it)
     elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
         # The driver may hide the processes of other containers and other users.
         claim = f"{format_bytes(used_bytes)} of GPU {index} are taken though no process on it can be seen from here."
-        yield "warning", claim, free_it
+        yield Unsuitable("warning", claim, free_it)
     faults = () if sample is None else throttle_faults(sample.throttle_reasons)
     if faults:
         cool = "Let it cool, check its fans, air flow and power supply, or take another GPU."
-        yield "fault", f"GPU {index} is slowed down now: {', '.join(faults)}.", cool
+        yield Unsuitable("fault", f"GPU {index} is slowed down now: {', '.join(faults)}.", cool)
     if gpu.facts.mig_enabled:
         claim = f"MIG is on for GPU {index}: a trial would get a slice, and NVML's figures are those of all of it."
-        yield "fault", claim, f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0"
+        yield Unsuitable("fault", claim, f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0")
     if gpu.facts.compute_mode == "prohibited":
         claim = f"GPU {index} is in compute mode 'prohibited': no process can use it."
-        yield "fault", claim, f"Take another GPU, or have the mode changed: nvidia-smi -i {index} -c DEFAULT"
+        yield Unsuitable(
+            "fault", claim, f"Take another GPU, or have the mode changed: nvidia-smi -i {index} -c DEFAULT"
+        )
 
 
-def _about_missing_gpus(machine: MachineFacts) -> Iterator[_Told]:
+def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
     if not machine.gpus and not machine.gpu_unreadable:
         claim = f"There is no GPU to measure: {machine.gpu_absent or 'no reason was given'}."
         elsewhere = "Trials here run on the CPU; for a GPU's figures run the same commands on a machine that has it."
-        yield "note", claim, elsewhere
+        yield Unsuitable("note", claim, elsewhere)
     for line in machine.gpu_unreadable:
         leave_out = f"{MEND_NVML}; or leave it out: CUDA_VISIBLE_DEVICES."
-        yield "warning" if machine.gpus else "fault", f"A GPU cannot be described: {line}.", leave_out
+        yield Unsuitable("warning" if machine.gpus else "fault", f"A GPU cannot be described: {line}.", leave_out)
 
 
-def _about_host(host: HostFacts) -> Iterator[_Told]:
+def _about_host(host: HostFacts) -> Iterator[Unsuitable]:
     load, cpus, shm_bytes = host.load_average_1min, host.allotted_cpus, host.shm_free_bytes
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
         claim = f"The load average is {load:.2f} with {cpus} allotted CPUs: loader workers would compete for them."
-        yield "warning", claim, "Wait until the machine is quiet, or take a whole node (sbatch --exclusive)."
+        yield Unsuitable(
+            "warning", claim, "Wait until the machine is quiet, or take a whole node (sbatch --exclusive)."
+        )
     if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
         claim = f"/dev/shm has {format_bytes(shm_bytes)} free: loader workers pass batches through it."
-        yield "warning", claim, "Enlarge it (for a container: --shm-size=8g), or free what lies there."
+        yield Unsuitable("warning", claim, "Enlarge it (for a container: --shm-size=8g), or free what lies there.")
     for disk in host.disks:
         if disk.is_network:
             claim = f"{disk.path} lies on a network file system ({disk.filesystem_type}): reading depends on others."
-            yield "warning", claim, "Copy the dataset to a disk of this node first, and measure from there."
+            yield Unsuitable("warning", claim, "Copy the dataset to a disk of this node first, and measure from there.")
 
 
-def _about_software(machine: MachineFacts) -> Iterator[_Told]:
+def _about_software(machine: MachineFacts) -> Iterator[Unsuitable]:
     if machine.slurm.is_login_node:
         claim = "sbatch is on PATH and this is not a SLURM job: it looks like a login node, shared and without GPUs."
-        yield "warning", claim, "Look from inside a job: srun --gpus=1 autotune doctor"
+        yield Unsuitable("warning", claim, "Look from inside a job: srun --gpus=1 autotune doctor")
     for name in ("torch", "transformers"):
         if name not in machine.versions:
             claim = f"{name} is not installed for this Python: no trial can run."
-            yield "fault", claim, f"Install it: python -m pip install {name}"
+            yield Unsuitable("fault", claim, f"Install it: python -m pip install {name}")

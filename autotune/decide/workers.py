@@ -1,13 +1,9 @@
 """How many loader workers are enough, decided from repeated windows; and what to measure next until it is. Pure.
 
 The answer is the smallest count whose throughput is proven to be 98 % of the best count's. A count is *proven* when the
-lower confidence bound of its ratio reaches that share: of the ratio to the step on batches that lie in memory, which no
-count can beat; or to the best other count, once the largest has been tried; or when it waits so little for data that
-more workers have nothing to win, for they do not make the step itself faster. It is *refuted* when the upper bound of
-its ratio to some larger count lies below. Throughput rises with the workers as long as they are what limits it, so a
-refuted count refutes the smaller ones.
-
-Windows are read in rounds, each of a few counts one after the other, and only readings of the same round are compared:
+lower bound of its ratio reaches that share (of the step on batches from memory, which no count can beat; or of the best
+other count, once the largest was tried), or when it hardly waits for data. It is *refuted*, and smaller ones with it,
+when the upper bound of its ratio to some larger count lies below. Only readings of the same round are compared, so that
 what drifts between rounds cancels. Few differences of logarithms borrow the residuals of the others.
 """
 
@@ -15,7 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.decide.statistics import location, of_windows, residuals_of
@@ -38,8 +34,7 @@ Count = int | None
 Verdict = Literal["proven", "refuted", "open"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowFigures:
+class WindowFigures(NamedTuple):
     """What a window says about a count."""
 
     tokens_per_s: float
@@ -50,8 +45,7 @@ Round = Mapping[Count, WindowFigures]
 """Windows that were read one after the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextRounds:
+class NextRounds(NamedTuple):
     """What to measure next: so many rounds of these counts."""
 
     counts: tuple[Count, ...]
@@ -102,15 +96,12 @@ class WorkersRule:
         """What to measure next; None when the count is decided."""
         if not self.seen:
             return NextRounds(counts=(None, 0), rounds=1)
-        rung = self._next_rung()
-        if rung is not None:
+        if (rung := self._next_rung()) is not None:
             return NextRounds(counts=(None, rung), rounds=1)
         candidate, below = self.candidate, self._below
-        young = [count for count in (below, candidate) if count is not None and self._is_young(count)]
-        if young:
+        if young := [count for count in (below, candidate) if count is not None and self._is_young(count)]:
             return NextRounds(counts=(None, *young), rounds=1)
-        peak = self._unseen_peak()
-        if peak is not None:
+        if (peak := self._unseen_peak()) is not None:
             return NextRounds(counts=(None, peak, candidate), rounds=FIRST_ROUNDS)
         if below is not None and below < candidate - 1:
             return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
@@ -136,12 +127,9 @@ class WorkersRule:
         """The count to use, whether or not it is decided yet."""
         chosen = self.candidate
         verdicts = {count: self.verdict(count) for count in self.seen}
-        proven = next(
-            (count for count in self.seen if count >= chosen and verdicts[count] == "proven"), self._max_count
-        )
-        hopeless = max(
-            (count for count in self.seen if count < chosen and self._is_hopeless(count, chosen)), default=-1
-        )
+        larger = (count for count in self.seen if count >= chosen and verdicts[count] == "proven")
+        proven = next(larger, self._max_count)
+        hopeless = max((one for one in self.seen if one < chosen and self._is_hopeless(one, chosen)), default=-1)
         undecided = (max(self._refuted, hopeless) + 1, proven)
         decided = proven == chosen and verdicts[chosen] == "proven" and self._refuted == chosen - 1
         return WorkersChoice(
@@ -151,7 +139,7 @@ class WorkersRule:
             verdicts=verdicts,
             fed=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
             proof=self._proof(chosen),
-            refusal=self._refusal(chosen),
+            refusal=self._refusal(),
         )
 
     def verdict(self, count: int) -> Verdict:
@@ -198,9 +186,7 @@ class WorkersRule:
         rungs, place = ladder(self._max_count), self.seen.index(best)
         for low, high in itertools.pairwise(self.seen[max(0, place - 1) : place + 2]):
             # Once in each interval of the climb; again only beside a best count that was found that way.
-            if high - low > 1 and low in rungs and high in rungs:
-                return (low + high) // 2
-            if high - low > 1 and best not in rungs:
+            if high - low > 1 and ((low in rungs and high in rungs) or best not in rungs):
                 return (low + high) // 2
         return None
 
@@ -208,17 +194,11 @@ class WorkersRule:
         """What counts are held against: None, the ceiling, while one seems to reach it; else the best one."""
         if not self.seen:
             return None
-        standing = [count for count in self.seen if count > self._refuted]
-        values = {count: self._value(count, None) for count in standing}
-        best = max(standing, key=lambda count: values[count])
-        return None if values[best] >= ENOUGH_SHARE else best
+        value, best = max((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        return None if value >= ENOUGH_SHARE else -best
 
     def _larger_rival(self, count: int) -> Count:
-        """The larger count that may be the furthest above; None where there is none.
-
-        Throughput rises ever more slowly and may fall behind its peak, so the next larger count, the largest and the
-        one that seems best stand for all.
-        """
+        """The larger count that may be the furthest above: the next, the largest, or the one that seems best."""
         larger = [other for other in self.seen if other > count]
         if not larger:
             return None
@@ -242,9 +222,7 @@ class WorkersRule:
 
     def _more(self, counts: Sequence[int]) -> NextRounds:
         candidate = counts[-1]
-        best = self._best
-        if best == candidate:
-            best = self._larger_rival(candidate)
+        best = self._larger_rival(candidate) if self._best == candidate else self._best
         # What decides in the end is the best larger count, unless the ceiling does.
         rival = self._larger_rival(candidate) if self._explored else best
         together = tuple(dict.fromkeys((best, *counts, rival)))
@@ -293,9 +271,7 @@ class WorkersRule:
 
     def _waits_too_little(self, count: int) -> bool:
         """Whether all that more workers could win is less than what is asked."""
-        if len(self._waits[count]) < FIRST_ROUNDS:
-            return False
-        return self._longest_wait(count) <= 1 - ENOUGH_SHARE
+        return len(self._waits[count]) >= FIRST_ROUNDS and self._longest_wait(count) <= 1 - ENOUGH_SHARE
 
     def _longest_wait(self, count: int) -> float:
         """The upper bound of the share that it waits for data."""
@@ -339,9 +315,9 @@ class WorkersRule:
         what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
         return f"{_shown(self.interval(chosen, other))} of {what}"
 
-    def _refusal(self, chosen: int) -> str | None:
+    def _refusal(self) -> str | None:
         """What is known of the largest smaller count that was measured."""
-        below = max((count for count in self.seen if count < chosen), default=None)
+        below = self._below
         if below is None:
             return None
         if self._is_refuted(below):
@@ -349,9 +325,8 @@ class WorkersRule:
             return f"{below} was refused: it has at most {high:.1%} of the larger counts' throughput"
         if below <= self._refuted:
             return f"{below} was refused: {self._refuted} is too few"
-        return (
-            f"{below} was not refused: it has {_shown(self.interval(below, None))} of the step on batches from memory"
-        )
+        shown = _shown(self.interval(below, None))
+        return f"{below} was not refused: it has {shown} of the step on batches from memory"
 
 
 def _shown(one: Interval) -> str:

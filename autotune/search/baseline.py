@@ -14,19 +14,12 @@ import statistics
 from dataclasses import dataclass, field, replace
 
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.core.interval import Interval
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
-from autotune.decide.baseline import (
-    Recipe,
-    differences,
-    hf_trainer,
-    is_precise,
-    paper,
-    speedup,
-)
-from autotune.decide.statistics import LEAST_WINDOWS, of_windows
+from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
+from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.search.probe import FIT_STEPS
 from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.trials import TrialRunner
@@ -146,7 +139,9 @@ class BaselineRunner:
                 self.fallen[name] = f"{describe(outcome)}, even with one row"
                 return
             budget = format_bytes(self.memory_budget_bytes)
-            self.recipes[name] = recipe.with_rows(rows // 2, f"{rows} do not fit {budget}")
+            config = recipe.config.model_copy(update={"micro_batch_rows": rows // 2})
+            because = {**recipe.because, "micro_batch_rows": f"{rows} do not fit {budget}"}
+            self.recipes[name] = replace(recipe, config=config, because=because)
 
     def _fit_trial(self, config: TrainConfig) -> Trial:
         """Return the trainer's own step on full rows under the memory budget, as the probe asks whether it fits."""
@@ -198,7 +193,8 @@ class BaselineRunner:
     def _speedup(self, name: RecipeName) -> Interval:
         """Of the tuned settings over a recipe that was read at least once."""
         both = [one for one in self.rounds if name in one]
-        return speedup([self._rate(TUNED, one[TUNED]) for one in both], [self._rate(name, one[name]) for one in both])
+        pairs = [(self._rate(TUNED, one[TUNED]), self._rate(name, one[name])) for one in both]
+        return ratio_of(pairs, confidence=SHOWN_CONFIDENCE)
 
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]

@@ -247,7 +247,7 @@ class _Tracer:
         largest = int(estimate.law.largest_parameter_bytes)
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
-        otherwise += [] if shared is None else [f"a state that is shared by {shared.words}"]
+        otherwise += [] if shared is None else [f"a state that is shared by {shared}"]
         return DoesNotFit(
             f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
             f"{format_bytes(budget)}: it needs {format_bytes(found.peak_bytes)}, of which {term} {format_bytes(size)}",

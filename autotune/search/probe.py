@@ -306,7 +306,7 @@ class Search:
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
                 largest = int(self.estimate.law.largest_parameter_bytes)
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
-                helps += [] if shared is None else [f"share the state by {shared.words}"]
+                helps += [] if shared is None else [f"share the state by {shared}"]
         what = "not even one row" if rows == 1 else f"not even {rows} rows"
         return DoesNotFit(
             f"{what} of {tokens} tokens of {self.name} fits {budget}{need}",

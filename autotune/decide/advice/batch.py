@@ -21,17 +21,13 @@ NOISE_ROWS, NOISE_STEPS = 8, 1000
 """Readings of the noise scale, and steps of the run, before it is believed: in the first steps, when every sample says
 the same, it is hundreds of times smaller than it will be."""
 BEYOND_NOISE_RATIO = 2.0
-PADDING_SHARE = 0.05
-"""Padding that is worth a word: packing leaves about one per cent."""
+PADDING_SHARE, EMPTY_SHARE = 0.05, 0.03
+"""Padding, and empty rows, that are worth a word: packing leaves about one per cent."""
 PACKED_LEAVES = 0.02
-EMPTY_SHARE = 0.03
-"""Empty rows that are worth a word."""
 STATE_SHARE = 0.4
 """Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
 WORTH_SHARING_RATIO = 1.03
-_LAYER_SHARE = 1 / 8
-"""Of the weights, that FSDP gathers at once, at most; the embeddings are the largest unit of most encoders."""
-_PROBE, _SHARED_OUT = "autotune probe", "the traced ledger, shared out"
+_PROBE = "autotune probe"
 
 
 def beyond_memory(now: Situation) -> Advice | None:
@@ -79,15 +75,12 @@ def beyond_knee(now: Situation) -> Advice | None:
         return None
     speed = difference(of_bounds(here), of_bounds(there.slot_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
-    memory = None
-    if before is not None and after is not None:
-        memory = Gain(of="GPU memory", ratio=after / before, known="measured")
     name = f"tokens/s with {chosen} rows, of {rows} rows"
     return Advice(
         severity="could",
         claim=f"{chosen} rows are as fast as the {rows} of the profile: throughput has levelled off",
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
-        gain=memory,
+        gain=Gain(of="GPU memory", ratio=after / before, known="measured") if before and after else None,
         cost="none that was seen; the memory it frees has room for longer rows or a larger model",
         changes=(SettingChange(key="micro_batch_rows", old=rows, new=chosen),),
         would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
@@ -135,10 +128,11 @@ def _at(now: Situation, rows: int) -> Interval | None:
     if point is not None:
         return point.slot_rate
     curve = now.probe.curve if now.probe is not None else []
-    one = max((point for point in curve if point.rows < rows), key=lambda point: point.rows, default=None)
-    other = min((point for point in curve if point.rows > rows), key=lambda point: point.rows, default=None)
-    if one is None or other is None:
+    curve = sorted(curve, key=lambda point: point.rows)
+    place = sum(point.rows < rows for point in curve)
+    if not 0 < place < len(curve):
         return None
+    one, other = curve[place - 1 : place + 1]
     part = (rows - one.rows) / (other.rows - one.rows)
     step_s = one.step_s + part * (other.step_s - one.step_s)
     return Interval(value=one.slot_tokens_per_s * one.step_s / one.rows * rows / step_s)
@@ -161,14 +155,10 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
     low, high = scales[len(scales) // 4], scales[-1 - len(scales) // 4]
     if batch <= BEYOND_NOISE_RATIO * high:
         return None
-
     before = run.header.global_batch_rows
     fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
-
-    def needed(scale: float) -> float:
-        return (1 + smaller / scale) / (1 + batch / scale)
-
+    needed, least, most = ((1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high))
     change = SettingChange(key="global_batch_rows", old=before, new=fewer)
     if train.global_batch_tokens is not None:
         change = SettingChange(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
@@ -184,7 +174,7 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
             figure("global batch", batch, "tokens", now.run_name, n=len(rows)),
             figure("gradient noise scale", scale, "tokens", now.run_name, n=len(scales)),
         ),
-        gain=Gain(of="tokens to the same loss", ratio=needed(noise), low=needed(low), high=needed(high)),
+        gain=Gain(of="tokens to the same loss", ratio=needed, low=least, high=most),
         cost=f"a change of recipe: more and smaller steps, and the learning rate with the root of the batch (times "
         f"{math.sqrt(smaller / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
         changes=(change,),
@@ -253,9 +243,9 @@ def empty_rows(now: Situation) -> Advice | None:
     rows, micro_batch = now.global_batch_rows, now.train.micro_batch_rows
     dealing = deal(rows, micro_batch, now.ranks)
     part = lost.scaled(of_padding)
-    nearest = min(dealing.without_empty, key=lambda count: abs(count - rows), default=None)
-    if nearest is None or part.share < EMPTY_SHARE / 2:
+    if not dealing.without_empty or part.share < EMPTY_SHARE / 2:
         return None
+    nearest = min(dealing.without_empty, key=lambda count: abs(count - rows))
     return Advice(
         severity="could",
         claim=f"{empty:.0%} of all rows are empty: {rows} rows do not divide by {now.ranks} ranks in micro-batches of "
@@ -290,14 +280,12 @@ def too_big(now: Situation) -> Advice | None:
         return None
     terms, budget_bytes, fit = probe.traced_terms_bytes, profile.constraints.memory_budget_bytes, probe.feasible_max
     state_bytes = sum(terms.get(name, 0) for name in (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER))
-    nodes = now.spread.nodes if now.spread is not None else 1
-    ranks = nodes * max(profile.local_ranks, profile.fingerprint.gpu_count)
-    if now.run is not None:
-        ranks = now.run.header.world_size
+    nodes, alone = now.spread.nodes if now.spread is not None else 1, now.run is None
+    ranks = nodes * max(profile.local_ranks, profile.fingerprint.gpu_count) if alone else now.ranks
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
     state = state_of_terms(terms)
-    layer_bytes = int(_LAYER_SHARE * state.parameters_bytes)
+    layer_bytes = state.parameters_bytes // 8  # gathered at once; the embeddings are the largest unit of most encoders
     row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)
     taken = {
         name: zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
@@ -315,7 +303,9 @@ def too_big(now: Situation) -> Advice | None:
         claim=f"weights, gradients and optimizer take {state_bytes / budget_bytes:.0%} of the memory, on every rank "
         f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
         evidence=tuple(
-            figure(f"memory of {fit} rows with {name}", size, "bytes", _SHARED_OUT, known="predicted")
+            figure(
+                f"memory of {fit} rows with {name}", size, "bytes", "the traced ledger, shared out", known="predicted"
+            )
             for name, size in sizes.items()
         ),
         gain=gain,

@@ -11,21 +11,14 @@ PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
 """Of the peaks' ratio that products gain when they change from a format to bf16: faster units are harder to feed, and
 14 times as fast ones much harder. Assumed."""
-OTHERS_LEFT = 0.65
-"""Of the rest's time that 16 bits leave: normalisation and the loss stay in 32."""
-MOST_SAVED = 0.9
-"""Of a step, by computing less of the head: something is always left."""
+OTHERS_LEFT = 0.65  # of the rest's time, in 16 bits: normalisation and the loss stay in 32
 LOW_MFU = 0.2
 """Encoders of a hundred million parameters reach twice as much on stock torch."""
-LAUNCHES_LEFT = (0.0, 0.25, 1.0)
-"""Of the wait for launches that compiling layers leaves: none, usual, nothing gained."""
-TRAFFIC_LEFT = (0.25, 0.5, 1.0)
-"""Of the wait for memory."""
+LAUNCHES_LEFT, TRAFFIC_LEFT = (0.0, 0.25, 1.0), (0.25, 0.5, 1.0)
+"""Of the waits for launches and for memory, that compiling layers leaves: least, usual, most."""
 COMPILED_GAIN = (1.0, 1.1, 1.3)
 """What fusing brings beside fewer launches: less traffic to memory."""
 LOG_INTERVAL_STEPS = 10
-SAVES_SHARE = 0.05
-"""Of all steps, from which on time between steps may well be that of saving."""
 _COMPILE = (SettingChange(key="compile_layers", old=False, new=True),)
 _COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
@@ -91,7 +84,8 @@ def dense_head(now: Situation) -> Advice | None:
         head = now.hidden_size * (now.hidden_size + vocabulary)
         share = head / (head + max(1, now.parameters - head))
         share *= now.share("computation", "padding") if now.bottleneck is not None else 1.0
-        gain = Gain.between(*(1 / (1 - min(MOST_SAVED, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)))
+        # Something is always left.
+        gain = Gain.between(*(1 / (1 - min(0.9, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)))
     return Advice(
         claim=f"the prediction head computes all places, and the loss looks at {places:.0%} of them",
         evidence=(figure("places that are predicted", places, "share", "masking_probability", known="assumed"),),
@@ -153,9 +147,8 @@ def computing(now: Situation) -> Advice | None:
     found = now.bottleneck
     if found is None or found.limit != "computation" or not found.decided or now.train is None:
         return None
-    part = found.part("computation")
+    part, mfu = found.part("computation"), now.mfu_figure()
     assert part is not None
-    mfu = now.mfu_figure()
     told = "" if mfu is None else f", at {mfu.value:.0%} of the device's peak"
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
         told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
@@ -174,12 +167,11 @@ def host_bound(now: Situation) -> Advice | None:
     if now.train is None or gaps is None:
         return None
     inside = "counters" in gaps.source
-    evidence = (now.part_figure(gaps, "device without work" if inside else "between steps"),)
     if inside and not now.train.compile_layers:
         return Advice(
             severity="could",
             claim=f"{gaps.share:.0%} of the step multiprocessors have no work: late launches, or small kernels",
-            evidence=evidence,
+            evidence=(now.part_figure(gaps, "device without work"),),
             gain=times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost=_COST_OF_COMPILING,
             changes=_COMPILE,
@@ -187,12 +179,12 @@ def host_bound(now: Situation) -> Advice | None:
         )
     events, steps = (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
     saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in events)
-    if inside or now.train.log_interval_steps > 1 or saves > SAVES_SHARE * max(1, steps):
+    if inside or now.train.log_interval_steps > 1 or saves > 0.05 * max(1, steps):  # it may well be that of saving
         return None
     return Advice(
         severity="could",
         claim=f"{gaps.share:.0%} of the time goes by between steps, with every step logged",
-        evidence=evidence,
+        evidence=(now.part_figure(gaps, "between steps"),),
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
         cost="rows of the record are means over ten steps",
         changes=(SettingChange(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),),

@@ -15,10 +15,6 @@ STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""
 LEFT_WAITING_SHARE = 0.1
 """Of the wait that enough workers, or a local disk, leave; at worst."""
-LEAST_ROWS = 4
-BEHIND_RATIO = 2.0
-"""A loader whose rank waits so many times as long as rank 0 is behind it, and not just the unluckiest of many."""
-
 TOKENS_PER_RAW: dict[str, Range] = {
     "elf": (0.15, 0.5, 1.0),
     "text": (0.3, 0.45, 0.9),
@@ -116,13 +112,14 @@ def starved_rank(now: Situation) -> Advice | None:
     if now.run is None or lost is None:
         return None
     rows = [row for row in rows_of_this_start(now.run) if row.longest_data_wait_s is not None]
-    if len(rows) < LEAST_ROWS:
+    if len(rows) < 4:
         return None
     ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(1)
     longest_s = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows)
     own_s = statistics.fmean(row.data_wait_s for row in rows)
     # Of the others only rank 0's own wait is in the record, so a rank 0 that is behind cannot be told from all of them.
-    if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < BEHIND_RATIO * own_s:
+    # One that waits less than twice as long may just be the unluckiest of many.
+    if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < 2 * own_s:
         return None
     return Advice(
         claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest_s)} of a step for its "
@@ -150,15 +147,13 @@ def fewer_workers(now: Situation) -> Advice | None:
         return None
     if not workers.fed or now.loss("input", STARVED_SHARE) is not None:  # devices starve: this is no time for fewer
         return None
-    row = now.workers_row(count)
-    memory = None
-    if row is not None and row.memory_bytes and chosen.memory_bytes:
-        memory = Gain(of="host memory", ratio=chosen.memory_bytes / row.memory_bytes, known="measured")
+    row, after = now.workers_row(count), chosen.memory_bytes
+    before = row and row.memory_bytes
     return Advice(
         severity="could",
         claim=f"{workers.chosen} loader workers keep the step fed; the profile has {count}",
         evidence=(_ratio_figure(chosen),),
-        gain=memory,
+        gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
         cost="none that was seen: the bound of the measured ratio is in the evidence",
         changes=(SettingChange(key="data.loader_workers", old=count, new=workers.chosen),),
         would_change="slower storage or processors than where they were counted",
@@ -194,6 +189,6 @@ def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
     ratio = new.ratio_to_ceiling / old.ratio_to_ceiling
     if not (old.ratio_low and old.ratio_high and new.ratio_low and new.ratio_high):
         return Gain(ratio=ratio, known="measured")
-    confidence = 1 - 2 * (1 - CONFIDENCE)  # at least: both lie within theirs (Bonferroni)
     low, high = new.ratio_low / old.ratio_high, new.ratio_high / old.ratio_low
-    return Gain(ratio=ratio, low=low, high=high, confidence=confidence, known="measured")
+    # Of this confidence at least: both lie within theirs (Bonferroni).
+    return Gain(ratio=ratio, low=low, high=high, confidence=1 - 2 * (1 - CONFIDENCE), known="measured")

@@ -13,9 +13,6 @@ from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
 
 WORTH_RATIO = 1.02
-SLOW_RATIO = 1.1
-MARGIN = 2.0
-"""Times T_min: a planning margin, no theorem."""
 _OF_EXCHANGE = ("strategy", "bucket_cap_mib", "shard_ranks")
 _OTHER_NODE = "another node in its place: SLURM takes a list of nodes to leave out in the site file"
 
@@ -92,7 +89,7 @@ def below_t_min(now: Situation) -> Advice | None:
     spread = now.spread
     if spread is None or spread.nodes == 1 or spread.twice_the_batch_efficiency is None:
         return None
-    wanted = MARGIN * spread.least_tokens_per_rank
+    wanted = 2 * spread.least_tokens_per_rank  # a planning margin, no theorem
     twice = spread.twice_the_batch_efficiency
     gain = twice / spread.efficiency.value
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
@@ -121,11 +118,11 @@ def slow_rank(now: Situation) -> Advice | None:
     (rank, times), *_ = Counter(row.slowest_rank for row in rows).most_common(1)
     ratio = statistics.median(row.slowest_rank_ratio or 1.0 for row in rows if row.slowest_rank == rank)
     lost = now.loss("straggler", 0.02)
-    if times < PERSISTENT_SHARE * len(rows) or ratio < SLOW_RATIO or lost is None:
+    if times < PERSISTENT_SHARE * len(rows) or ratio < 1.1 or lost is None:
         return None
-    where = on_host(now.run.header.hosts, rank)
+    slow = f"rank {rank}{on_host(now.run.header.hosts, rank)}"
     return Advice(
-        claim=f"rank {rank}{where} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
+        claim=f"{slow} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
         evidence=(
             now.part_figure(lost, "waiting for it", len(rows)),
             figure("its time, of the median rank's", ratio, "ratio", now.run_name, n=times),
@@ -184,7 +181,7 @@ def slow_link(now: Situation) -> Advice | None:
     slow = slow_members(rates)
     if len(rates) < 3 or not slow:
         return None
-    name = min(slow, key=lambda one: slow[one])
+    name = min(slow, key=slow.__getitem__)
     share = rates[name] / max(rates.values())
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(

@@ -28,8 +28,6 @@ Range = tuple[float, float, float]
 
 MOST_SHARE = 0.98
 """A part never counts as more of the step than this: no gain is without end."""
-UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
-"""Share of a step's fixed time that the update takes: most, usual, least. Every micro-batch pays the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +180,7 @@ class Situation:
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
-        if part is None or (part.share if part.low is None else part.low) < least:
-            return None
-        return part
+        return None if part is None or (part.share if part.low is None else part.low) < least else part
 
     def share(self, *causes: Cause) -> float:
         """Share of the step that these causes take together; what could not be told counts as nothing."""
@@ -215,13 +211,11 @@ class Situation:
 
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
-        peaks = []
-        for one in self.trials:
-            config = one.trial.measured.get("config")
-            is_alike = isinstance(config, dict) and config.get("micro_batch_rows") == rows
-            if is_alike and one.trial.job == "step" and one.outcome.kind == "measured":
-                peaks.append(one.outcome.figures["peak_bytes"])
-        return max(peaks, default=None)
+        steps = ((one.trial.measured.get("config"), one.outcome) for one in self.trials if one.trial.job == "step")
+        alike = (
+            found for config, found in steps if isinstance(config, dict) and config.get("micro_batch_rows") == rows
+        )
+        return max((found.figures["peak_bytes"] for found in alike if found.kind == "measured"), default=None)
 
     @property
     def knows_the_model(self) -> bool:
@@ -263,7 +257,8 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
     """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
     least, usual, most = left or (0.0, 0.0, 0.0)
     low, high = (part.share if bound is None else bound for bound in (part.low, part.high))
-    gain = Gain.between(_speedup(low, most), _speedup(part.share, usual), _speedup(high, least))
+    ends = ((low, most), (part.share, usual), (high, least))
+    gain = Gain.between(*(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends))
     if left is not None:  # what stays at best and at worst is assumed, and no noise
         return gain
     if part.low is None:
@@ -273,23 +268,14 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
 
 def times(gain: Gain, factors: Range) -> Gain:
     """Return the gain with another beside it, which brings at least, usually and at most these factors."""
-    low, usual, high = factors
-    return Gain.between(
-        (gain.ratio if gain.low is None else gain.low) * low,
-        gain.ratio * usual,
-        (gain.ratio if gain.high is None else gain.high) * high,
-    )
-
-
-def _speedup(share: float, left: float) -> float:
-    return 1 / (1 - min(MOST_SHARE, share) * (1 - left))
+    low, high = (gain.ratio if bound is None else bound for bound in (gain.low, gain.high))
+    return Gain.between(low * factors[0], gain.ratio * factors[1], high * factors[2])
 
 
 def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | None:
     """Return the ratio of tokens/s with micro-batches of so many rows, new to old; None if too few were measured.
 
-    A line through the measured sizes gives the fixed time of a step and that of a row. With several micro-batches to a
-    step only what each of them pays is saved.
+    With several micro-batches to a step only what each of them pays is saved.
     """
     curve = now.probe.curve if now.probe is not None else []
     if len(curve) < 2 or now.train is None:
@@ -301,7 +287,8 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | Non
         count = max(1.0, rows / micro)
         return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
 
-    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in UPDATE_OF_FIXED)
+    # Share of the fixed time that the update takes: most, usual, least. Every micro-batch pays the rest.
+    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0))
     if new_rows > max(point.rows for point in curve):  # nothing says how far the line goes on
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high

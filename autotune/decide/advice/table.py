@@ -1,7 +1,4 @@
-"""All rules, the advice that they give, ranked by what it is expected to gain, and settings with it followed. Pure.
-
-Rules of a machine's or a profile's condition are here as well.
-"""
+"""All rules, the advice that they give by its expected gain, and settings with it followed. Pure."""
 
 import shlex
 import statistics
@@ -17,10 +14,6 @@ from autotune.errors import BadInput
 from trainer.config import TrainConfig, dotted
 from trainer.errors import BadConfig
 from trainer.schema import parse_table
-
-BUSY_SHARE, LOW_MFU = 0.9, 0.35
-SLOWED = "slowed down"
-"""In the words of trials that heat or hardware spoiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +67,7 @@ def utilisation(now: Situation) -> Advice | None:
     rows = now.workers.rows if now.workers is not None else []
     read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
     busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
-    if busy < BUSY_SHARE or mfu is None or mfu.value >= LOW_MFU:
+    if busy < 0.9 or mfu is None or mfu.value >= 0.35:
         return None
     return Advice(
         severity="note",
@@ -115,13 +108,8 @@ def not_measured(now: Situation) -> Advice | None:
 def _void_at_last(now: Situation, *, slowed: bool) -> list[FinishedTrial]:
     """Return void trials that were not measured when they were tried again, by why they are void."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
-    return [
-        trial
-        for trial in now.trials
-        if isinstance(trial.outcome, Contaminated)
-        and trial.trial.key not in measured
-        and (SLOWED in trial.outcome.detail) == slowed
-    ]
+    void = [one for one in now.trials if isinstance(one.outcome, Contaminated) and one.trial.key not in measured]
+    return [one for one in void if ("slowed down" in getattr(one.outcome, "detail", "")) == slowed]
 
 
 def _detail(trials: list[FinishedTrial]) -> str:
@@ -198,13 +186,12 @@ def _nothing_to_do(now: Situation) -> Advice:
             command=now.command("workers") if now.run is None else None,
             would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
         )
+    largest = now.bottleneck.parts[:1]
     return Advice(
         rule=NOTHING,
         severity="note",
         claim="change nothing: of all that was looked at, nothing is worth a change",
-        evidence=tuple(
-            now.part_figure(part, f"largest part of the step: {part.cause}") for part in now.bottleneck.parts[:1]
-        ),
+        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
         cost="none",
         command=None if now.profile is None else now.command("launch local"),
         would_change="another machine, model or dataset; or a figure that was not measured",
@@ -220,11 +207,7 @@ def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingC
 
 
 def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
-    """The settings with these changes.
-
-    Raises:
-        BadInput: If they are no settings any more.
-    """
+    """Return the settings with these changes; raise ``BadInput`` if they are no settings any more."""
     tables = train.model_dump(mode="json")
     for change in changes:
         *path, last = change.key.split(".")

@@ -132,9 +132,19 @@ def test_a_ratio_that_is_clear_of_one_has_bounds_however_wide():
     assert (alike.low, alike.high, alike.confidence) == (pytest.approx(0.99), pytest.approx(0.99), 0.98)
 
 
-def test_one_reading_in_five_hardly_moves_the_location():
+def test_one_reading_in_five_hardly_moves_the_location_or_a_ratio():
     steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
     assert of_windows(held_up).value == pytest.approx(of_windows(steady).value, rel=0.01)
+    ratio = ratio_of([(rate, 0.5) for rate in held_up], confidence=0.95)
+    assert ratio.value == pytest.approx(2.0, rel=0.01)
+    assert ratio.high / ratio.low < 1.1
+
+
+@given(st.lists(rates, min_size=1, max_size=12), st.floats(0.01, 100))
+def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(others, factor):
+    found = ratio_of([(factor * rate, rate) for rate in others])
+    assert found.value == pytest.approx(factor)
+    assert (found.low is None) == (len(others) < 3)
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 1e6), st.floats(1.0, 1e6)), min_size=3, max_size=30))

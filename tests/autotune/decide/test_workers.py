@@ -1,6 +1,5 @@
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -174,7 +173,7 @@ def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not(
 def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
     _, rounds = decide(Feed(rising(3), noise=0.02, seed=seed), 8, most_windows=60)
     drifted = [
-        {count: replace(one, tokens_per_s=one.tokens_per_s * scale * 1.1**number) for count, one in figures.items()}
+        {count: one._replace(tokens_per_s=one.tokens_per_s * scale * 1.1**number) for count, one in figures.items()}
         for number, figures in enumerate(rounds)
     ]
     plain, moved = WorkersRule(rounds, 8).choose(), WorkersRule(drifted, 8).choose()
