@@ -1,8 +1,4 @@
-"""Where the time of a step goes, and what limits it: from a run's rows, or from what tuning measured. Pure.
-
-A part is told only from figures that show it. Rows of a run hold waiting, computing and updating; what kernels did
-inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
-"""
+"""Where the time of a step goes, and what limits it: from a run's rows, or from what tuning measured. Pure."""
 
 import collections
 import statistics
@@ -11,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.core.evidence import ComputeEvidence, ExchangeRow
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, with_counters
 from autotune.decide.network import expected_largest
@@ -70,11 +65,9 @@ def _loads_ahead(train: TrainConfig) -> bool:
 
 
 def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
-    """Without earlier starts, which may have had other settings, and without the first, which pays for the start.
-
-    What the first step was on all ranks a later row tells: the first that tells anything.
-    """
+    """Leave out earlier starts, which may have had other settings, and the first step, which pays for the start."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
+    # What the first step was on all ranks a later row tells: the first that tells anything.
     if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
         told = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
         rows[first] = rows[first].model_copy(update=dict.fromkeys(told))
@@ -83,8 +76,8 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
-    workers, probe = profile.evidence.workers, profile.evidence.probe
-    count = profile.train.data.loader_workers
+    workers, probe, train = profile.evidence.workers, profile.evidence.probe, profile.train
+    count = train.data.loader_workers
     row = None if workers is None else next((one for one in workers.rows if one.loader_workers == count), None)
     if workers is None or row is None:
         return None
@@ -98,31 +91,29 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         shares |= {"network": fed * travelling, "straggler": fed * (waiting - travelling)}
     elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")
-    if profile.train.layout in TRIMMED_LAYOUTS:
+    if train.layout in TRIMMED_LAYOUTS:
         untold.append("padding: rows are as wide as what they hold, which a run tells")
     elif probe is not None:
-        empty = 1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens)
-        shares["padding"] = place_share(profile.train, probe.parameters) * empty * (1 - sum(shares.values()))
+        empty = 1 - min(1.0, probe.mean_real_tokens_per_row / train.seq_length_tokens)
+        shares["padding"] = place_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
     parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
-        compute = None if network is None else network.compute
+        jitter_share = network.compute.jitter_share if network is not None and network.compute is not None else 0.0
         # Where ranks are uneven from step to step, they wait for programs that hand out work unevenly.
-        is_uneven = (
-            compute is not None and compute.jitter_share >= UNEVEN_SHARE and profile.train.layout not in TRIMMED_LAYOUTS
-        )
+        is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
         parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
-    elif profile.train.device == "cuda":
+    elif train.device == "cuda":
         untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
-    gpu, train, peak = profile.fingerprint.gpu_name, profile.train, None
+    gpu, peak = profile.fingerprint.gpu_name, None
     if gpu is not None and train.device == "cuda":  # of each window, the part of the dense peak that real tokens took
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
     mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
-    windows, ahead = len(row.slot_tokens_per_s), _loads_ahead(profile.train)
-    return _weigh(parts, source, windows, untold, mfu, loads_ahead=ahead, launching=launching)
+    windows = len(row.slot_tokens_per_s)
+    return _weigh(parts, source, windows, untold, mfu, loads_ahead=_loads_ahead(train), launching=launching)
 
 
 def _weigh(
@@ -135,10 +126,10 @@ def _weigh(
     loads_ahead: bool,
     launching: float,
 ) -> Bottleneck:
-    """Name the limit of steps: the largest part beside computing, with two exceptions.
+    """Name the limit of steps: the largest part beside computing, unless another sets the pace.
 
-    A loader that works ahead and is waited for all the same sets the pace: whatever else is made shorter, it is waited
-    for as much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
+    A loader that works ahead and is waited for all the same does: whatever else is made shorter, it is waited for as
+    much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, StepPart(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
@@ -154,8 +145,7 @@ def _weigh(
         low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
         others = [] if first else [one.share for one in losses if one is not limit]
         decided = low >= MATTERS_SHARE and low > max(others, default=0.0)
-    known = None if mfu is None else mfu.interval()
-    if known is not None and known.low is not None:
+    if (known := mfu and mfu.interval()) and known.low is not None:
         known = replace(known, low=max(0.0, known.low))
     return Bottleneck(
         limit="computation" if limit is None else limit.cause,
@@ -175,18 +165,15 @@ def _exchange(profile: Profile) -> tuple[float, float] | None:
         return None
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.exchanges:
-        if row.communication_share is None or row.step_s is None:
+        share, step_s, compute = row.communication_share, row.step_s, network.compute
+        if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
             continue
-        if all(getattr(row, key) == getattr(parallel, key) for key in same):
-            alone_s = _alone_s(network.compute, row, network.nodes * network.ranks_per_node)
-            return row.communication_share, min(row.communication_share, max(0.0, 1 - alone_s / row.step_s))
+        # Alone: a step of the slowest of these ranks while no gradient travels.
+        one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
+        late = 1 + compute.jitter_share * expected_largest(network.nodes * network.ranks_per_node)
+        alone_s = row.micro_batches * one_s * late + compute.update_s
+        return share, min(share, max(0.0, 1 - alone_s / step_s))
     return None
-
-
-def _alone_s(compute: ComputeEvidence, row: ExchangeRow, ranks: int) -> float:
-    """Return the time of a step of the slowest of so many ranks while no gradient travels."""
-    one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
-    return row.micro_batches * one_s * (1 + compute.jitter_share * expected_largest(ranks)) + compute.update_s
 
 
 def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
@@ -248,11 +235,10 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
 
 def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
     """What slow ranks compute longer than the median one, by rank."""
-    told = [row for row in rows if row.slowest_rank is not None]
+    told = [(row.slowest_rank, _slower_by_s(row)) for row in rows if row.slowest_rank is not None]
     found: dict[int, float] = collections.defaultdict(float)
-    for row in told:
-        assert row.slowest_rank is not None
-        found[row.slowest_rank] += _slower_by_s(row) * len(rows) / len(told)
+    for rank, slower_s in told:
+        found[rank] += slower_s * len(rows) / len(told)
     return found
 
 

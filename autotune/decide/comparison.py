@@ -174,13 +174,12 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
 
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     """By what both were read in the same way, if there is such; else by the best of each."""
-    for one in a.headlines:
-        for other in b.headlines:
-            if one.of == other.of:
-                return _compared(one, other, differs)
-    if not a.headlines or not b.headlines:
+    pairs = [(one, other) for one in a.headlines for other in b.headlines]
+    if not pairs:
         return None
-    one, other = a.headlines[0], b.headlines[0]
+    one, other = next((pair for pair in pairs if pair[0].of == pair[1].of), pairs[0])
+    if one.of == other.of:
+        return _compared(one, other, differs)
     change = difference(one.estimate, other.estimate)
     return _judged(one.metric, f"A: {one.of}; B: {other.of}", (one.estimate, other.estimate), change, differs)
 
@@ -223,8 +222,7 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
     if change.low is None or change.high is None:
         return Gate(state="undecided", words=f"{told}, of unknown noise: {found.why}")
     told += f" ({change.low:.3f} to {change.high:.3f}, 95 %), and {least:.3f} is the least allowed"
-    if change.value < least and change.high < 1:
-        return Gate(state="slower", words=told)
-    if change.low >= least:
-        return Gate(state="passes", words=told)
-    return Gate(state="undecided", words=f"{told}: noise leaves it open")
+    is_slower = change.value < least and change.high < 1
+    if not is_slower and change.low < least:
+        return Gate(state="undecided", words=f"{told}: noise leaves it open")
+    return Gate(state="slower" if is_slower else "passes", words=told)

@@ -1,9 +1,7 @@
 """What GPUs did in a window of time, as figures; and when a trial's outcome is void. Pure.
 
-It is void if somebody else was on its GPU, or if the GPU was slowed down for a part of it.
 Whose memory it is cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
-from before this program used a GPU, and the processes that the driver lists only serve to say who it may be. A figure
-that cannot be read is no evidence of anything.
+from before this program used a GPU, and the processes that the driver lists only serve to say who it may be.
 """
 
 import statistics
@@ -21,14 +19,6 @@ from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""
 
-SLOWED_SHARE_TOLERATED = 0.1
-SLOWED_SAMPLES_TOLERATED = 1
-"""Air-cooled GPUs in good order are slowed down by heat for a moment now and then, also in a trial of few samples."""
-
-
-POWER_CAP = "sw_power_cap"
-NO_SAMPLE = "no sample fell into the window"
-NO_COUNTERS = "no window of counters lay in it"
 _GPM_SHARES = {
     "gpm_sm_share": "sm_utilisation",
     "gpm_occupancy_share": "sm_occupancy",
@@ -63,13 +53,11 @@ def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Name the faults (heat, hardware slowdown) that lowered a GPU's clocks for longer than is tolerated, else None.
-
-    A power cap is no fault.
-    """
+    """Name the faults (heat, hardware slowdown; no power cap) that lowered a GPU's clocks for long, else None."""
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
     slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    if len(slowed) <= max(SLOWED_SAMPLES_TOLERATED, SLOWED_SHARE_TOLERATED * len(readings)):
+    # Air-cooled GPUs in good order are slowed down for a moment now and then, also in a trial of few samples.
+    if len(slowed) <= max(1, 0.1 * len(readings)):
         return None
     faults = Counter(fault for found in slowed for fault in found)
     shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())
@@ -98,10 +86,7 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
 
 
 def describe_other_users(use: GpuHolders, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
-    """Say who uses a GPU that this program has not touched yet; None where it looks free.
-
-    Up to the limit memory may be taken without a process to show for it: the driver's own reserve counts as taken.
-    """
+    """Say who uses a GPU that this program has not touched yet; None if no more than the driver's reserve is taken."""
     listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
     taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > limit_bytes
     if not (listed or taken):
@@ -126,10 +111,10 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
     """The figures of a series."""
     samples, counted = series.samples, series.gpm
     utilisation = _share(one.utilisation for one in samples)
-    lacking = series.lacking or NO_SAMPLE
+    lacking = series.lacking or "no sample fell into the window"
     if samples:
         lacking = samples[-1].missing.get("utilisation", lacking)
-    capped = [POWER_CAP in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
+    capped = ["sw_power_cap" in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
     return GpuUseFigures(
         samples=len(samples),
         utilisation_share=utilisation,
@@ -142,7 +127,7 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         gpm_windows=len(counted),
         **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
         gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
-        gpm_lacking=None if counted else series.gpm_lacking or NO_COUNTERS,
+        gpm_lacking=None if counted else series.gpm_lacking or "no window of counters lay in it",
     )
 
 

@@ -39,15 +39,11 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
     by_job: dict[str, list[FinishedTrial]] = {}
     for done in trials:
         by_job.setdefault(done.trial.job, []).append(done)
-    rows = [
-        CostRow(
-            job=job,
-            trials=len(some),
-            seconds=sum(done.seconds for done in some),
-            rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
-        )
-        for job, some in by_job.items()
-    ]
+    rows = []
+    for job, some in by_job.items():
+        rank_seconds = sum(done.seconds * ranks_of(done.trial.measured) for done in some)
+        seconds = sum(done.seconds for done in some)
+        rows.append(CostRow(job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds))
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
 
 
@@ -58,13 +54,11 @@ def ranks_of(measured: dict[str, Any]) -> int:
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
-    """Against transformers' Trainer with its defaults; None where nobody compared.
-
-    While the tuned settings train for an hour, that would take ``speedup`` hours: the difference is what is saved.
-    """
+    """Against transformers' Trainer with its defaults; None where nobody compared."""
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None
+    # While the tuned settings train for an hour, that would take ``speedup`` hours: the difference is what is saved.
     speedups = (row.speedup, row.speedup_high, row.speedup_low)
     value, low, high = (
         None if speedup is None or speedup <= 1 else cost_rank_s / 3600 / (speedup - 1) for speedup in speedups

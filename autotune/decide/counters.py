@@ -1,8 +1,4 @@
-"""What the GPUs' counters tell of computing: gaps between kernels, and waiting for memory. Pure.
-
-They are read in windows of training on one node, which hold more than computing: waits for data and for other ranks,
-and the update. What is known of these is taken out first.
-"""
+"""What the GPUs' counters tell of computing: gaps between kernels, and waiting for memory. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +16,6 @@ PRODUCT_TRAFFIC = 0.25
 """Of the memory's bandwidth, that products take."""
 MOVING_REACH = 0.85
 """And kernels that do nothing but move bytes, the update among them."""
-LEAST_WAIT_SHARE = 0.01
-"""Of devices for data; a window that is slower without any is slower by chance."""
 LEAST_COMPUTING_SHARE = 0.05
 """Of a window; of less nothing can be told."""
 
@@ -43,14 +37,11 @@ def data_share(row: WorkersRow) -> float:
     Waits of devices say less: those of all ranks are added up, though ranks wait at once.
     """
     lost = max(0.0, 1 - row.ratio_to_ceiling)
-    return lost if row.data_wait_share >= LEAST_WAIT_SHARE else min(lost, row.data_wait_share)
+    return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits: by chance
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
-    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none.
-
-    Windows hold the wait for data as well, in which nothing is busy.
-    """
+    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none."""
     gpu, fed = row.gpu, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or fed <= 0:
         return None
@@ -77,11 +68,10 @@ def counters_of_profile(profile: Profile) -> Counters | None:
 
 
 def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
-    """Parts of a step with what counters tell of its computing, and the wait for launches among them.
+    """Return parts of a step with what counters tell of its computing, and the wait for launches among them.
 
-    Multiprocessors without work in a step that is fed, and in which nobody is waited for, wait for launches, beyond
-    what the ends of kernels leave idle. What padding costs is computed less often then, too. ``uneven`` are the waits
-    for another rank every time though rows are alike: devices differ for long, programs from step to step.
+    SMs without work in a step that is fed, and in which nobody is waited for, wait for launches. ``uneven`` are the
+    waits for another rank every time though rows are alike: devices differ for long, programs from step to step.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
@@ -95,9 +85,8 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
         if "padding" in found:
             found["padding"] = found["padding"].scaled(1 - gaps)
         for cause in ("straggler", "network"):
-            if cause in found:
-                taken = min(uneven, found[cause].share)
-                found[cause] = found[cause].scaled(1 - taken / found[cause].share) if taken else found[cause]
+            if cause in found and (taken := min(uneven, found[cause].share)):
+                found[cause] = found[cause].scaled(1 - taken / found[cause].share)
                 uneven -= taken
     if moving is not None:
         waits = computing * moving
@@ -114,11 +103,8 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
 def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | None, float | None]:
     """Return the share of computing in which no kernel has work, and that of the rest in which they wait for memory.
 
-    The counters of a window hold waits and updates as well, which are taken out; None if they do not tell.
-
-    Memory is looked at twice: as what products leave of the time, going by the matrix units, in which kernels that do
-    neither would count as well; and as the traffic beyond that of products, in which they would not. Between the two
-    lies the answer.
+    Waits and updates are taken out of the counters first. Memory is looked at twice: as what matmuls leave,
+    in which kernels that do neither would count too; and as the traffic beyond theirs, in which they would not.
     """
 
     def part(*causes: Cause) -> float:

@@ -43,8 +43,8 @@ class Explanation:
 
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
     """Every setting of a profile with its reason, in the order of the schema."""
-    values = dotted(profile.train.model_dump(mode="json"))
-    defaults = dotted(TrainConfig(model=profile.train.model).model_dump(mode="json"))
+    train = profile.train
+    values, defaults = (dotted(one.model_dump(mode="json")) for one in (train, TrainConfig(model=train.model)))
     return tuple(_explain(profile, key, value, defaults[key]) for key, value in values.items())
 
 
@@ -85,8 +85,12 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         found = _micro_batch(profile, evidence.probe)
     elif key == "global_batch_rows" and evidence.probe is not None:
         found = _global_batch(profile, evidence.probe.mean_real_tokens_per_row)
-    elif table == "data" and evidence.workers is not None and name in _swept(evidence.workers):
-        found = _loader(profile, evidence.workers, name)
+    elif (
+        table == "data"
+        and (swept := evidence.workers) is not None
+        and (name == "loader_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
+    ):
+        found = _loader(profile, swept, name)
     elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
         found = _exchange(profile, evidence.network, key, value)
     else:
@@ -112,10 +116,9 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
         of_value.setdefault(getattr(row.settings, key), []).append(row)
     if len(of_value) < 2:
         return None
-    figures: list[EvidenceFigure] = []
-    if found.candidate != found.unexplored:
-        name = f"{found.candidate.name}, to the unexplored"
-        figures.append(figure(name, found.ratio, "ratio", "evidence.explore"))
+    name = f"{found.candidate.name}, to the unexplored"
+    is_other = found.candidate != found.unexplored
+    figures = [figure(name, found.ratio, "ratio", "evidence.explore")] if is_other else []
     if key == "micro_batch_rows" and probe is not None:
         figures += _micro_batch(profile, probe).evidence
     chosen, because = getattr(found.chosen, key), f"explored together with other settings of the step: {found.choice}"
@@ -144,18 +147,17 @@ def _best_with(value: object, rows: Sequence[ExploredRow], unexplored: Configura
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
     decides = profile.evidence.probe is not None and key in _PROBED_WITH
-    if key in _ASKED_FOR:
-        return Explanation(
-            origin="constraint", because=f"the {_ASKED_FOR[key]} that was asked for; another one is refused"
-        )
-    if value == default:
-        measured_with = ", and all figures were measured with it" if decides else ""
-        return Explanation(origin="default", because=f"the trainer's default{measured_with}")
-    if decides:
-        because = "an option of the probe, or what it took for this device; all figures hold for it"
-        return Explanation(origin="asked for", because=because)
+    origin: Origin = "changed"
     because = f"the default is {default}; nothing that was measured decides it, so somebody set it"
-    return Explanation(origin="changed", because=because)
+    if key in _ASKED_FOR:
+        origin, because = "constraint", f"the {_ASKED_FOR[key]} that was asked for; another one is refused"
+    elif value == default:
+        measured_with = ", and all figures were measured with it" if decides else ""
+        origin, because = "default", f"the trainer's default{measured_with}"
+    elif decides:
+        origin = "asked for"
+        because = "an option of the probe, or what it took for this device; all figures hold for it"
+    return Explanation(origin=origin, because=because)
 
 
 def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
@@ -177,8 +179,8 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
     )  # fmt: skip
     rejected = []
-    for point in probe.curve:
-        if point.rows != rows and best is not None:
+    for point in probe.curve if best is not None else ():
+        if point.rows != rows:
             share = f"{point.slot_tokens_per_s / best.slot_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
             said = "the fastest that was measured" if point.rows == best.rows else share
             rejected.append(f"{_many(point.rows, 'row')}: {said}")
@@ -213,10 +215,6 @@ def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
             figure("global batch", tokens, "tokens", "constraints", known="assumed"),
         ),
     )
-
-
-def _swept(found: WorkersEvidence) -> tuple[str, ...]:
-    return _OF_LOADER if found.joint is not None and found.joint.adopted else ("loader_workers",)
 
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:

@@ -2,12 +2,10 @@
 
 Logarithms of throughput are modelled as a Gaussian process over the cells of a small discrete space: a constant, an
 effect of each knob, an effect of each pair of knobs, and what is left of a single cell. Micro-batches that are close
-have close effects. The scales of these parts are those, of a few, under which the readings are most likely. So one
-compiled trial says something of all compiled cells, and pairs that do not add up can be seen.
+have close effects. The scales of these parts are those, of a few, under which the readings are most likely.
 
 Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
-Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998. What it leaves out: effects that only three knobs
-have together are one cell's own.
+Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
 """
 
 import functools
@@ -143,11 +141,7 @@ def expected_improvement(found: Posterior, best: float) -> Float64:
 
 
 def expected_gain_over(found: Posterior, one: int) -> Float64:
-    """By how much each cell is expected to beat another one, in logarithms; shape (cells,), next to nothing for itself.
-
-    What both have in common in what is believed of them does not count, so this is less than what
-    ``expected_improvement`` says of the same figure, were it known.
-    """
+    """By how much each cell is expected to beat another one, in logarithms; shape (cells,), about 0 for itself."""
     variance = np.diag(found.covariance) + found.covariance[one, one] - 2 * found.covariance[one]
     return _expected_gain(found.mean - found.mean[one], np.sqrt(np.maximum(variance, 1e-12)))
 
@@ -174,9 +168,8 @@ def knob_space(
     cells = [with_dealt_rows(unexplored, global_rows, ranks)]
     for values in itertools.product(*levels.values()):
         one = unexplored.but(**dict(zip(levels, values, strict=True))).kind
-        cells += [
-            one.but(micro_batch_rows=rows) for rows in micro_batches(global_rows[one.layout], ranks, most_rows(one))
-        ]
+        sizes = micro_batches(global_rows[one.layout], ranks, most_rows(one))
+        cells += [one.but(micro_batch_rows=rows) for rows in sizes]
     return tuple(dict.fromkeys(cells))
 
 

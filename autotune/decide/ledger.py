@@ -1,7 +1,4 @@
-"""Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure.
-
-Two profiles of one name share a trial log, wherever they lie; and a profile may be edited after it was written.
-"""
+"""Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure."""
 
 import math
 import statistics
@@ -90,11 +87,7 @@ def _config(record: TrialRecord) -> Mapping[str, Any]:
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
-    """Figures of a profile that no trial gave.
-
-    Left out: intervals, ratios, shares, and what is said of networks and of other recipes, which are computed from
-    many trials.
-    """
+    """Figures of a profile that no trial gave; those that are computed from many trials are left out."""
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
         budget = profile.constraints.memory_budget_bytes

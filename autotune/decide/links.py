@@ -14,7 +14,6 @@ from autotune.core.trial import LinkFigures
 from autotune.decide.network import tree_hops
 
 Array = npt.NDArray[np.float64]
-RESAMPLES = 400
 LEAST_REPEATS = 3
 """Fewer readings of a size show no spread."""
 LEAST_BYTES = 2**20
@@ -26,10 +25,9 @@ SLOW_MEMBER_SHARE = 0.8
 
 
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
-    """Return which part of its time a device loses to a message that travels meanwhile, 0 to 1.
+    """Return which part of its time a device loses to a message that travels until ``travel_s``, 0 to 1.
 
-    Products end at ``ended_s``, all launched with the message that was there at ``travel_s``; alone one takes
-    ``alone_s``.
+    Matmuls, all launched with the message, end at ``ended_s``; alone one takes ``alone_s``.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
     # The product under way then is counted in part; if all had ended before, time counts to the last of them.
@@ -68,7 +66,7 @@ def fit_link(
     medians = np.array([statistics.median(by_size[size]) for size in sizes])
     draw = np.random.default_rng(len(times))
     found = [_line(sizes, medians)]
-    for _ in range(RESAMPLES if told else 0):
+    for _ in range(400 if told else 0):
         again = [float(np.median(draw.choice(by_size[size], len(by_size[size])))) for size in sizes]
         found.append(_line(sizes, np.array(again)))
     starts, slopes = np.array(found).T
@@ -145,21 +143,19 @@ def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
     # Between two such nodes lies a link that may be slow by itself; a node is blamed where a neighbour is not.
     blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
-    found = []
-    for node in sorted(blamed):
-        share = max(neighbours_bytes_per_s[node], neighbours_bytes_per_s[node - 1]) / fastest
-        found.append(
-            f"both links of node {node} have {share:.0%} of the fastest link's speed or less, and every step waits for "
-            "them"
-        )
-    for left in sorted(slow):
-        right = (left + 1) % nodes
-        if not {left, right} & blamed:
-            found.append(
-                f"the link between nodes {left} and {right} has {neighbours_bytes_per_s[left] / fastest:.0%} of the "
-                "fastest link's speed, and every step waits for it"
-            )
-    return found
+    shares = [rate / fastest for rate in neighbours_bytes_per_s]
+    speed = "of the fastest link's speed"
+    found = [
+        f"both links of node {node} have {max(shares[node], shares[node - 1]):.0%} {speed} or less, and every step "
+        "waits for them"
+        for node in sorted(blamed)
+    ]
+    return found + [
+        f"the link between nodes {left} and {(left + 1) % nodes} has {shares[left]:.0%} {speed}, and every step waits "
+        "for it"
+        for left in sorted(slow)
+        if not {left, (left + 1) % nodes} & blamed
+    ]
 
 
 _TRANSPORTS = (

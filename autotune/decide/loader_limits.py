@@ -58,11 +58,7 @@ class LoaderLimits:
         return None
 
     def most(self) -> tuple[int, str]:
-        """The most workers that are tried, and what limits them.
-
-        Raises:
-            DoesNotFit: If the user asked for more than memory holds.
-        """
+        """Return the most workers to try, and what limits them; ``DoesNotFit`` if the user asked for more."""
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"

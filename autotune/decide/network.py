@@ -48,13 +48,11 @@ class StepTime:
 def all_reduce_s(size_bytes: float, network: Network) -> float:
     """One all-reduce over all ranks: cut up within nodes, round a ring or down a tree between them, put together again.
 
-    The ring sends 2(k - 1)/k of the bytes over each node's card in 2(k - 1) hops, the tree all of them twice in
-    2⌈log₂ k⌉. What that misses with several ranks in a node (parts that overlap, several cards, a ring over all ranks)
-    is in the measured factor.
+    The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
+    2⌈log₂ k⌉. What that misses with several ranks in a node is in the measured factor.
     """
-    within = 0.0
-    if network.within is not None and network.ranks_per_node > 1:
-        within = _ring_s(size_bytes, network.ranks_per_node, network.within)
+    several = network.within is not None and network.ranks_per_node > 1
+    within = _ring_s(size_bytes, network.ranks_per_node, network.within) if several else 0.0
     if network.nodes == 1:
         return within
     between = network.between
@@ -107,10 +105,10 @@ def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
 def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tuple[GradientPart, ...]:
     found: list[GradientPart] = []
     elements = 0
-    for number, part in enumerate(gradients):
+    for part in gradients:
         elements += part.elements
-        if elements >= (later if found else first) or number == len(gradients) - 1:
-            found.append(GradientPart(elements=elements, ready_share=part.ready_share))
+        if elements >= (later if found else first) or part is gradients[-1]:
+            found.append(replace(part, elements=elements))
             elements = 0
     return tuple(found)
 
@@ -157,13 +155,11 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
         exposed, slowdown, travels = _sharded(compute, alone, micro_batches, exchange, network)
     else:
         exposed, slowdown, travels = _bucketed(compute, alone, exchange, network)
-    update = compute.update_s
+    shards = network.ranks_per_node if exchange.shard_within_nodes else network.ranks
     if exchange.strategy == "zero1":
-        update /= network.ranks
         weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
         exposed, travels = exposed + weights, travels + weights
-    elif exchange.strategy == "fsdp2":
-        update /= network.ranks_per_node if exchange.shard_within_nodes else network.ranks
+    update = compute.update_s / (1 if exchange.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "update_s": update}
     return StepTime(compute_s=computed, **parts, exchange_s=travels)
 
@@ -193,20 +189,14 @@ def _sharded(
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
     gradient_bytes = compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype])
-    if exchange.shard_within_nodes:
-        one_node = replace(network, nodes=1)
-        gather = gather_s(weights_bytes, one_node)
-        send = all_reduce_s(gradient_bytes, network)
-    else:
-        gather = gather_s(weights_bytes, network)
-        send = gather_s(gradient_bytes, network)
+    within = exchange.shard_within_nodes
+    gather = gather_s(weights_bytes, replace(network, nodes=1) if within else network)
+    send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
     forward = alone * compute.forward_share
     backward = alone - forward
-    waits_forward = max(0.0, gather - forward)
-    waits_backward = max(0.0, gather - backward)
-    waits_last = max(0.0, gather + send - backward)
     travels = micro_batches * 2 * gather + send
-    exposed = micro_batches * waits_forward + (micro_batches - 1) * waits_backward + waits_last
+    exposed = micro_batches * max(0.0, gather - forward) + max(0.0, gather + send - backward)
+    exposed += (micro_batches - 1) * max(0.0, gather - backward)
     return exposed, compute.slowdown_share * (travels - exposed), travels
 
 

@@ -1,7 +1,6 @@
 """Reject rates that no GPU can reach, and every rate of a pretended one. Pure.
 
-A rate beyond a data sheet means that a clock, a kernel or a driver is not what it says. Each rate is checked where it
-would be kept or read: with its trial, in a profile, in the record of a run, in the GPU check.
+A rate beyond a data sheet means that a clock, a kernel or a driver is not what it says.
 """
 
 import statistics

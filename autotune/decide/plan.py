@@ -1,10 +1,8 @@
 """From what is known of a model, its data and its machines to what a training takes. Pure arithmetic on figures.
 
 The size of a model and the tokens that give the lowest loss for an amount of compute are those of Hoffmann et al. 2022
-(arXiv 2203.15556). Training takes about C = 6·N·D operations for N parameters and D tokens (Kaplan et al. 2020). The
-first of their three ways finds that N and D should both grow with the square root of C; their model of 70 B parameters
-on 1.4 T tokens has D = 20·N. Together: N = √(C/120), D = 20·N. The other two ways find N to grow with C to the 0.49
-and the 0.46. ``docs/plan.md`` says for which models it was fitted.
+(arXiv 2203.15556): N = √(C/120), D = 20·N, with C = 6·N·D operations for N parameters and D tokens (Kaplan et al.
+2020). ``docs/plan.md`` says for which models it was fitted.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Real tokens/s of a profile and of a run, with their interval and where they come from; and drift between them. Pure.
 
-What a report expects of a run and what a comparison holds against each other are these same figures, and a difference
-is judged in the same way: by the interval of the ratio, from blocks of steps that hardly depend on each other.
+A difference is judged by the interval of the ratio, from blocks of steps that hardly depend on each other.
 """
 
 import math
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.core.evidence import ScalingRow
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
@@ -59,10 +57,7 @@ def fill_share(profile: Profile) -> float | None:
 
 
 def training_rates(profile: Profile) -> tuple[Rate, ...]:
-    """Of the tuned settings on this machine, what comes closest to training first.
-
-    Windows of training on the dataset come before windows of the worker sweep, and these before steps on full rows.
-    """
+    """Of the tuned settings on this machine, what comes closest to training first."""
     found = (_by_training(profile), _by_windows(profile), _by_steps(profile))
     return tuple(rate for rate in found if rate is not None)
 
@@ -81,11 +76,18 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     if network is None:
         return None
     rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
-    row = next((row for row in rows if row.measured), rows[0] if rows else None)
-    if row is None:
+    if not rows:
         return None
+    row = next((row for row in rows if row.measured), rows[0])
     predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
-    return _scaled(row, predicted, ranks)
+    # As uncertain as the prediction of it is by the links.
+    low, high = (
+        None if end is None else row.real_tokens_per_s * end / predicted.efficiency
+        for end in (predicted.efficiency_low, predicted.efficiency_high)
+    )
+    interval = Interval.of(row.real_tokens_per_s, low, high, CONFIDENCE)
+    rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
+    return replace(rate, known="measured" if row.measured else "predicted")
 
 
 def settled_steps(run: Run) -> tuple[StepRow, ...]:
@@ -98,16 +100,13 @@ def run_rate(run: Run) -> Rate | None:
     """Of a run's settled steps, of all of them where it is too short for that; None where they hold no figures."""
     rows = settled_steps(run) or run.steps
     found = of_sound_steps([(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
-    if found is None:
-        return None
-    return _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
+    return found and _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
 
 
 def _by_training(profile: Profile) -> Rate | None:
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
-    windows = [] if tuned is None else _positive(tuned.real_tokens_per_s)
-    if baseline is None or not windows:
+    if baseline is None or tuned is None or not (windows := _positive(tuned.real_tokens_per_s)):
         return None
     return _rate(of_windows(windows), baseline.local_ranks, "training", "training on the dataset")
 
@@ -127,24 +126,11 @@ def _by_windows(profile: Profile) -> Rate | None:
 
 def _by_steps(profile: Profile) -> Rate | None:
     probe, fill = profile.evidence.probe, fill_share(profile)
-    rows = profile.train.micro_batch_rows
-    point = probe.promised(rows) if probe is not None else None
-    if probe is None or fill is None or point is None:
+    if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_rows)) is None:
         return None
     interval = point.slot_rate.scaled(fill)
     source = "steps on full rows, times the share of rows that holds tokens"
     return _rate(of_bounds(interval, point.timed_steps), probe.local_ranks, "steps", source, interval)
-
-
-def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
-    """A point of the curve, as uncertain as the prediction of it is by the links."""
-    low, high = (
-        None if end is None else row.real_tokens_per_s * end / predicted.efficiency
-        for end in (predicted.efficiency_low, predicted.efficiency_high)
-    )
-    interval = Interval.of(row.real_tokens_per_s, low, high, CONFIDENCE)
-    rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
-    return replace(rate, known="measured" if row.measured else "predicted")
 
 
 def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, interval: Interval | None = None) -> Rate:
@@ -210,8 +196,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
     """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
     steps = settled_steps(run) or run.steps
-    shares = [step.mfu / step.real_tokens_per_s for step in steps if step.mfu and step.real_tokens_per_s > 0]
-    if not shares:
+    if not (shares := [one.mfu / one.real_tokens_per_s for one in steps if one.mfu and one.real_tokens_per_s > 0]):
         no_peak = "the device's peak is not known"
         return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
     source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else unknown
@@ -222,19 +207,17 @@ def _drift(
     quantity: Literal["real tokens/s", "MFU"], expected: Rate | None, source: str, achieved: Rate | None,
     factor: float = 1.0,
 ) -> Drift:  # fmt: skip
-    ratio: Interval | None = None
-    verdict = NOTHING_TO_HOLD if expected is None else "it logged no speed"
-    if expected is not None and achieved is not None:
-        ratio = difference(expected.estimate, achieved.estimate)
-        verdict = verdict_of(expected.estimate, achieved.estimate)
-    return Drift(
+    found = Drift(
         quantity=quantity,
         expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
         achieved=None if achieved is None else achieved.interval.scaled(factor),
-        ratio=ratio,
-        verdict=verdict,
+        verdict=NOTHING_TO_HOLD if expected is None else "it logged no speed",
     )
+    if expected is None or achieved is None:
+        return found
+    sides = expected.estimate, achieved.estimate
+    return replace(found, ratio=difference(*sides), verdict=verdict_of(*sides))
 
 
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:

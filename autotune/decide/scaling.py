@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from autotune.core.evidence import ScalingRow
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
@@ -42,13 +42,11 @@ class Scaling:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
-    """A rank's share of a step."""
+class Dealt(NamedTuple):
+    """A rank's share of a step: micro-batches, and the rows of each."""
 
     micro_batches: int
     rows: int
-    """Of each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,12 @@ class Load:
 
         As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
         """
-        least = math.ceil(self.global_batch_rows / (self.most_rows * ranks))
-        found = []
-        for micro_batches in range(least, least + MORE_MICRO_BATCHES + 1):
-            rows = math.ceil(self.global_batch_rows / (micro_batches * ranks))
-            # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
-            if self.global_batch_rows >= ranks and math.ceil(self.global_batch_rows / (rows * ranks)) == micro_batches:
-                found.append(Dealt(micro_batches=micro_batches, rows=rows))
-        return tuple(found)
+        batch = self.global_batch_rows
+        least = math.ceil(batch / (self.most_rows * ranks))
+        counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
+        found = (Dealt(micro_batches=count, rows=math.ceil(batch / (count * ranks))) for count in counts)
+        # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
+        return tuple(one for one in found if math.ceil(batch / (one.rows * ranks)) == one.micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,21 +157,14 @@ def predict(
     return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, real_tokens_per_s=rate)
 
 
-ALWAYS_LOOKED_AT = 64
-LOOKED_AHEAD = 1.3
-"""Of the largest useful number: how far a batch that divides badly may hide a better one."""
-
-
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
-    """Return the largest number of nodes that is efficient enough; 1 always is.
+    """Return the largest number of nodes that is efficient enough; as many as are ``known`` are.
 
-    Efficiency falls with the nodes, and goes up and down where the batch divides badly: one that is useful may follow
-    many that are not. So none is left out, and some are looked at behind the last.
-
-    So many as are ``known`` are useful for certain; no fewer are looked at.
+    Efficiency goes up and down where the batch divides badly: one number that is useful may follow many that are not.
+    So none is left out, and some are looked at behind the last.
     """
     useful = nodes = known
-    while nodes <= min(most_nodes, max(ALWAYS_LOOKED_AT, LOOKED_AHEAD * useful)):
+    while nodes <= min(most_nodes, max(64, 1.3 * useful)):
         if (efficient(nodes) or 0.0) >= USEFUL_EFFICIENCY:
             useful = nodes
         nodes += 1
@@ -225,8 +214,7 @@ class ScalingModel:
 
     def efficiency(self, nodes: int) -> float | None:
         """Return the efficiency of so many nodes; None if the batch cannot be dealt to them."""
-        found = self.at(nodes)
-        return None if found is None else found.efficiency
+        return found.efficiency if (found := self.at(nodes)) is not None else None
 
     @property
     def least_tokens_per_rank(self) -> float:
@@ -242,10 +230,7 @@ class ScalingModel:
         return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
-        """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.
-
-        A larger batch is advice, never chosen.
-        """
+        """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first."""
         between = self.network.between
         wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
         changes = {"twice the bandwidth": replace(self, network=wider)}
@@ -276,11 +261,7 @@ class AllRanks:
 
 
 def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]) -> AllRanks:
-    """Return all ranks together.
-
-    ``rate`` is of one rank on one node, and the load is set to it; ``links`` say what the network rests on, and its
-    source.
-    """
+    """Return all ranks together, from the ``rate`` of one on one node; ``links`` are basis and source of links."""
     ranks = nodes * known.network.ranks_per_node
     dealings = known.load.dealings(ranks)
     if not dealings:

@@ -1,7 +1,6 @@
 """Find the largest micro-batch in few trials: predict, correct the prediction by each trial, prove both sides.
 
-Predictions only choose what to try. The answer is a trial that fitted beside one that ran out of memory: a fit proves
-every smaller size, an out of memory every larger one.
+Predictions only choose what to try. A fit proves every smaller size, an out of memory every larger one.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +20,6 @@ PATIENCE = 6
 """Trials after which the least step to either side doubles with each, so that any search ends in O(log) trials."""
 MAX_FAILURES = 3
 """A size that failed so often in ways that say nothing about memory is given up, and so is the search."""
-
-FIRST_GUESS = 32
-STRAIGHT = 4
-"""Every so many guesses one is the middle, or twice the last, so that a crooked law costs no more than halving does."""
-
 Bytes = Callable[[int], float]
 
 
@@ -73,11 +67,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rows(
     tried: Sequence[Tried], budget_bytes: int, max_rows: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next, up to ``max_rows``; without a prediction two trials make one.
-
-    Returns:
-        A number of rows, or None when the largest is proven, or nothing fits, or ``max_rows`` fits.
-    """
+    """Choose the size to try next; None when the largest is proven, or nothing fits, or ``max_rows`` fits."""
     if tried and tried[-1].fits is None:
         return tried[-1].rows
     state = bracket(tried)
@@ -121,11 +111,7 @@ def _peaks(tried: Sequence[Tried], most_rows: int) -> list[tuple[int, int]]:
 
 
 def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
-    """Correct a prediction by the largest fit's offset, and its slope by two fits whose peaks are so far apart.
-
-    Returns:
-        None if there is no prediction, and no slope.
-    """
+    """Correct a prediction by the largest fit's offset, and its slope by two fits whose peaks are so far apart."""
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
     if not fits:  # with what is unsure: a fit tells more
         return None if prediction is None else lambda rows: known(rows) + prediction.unsure_bytes
@@ -148,7 +134,7 @@ def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top
     """
     known: dict[int, float] = {}
     high = top + 1
-    guess = min(max(FIRST_GUESS, low + 1), top)
+    guess = min(max(32, low + 1), top)
     while high - low > 1:
         known[guess] = needs(guess)
         if known[guess] <= limit:
@@ -164,5 +150,6 @@ def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top
         elif low == guess:
             straight = 2 * low
         middle = (low + high) // 2 if high <= top else 2 * low
-        guess = min(max(straight if len(known) % STRAIGHT else middle, low + 1), high - 1)
+        # One in four is the middle, or twice the last, so that a crooked law costs no more than halving does.
+        guess = min(max(straight if len(known) % 4 else middle, low + 1), high - 1)
     return low

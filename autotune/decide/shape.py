@@ -1,7 +1,4 @@
-"""What a known architecture costs, from its config alone: operations, and gradients by when they are ready. Pure.
-
-The trainer counts a model's own matrices; this is the same for a model that is not built, and tests hold it to that.
-"""
+"""What a known architecture costs, from its config alone: operations, and gradients by when they are ready. Pure."""
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +44,7 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
 
 
 def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
-    """Rows of the table of embeddings, from what layers, head and positions leave of the parameters.
-
-    To within a per cent or two: of small parameters only those of BERT's layers count, which are most. None for an
-    architecture that is not known.
-    """
+    """Rows of the table of embeddings, to a per cent or two, from what the rest leaves of the parameters; else None."""
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
@@ -92,9 +85,8 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
     _, layers, of_layer = _shape(train)
     in_layers = min(parameters, layers * of_layer)
     parts = layers * _PARTS_PER_LAYER
-    found = [
-        GradientPart(elements=max(1, in_layers // parts), ready_share=(number + 1) / parts) for number in range(parts)
-    ]
+    each = max(1, in_layers // parts)
+    found = (GradientPart(elements=each, ready_share=number / parts) for number in range(1, parts + 1))
     return (*found, GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0))
 
 

@@ -257,11 +257,7 @@ def no_spread_of(*sides: Estimate) -> str:
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Return the ratio of B to A, positive figures of the same steps; 95 % bounds, None if there are too few steps.
-
-    Raises:
-        ValueError: If there are none.
-    """
+    """Return the ratio of B to A, positive figures of the same steps; 95 % bounds, None if there are too few steps."""
     logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
     found = of_steps(logs, [1.0] * len(logs), scale="linear")
     return replace(found, value=_exp(found.value), scale="log").ratio(SHOWN_CONFIDENCE)

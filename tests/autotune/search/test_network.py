@@ -104,7 +104,7 @@ def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_pa
     tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
     assert tuning.micro_batch_rows(default) == 4
-    other = replace(default, dealt=replace(default.dealt, micro_batches=1, rows=5))
+    other = replace(default, dealt=default.dealt._replace(micro_batches=1, rows=5))
     assert tuning.micro_batch_rows(other) == 8  # as large as gives the same, for other numbers of ranks
 
 
