@@ -145,7 +145,8 @@ def _weigh(
         low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
         others = [] if first else [one.share for one in losses if one is not limit]
         decided = low >= MATTERS_SHARE and low > max(others, default=0.0)
-    if (known := mfu and mfu.interval()) and known.low is not None:
+    known = None if mfu is None else mfu.interval()
+    if known is not None and known.low is not None:
         known = replace(known, low=max(0.0, known.low))
     return Bottleneck(
         limit="computation" if limit is None else limit.cause,

@@ -93,10 +93,7 @@ def choose_untimed(rows: int) -> MicroBatchChoice:
 
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
-    """Between which sizes the smallest within two per cent of the best lies; None where steps show no spread.
-
-    At its earliest a size is taken at the upper end of its interval and the best at its lower, and the other way round.
-    """
+    """Return between which sizes the smallest within two per cent of the best lies; None if steps show no spread."""
     ends = [(point.rows, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high) for point in curve]
     known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
     if len(known) < len(ends) or not ends:
@@ -120,11 +117,7 @@ class Dealing:
 
 
 def deal(global_rows: int, micro_batch_rows: int, ranks: int) -> Dealing:
-    """Deal a global batch, as the trainer does.
-
-    Raises:
-        BadInput: If there are fewer rows than ranks, with the nearest global batch that there could be.
-    """
+    """Deal a global batch, as the trainer does; ``BadInput`` if there are fewer rows than ranks."""
     if global_rows < ranks:
         raise BadInput(
             f"a global batch of {global_rows} rows leaves some of {ranks} ranks without a row",

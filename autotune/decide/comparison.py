@@ -150,7 +150,7 @@ class Comparison:
 def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
     """Compare two sides; of runs with the loss of each at the same steps, what B's is of A's, and which steps."""
     known = a.circumstances.keys() & b.circumstances.keys()
-    places = [{str(name): one.circumstances[name] for name in one.circumstances if name in known} for one in (a, b)]
+    places = [{str(name): said for name, said in one.circumstances.items() if name in known} for one in (a, b)]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
     if a.kind != b.kind:  # a run says less of its machine than a profile does
         facts = tuple(one for one in facts if one.key in a.facts and one.key in b.facts)

@@ -179,8 +179,8 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
     )  # fmt: skip
     rejected = []
-    for point in probe.curve if best is not None else ():
-        if point.rows != rows:
+    for point in probe.curve:
+        if point.rows != rows and best is not None:
             share = f"{point.slot_tokens_per_s / best.slot_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
             said = "the fastest that was measured" if point.rows == best.rows else share
             rejected.append(f"{_many(point.rows, 'row')}: {said}")

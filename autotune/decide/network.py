@@ -51,8 +51,8 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
     2⌈log₂ k⌉. What that misses with several ranks in a node is in the measured factor.
     """
-    several = network.within is not None and network.ranks_per_node > 1
-    within = _ring_s(size_bytes, network.ranks_per_node, network.within) if several else 0.0
+    inside = network.within if network.ranks_per_node > 1 else None
+    within = 0.0 if inside is None else _ring_s(size_bytes, network.ranks_per_node, inside)
     if network.nodes == 1:
         return within
     between = network.between

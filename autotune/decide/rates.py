@@ -100,7 +100,7 @@ def run_rate(run: Run) -> Rate | None:
     """Of a run's settled steps, of all of them where it is too short for that; None where they hold no figures."""
     rows = settled_steps(run) or run.steps
     found = of_sound_steps([(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
-    return found and _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
+    return None if found is None else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
 
 
 def _by_training(profile: Profile) -> Rate | None:
