@@ -63,13 +63,20 @@ def found_in(run, counters=None, **changed) -> Bottleneck:
     return found
 
 
-def test_the_first_step_does_not_count():
+def test_the_first_step_does_not_count_nor_what_a_later_row_tells_of_it():
     run = trained(GPU)
     slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
     assert found_in(replace(run, steps=(slow, *run.steps[1:]))).limit == "computation"
     assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
     few = found_in(replace(run, steps=run.steps[:4]))
     assert all(part.low is None for part in few.parts)  # of few steps no spread is known
+    run = trained(RANKS, steps=12)
+    unknown = dict.fromkeys(("slowest_rank", "slowest_rank_ratio"))
+    first, second, *others = run.steps
+    waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
+    late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
+    found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
+    assert found.limit == "computation"
 
 
 def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
@@ -85,10 +92,7 @@ def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
     assert found.limit == "input"
     assert found.part("input").share == pytest.approx(1 / 3, abs=0.03)
     assert found.part("network").share < 0.02
-
-
-def test_a_wait_of_all_ranks_counts_once():
-    run = trained(replace(RANKS, load_s_per_row=2e-3))
+    run = trained(replace(RANKS, load_s_per_row=2e-3))  # and a wait of all ranks counts once
     assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)
 
 
@@ -101,32 +105,16 @@ def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(wo
     assert found_in(run, **changed).limit == limit
 
 
-def test_what_a_later_row_tells_of_the_first_step_does_not_count():
-    run = trained(RANKS, steps=12)
-    unknown = dict.fromkeys(("slowest_rank", "slowest_rank_ratio"))
-    first, second, *others = run.steps
-    waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
-    late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
-    found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
-    assert found.limit == "computation"
-
-
-def test_computing_and_waiting_that_cannot_be_told_apart_is_said():
+def test_counters_tell_launches_from_computing_and_what_cannot_be_told_apart_is_said():
     found = found_in(trained(World(nodes=2, node_bytes_per_s=1e11)), communication_s=lambda _: None)
     assert any("gradients" in words for words in found.untold)
-
-
-def test_counters_tell_launches_from_computing():
     found = found_in(trained(GPU), Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters"))
     assert found.limit == "host"
     assert not any("launches" in words for words in found.untold)
 
 
-def test_a_profile_without_a_sweep_says_nothing():
+def test_how_far_from_the_roof_is_told_where_windows_counted_it_and_a_profile_without_a_sweep_says_nothing():
     assert bottleneck_of_profile(but(example_profile(), evidence={"workers": None})) is None
-
-
-def test_how_far_from_the_roof_is_told_where_windows_counted_it():
     profile = profile_of(GPU, settings(GPU))
     assert bottleneck_of_profile(profile).mfu is None
     flops = [0.38 * 835e12, 0.42 * 835e12]
@@ -187,36 +175,27 @@ def told(counters: dict[str, float], uneven: float = 0.0, **known: float) -> dic
     return {one.cause: one.share for one in with_counters(parts, Counters(**counters, source="x"), uneven)[0]}
 
 
-def test_devices_that_wait_for_other_ranks_do_not_wait_for_launches():
+def test_what_is_known_of_waits_and_updates_is_no_wait_of_computing_for_launches_or_memory():
     counters = {"busy_share": 0.54, "tensor_share": 0.4, "memory_share": 0.2}
     assert told(counters, straggler=0.4)["host"] == pytest.approx(0, abs=1e-9)
     assert told(counters, straggler=0.0)["host"] == pytest.approx(0.4)
-
-
-def test_ranks_that_wait_for_another_one_every_time_wait_for_programs():
+    # Ranks that wait for another one every time wait for programs.
     found = told({"busy_share": 0.6}, 0.3, straggler=0.3, network=0.1)
     assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
     assert found["host"] >= 0.3
-
-
-def test_an_update_is_no_traffic_of_kernels_that_compute():
     counters = {"busy_share": 0.95, "tensor_share": 0.35, "memory_share": 0.52}
     assert told(counters, update=0.5)["memory"] < 0.05
     assert told(counters, update=0.0)["memory"] > 0.4
 
 
-@given(shares, shares, shares, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_parts_are_never_more_than_the_step(waits, updates, padding, busy, tensor, memory):
+@given(shares, shares, shares, *[st.floats(0, 1)] * 4)
+def test_parts_are_never_more_than_the_step_and_more_traffic_is_never_less_waiting_for_memory(
+    waits, updates, padding, busy, tensor, memory, other
+):
     counters = {"busy_share": busy, "tensor_share": tensor, "memory_share": memory}
     found = told(counters, network=waits, update=updates, padding=padding * (1 - waits - updates))
     assert all(share >= 0 for share in found.values())
     assert sum(found.values()) <= 1 + 1e-9
-
-
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_more_traffic_is_never_less_waiting_for_memory(one, other):
-    less, more = (
-        told({"busy_share": 0.9, "tensor_share": 0.4, "memory_share": memory})["memory"]
-        for memory in sorted((one, other))
-    )
+    fixed, traffic = {"busy_share": 0.9, "tensor_share": 0.4}, sorted((memory, other))
+    less, more = (told(fixed | {"memory_share": one})["memory"] for one in traffic)
     assert less <= more

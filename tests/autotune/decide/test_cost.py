@@ -23,27 +23,21 @@ def baseline(speedup, low=None, high=None):
     return BaselineEvidence(rows=[row], local_ranks=2, window_s=1.0, windows=1, seconds=1.0)
 
 
-def test_a_trial_costs_its_time_on_every_rank_that_it_kept_busy():
+@pytest.mark.parametrize("odd", ["2", None, 0, -3, 1.5])
+def test_a_trial_costs_its_time_on_every_rank_that_it_kept_busy_and_what_is_no_count_is_one(odd):
+    assert ranks_of({"local_ranks": odd}) == 1
     trials = [trial("step", 10, local_ranks=2), trial("step", 5), trial("links", 3, nodes=2, ranks_per_node=4)]
     found = [(row.job, row.trials, row.seconds, row.rank_seconds) for row in cost_rows(trials)]
     assert found == [("step", 2, 15, 25), ("links", 1, 3, 24)]
 
 
-@pytest.mark.parametrize("odd", ["2", None, 0, -3, 1.5])
-def test_ranks_that_are_no_count_are_one(odd):
-    assert ranks_of({"local_ranks": odd}) == 1
-
-
-def test_twice_as_fast_pays_back_after_as_many_hours_as_it_cost_and_what_is_not_faster_never_does():
+@given(st.floats(0, 1e9), st.floats(1.01, 100), st.floats(1.01, 100))
+def test_twice_as_fast_pays_back_after_as_many_hours_as_it_cost_and_what_is_not_faster_never_does(cost_s, one, other):
+    later, sooner = sorted((one, other))
+    assert pay_back(cost_s, baseline(sooner)).rank_hours <= pay_back(cost_s, baseline(later)).rank_hours
     found = pay_back(3600.0, baseline(2.0, 5 / 3, 2.5))
     hours = [found.rank_hours, found.rank_hours_low, found.rank_hours_high]
     assert hours == pytest.approx([1.0, 0.4 / 0.6, 0.6 / 0.4])
     assert pay_back(3600.0, baseline(1.0)).rank_hours is None
     assert pay_back(3600.0, baseline(1.1, 0.9, 1.25)).rank_hours_high is None
     assert pay_back(3600.0, None) is pay_back(3600.0, baseline(None)) is None  # nobody compared
-
-
-@given(st.floats(0, 1e9), st.floats(1.01, 100), st.floats(1.01, 100))
-def test_the_faster_the_tuned_settings_are_the_sooner_they_are_paid_back(cost_s, one, other):
-    later, sooner = sorted((one, other))
-    assert pay_back(cost_s, baseline(sooner)).rank_hours <= pay_back(cost_s, baseline(later)).rank_hours

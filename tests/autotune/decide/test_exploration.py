@@ -8,25 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.exploration import Configuration
+from autotune.decide import exploration
 from autotune.decide.choose import deal
-from autotune.decide.exploration import (
-    CELL_SIGMA,
-    EFFECT_SIGMAS,
-    LEVEL_VARIANCE,
-    NOISE_SIGMAS,
-    PAIR_SHARES,
-    ROW_DOUBLINGS,
-    ROWS_SCALE,
-    SHORT_NOISE,
-    Posterior,
-    Seen,
-    expected_improvement,
-    knob_space,
-    micro_batches,
-    posterior,
-    useful_share,
-    with_dealt_rows,
-)
+from autotune.decide.exploration import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
 
 UNEXPLORED = Configuration(
     precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
@@ -41,7 +25,7 @@ CELLS = tuple(UNEXPLORED.but(**dict(zip(AXES, one, strict=True))) for one in ite
 def alike(name):
     values = np.array([getattr(cell, name) for cell in CELLS])
     if name == "micro_batch_rows":
-        return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * ROWS_SCALE**2))
+        return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * exploration.ROWS_SCALE**2))
     return (values[:, None] == values).astype(float)
 
 
@@ -52,10 +36,11 @@ def posterior_of_single_windows(seen):
     pairs = sum(one * other for one, other in itertools.combinations(each, 2))
     at = [one.cell for one in seen]
     y = np.array([one.log_ratio for one in seen])
-    wider = np.diag([SHORT_NOISE**2 if one.short else 1.0 for one in seen])
-    found = []
-    for effect, pair, noise in itertools.product(EFFECT_SIGMAS, PAIR_SHARES, NOISE_SIGMAS):
-        prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(CELLS))
+    wider = np.diag([exploration.SHORT_NOISE**2 if one.short else 1.0 for one in seen])
+    found, scales = [], (exploration.EFFECT_SIGMAS, exploration.PAIR_SHARES, exploration.NOISE_SIGMAS)
+    own = exploration.LEVEL_VARIANCE + exploration.CELL_SIGMA**2 * np.eye(len(CELLS))
+    for effect, pair, noise in itertools.product(*scales):
+        prior = own + effect**2 * (singles + pair * pairs)
         among = prior[np.ix_(at, at)] + noise**2 * wider
         across = prior[:, at]
         mean, taken = across @ np.linalg.solve(among, y), across @ np.linalg.solve(among, across.T)
@@ -108,9 +93,6 @@ def test_pairs_that_do_not_add_up_are_seen():
     full = CELLS[0].but(checkpointing="full", precision="bf16", micro_batch_rows=4)
     assert found.mean[CELLS.index(full)] == pytest.approx(0.6, abs=0.15)
     assert found.mean[CELLS.index(full.but(layout="padded"))] == pytest.approx(0.0, abs=0.15)
-
-
-def test_without_a_reading_there_is_nothing_to_say():
     with pytest.raises(ValueError, match="nothing was read"):
         posterior(CELLS, [])
 
@@ -151,7 +133,7 @@ def space(global_rows, ranks, most):
 @given(GLOBAL, RANKS, MOST)
 def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_once(global_rows, ranks, most):
     cells = space(global_rows, ranks, most)
-    own = with_dealt_rows(UNEXPLORED, global_rows, ranks)
+    own = exploration.with_dealt_rows(UNEXPLORED, global_rows, ranks)
     assert cells[0] == own
     found = {}
     for cell in cells:
@@ -160,7 +142,8 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
         dealt = deal(whole, rows, ranks)
         assert dealt.rows_per_micro_batch == rows
         assert dealt.micro_batches * rows * ranks - dealt.empty_rows == whole
-        assert useful_share(cell, global_rows, ranks) == pytest.approx(whole / (dealt.micro_batches * rows * ranks))
+        useful = exploration.useful_share(cell, global_rows, ranks)
+        assert useful == pytest.approx(whole / (dealt.micro_batches * rows * ranks))
     assert len(found) == 2**5
     for kind, rows in found.items():
         more = {own.micro_batch_rows} if kind == own.kind else set()
@@ -175,16 +158,12 @@ def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(g
     if global_rows >= ranks:
         largest = min(most, -(-global_rows // ranks))
         assert rows[-1] == deal(global_rows, largest, ranks).rows_per_micro_batch
-        assert all(2 * 2**ROW_DOUBLINGS * one >= largest for one in rows)
+        assert all(2 * 2**exploration.ROW_DOUBLINGS * one >= largest for one in rows)
 
 
-def test_a_layout_whose_global_batch_leaves_ranks_without_a_row_has_no_cells():
+def test_what_may_be_tried_bounds_its_kind_alone_and_a_layout_that_leaves_ranks_without_a_row_has_no_cells():
     assert micro_batches(3, 4, 64) == []
-    cells = space({"packed": 32, "padded": 3}, 4, 64)
-    assert {cell.layout for cell in cells} == {"packed"}
-
-
-def test_what_may_be_tried_bounds_the_micro_batches_of_its_kind_alone():
+    assert {cell.layout for cell in space({"packed": 32, "padded": 3}, 4, 64)} == {"packed"}
     most = {"none": 4, "full": 16}
     cells = knob_space(UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, lambda knobs: most[knobs.checkpointing])[1:]
     assert most == {kind: max(cell.micro_batch_rows for cell in cells if cell.checkpointing == kind) for kind in most}

@@ -54,13 +54,9 @@ def test_trials_of_this_model_dataset_and_device_are_the_profiles(mine, others, 
     assert own_records([*mine, *others], of, seq_length_tokens) == tuple(mine)
 
 
-@given(st.permutations(EXAMPLE))
-def test_the_hash_is_of_the_trials_and_not_of_their_order(records):
+@given(st.permutations(EXAMPLE), st.integers(0, len(EXAMPLE) - 1), st.sampled_from(["lost", "changed", "twice"]))
+def test_a_trial_that_was_lost_changed_or_put_in_shows_and_the_order_does_not(records, index, how):
     assert ledger_sha256(records) == ledger_sha256(EXAMPLE)
-
-
-@given(st.integers(0, len(EXAMPLE) - 1), st.sampled_from(["lost", "changed", "twice"]))
-def test_a_trial_that_was_lost_changed_or_put_in_shows(index, how):
     one = EXAMPLE[index]
     instead = {"lost": (), "changed": (one.model_copy(update={"seconds": 2.0}),), "twice": (one, one)}[how]
     found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :]))
@@ -79,21 +75,15 @@ def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
         assert (found.found, found.trials, found.others, found.unfounded) == ("no trials", 0, len(records), ())
 
 
-@pytest.mark.parametrize(
-    ("figures", "named"),
-    [
+def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
+    profile = _resting_on(EXAMPLE)
+    for figures, named in (
         ({"feasible_max": 64}, "evidence.probe.feasible_max = 64 rows, with its peak"),
         ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 rows, with its peak"),
         ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65 rows"),
-    ],
-)
-def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has(figures, named):
-    found = check_ledger(_with_probe(_resting_on(EXAMPLE), **figures), EXAMPLE)
-    assert (found.found, found.unfounded) == ("same", (named,))
-
-
-def test_a_speed_that_no_trial_had_is_named():
-    profile = _resting_on(EXAMPLE)
+    ):
+        found = check_ledger(_with_probe(profile, **figures), EXAMPLE)
+        assert (found.found, found.unfounded) == ("same", (named,))
     curve = [point.model_copy(update={"slot_tokens_per_s": 901.0}) for point in profile.evidence.probe.curve[1:]]
     workers = profile.evidence.workers
     rows = [row.model_copy(update={"slot_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
@@ -111,16 +101,13 @@ def _with_figures(index, figures):
     return EXAMPLE[index].model_copy(update={"outcome": outcome})
 
 
-@pytest.mark.parametrize("figures", [{"step_s": ["x"]}, {"slot_tokens_per_step": "x"}, {"peak_bytes": []}])
-def test_a_record_with_hostile_figures_is_no_trial(figures):
-    assert TrialRecord.of(_with_figures(2, figures).model_dump(mode="json")) is None
+def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_figures():
+    for figures in ({"step_s": ["x"]}, {"slot_tokens_per_step": "x"}, {"peak_bytes": []}):
+        assert TrialRecord.of(_with_figures(2, figures).model_dump(mode="json")) is None
     assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
-
-
-@pytest.mark.parametrize("figures", [{"step_s": []}, {"step_s": [0]}])
-def test_hostile_speeds_of_a_ledger_are_no_figures(figures):
-    found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE[:2], _with_figures(2, figures), *EXAMPLE[3:]))
-    assert found.unfounded == ("evidence.probe.curve at 1 rows",)
+    for step_s in ([], [0]):
+        hostile = (*EXAMPLE[:2], _with_figures(2, {"step_s": step_s}), *EXAMPLE[3:])
+        assert check_ledger(_resting_on(EXAMPLE), hostile).unfounded == ("evidence.probe.curve at 1 rows",)
 
 
 CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
@@ -148,16 +135,13 @@ def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, repla
     assert [check.found for check in compare(CARD, other, replayed=True)] == [replayed] * (replayed is not None)
 
 
-def test_where_a_step_is_replayed_nothing_of_a_gpu_matters():
+@pytest.mark.parametrize(("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")])
+def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_matters(replayed, worst):
     card = {
         "gpu_name": "NVIDIA H200", "gpu_count": 8, "gpu_total_bytes": 2**37, "gpu_mig": False,
         "gpu_power_cap_w": 700.0, "driver": "580.1", "cuda": "13.0", "device": "cuda",
     }  # fmt: skip
     assert compare(FINGERPRINT.model_copy(update=card), FINGERPRINT, replayed=True) == ()
-
-
-@pytest.mark.parametrize(("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")])
-def test_the_worst_comes_first(replayed, worst):
     other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
     found = compare(FINGERPRINT, other, replayed=replayed)
     assert [check.field for check in found] == [worst, "torch", "python"]

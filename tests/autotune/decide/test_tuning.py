@@ -71,10 +71,9 @@ def test_shares_go_by_weight_beside_what_others_usually_take():
         ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
     ],
 )
-def test_a_stage_takes_as_long_as_its_trials_tell_and_no_longer_than_its_budget(name, told, expected_s):
+def test_a_stage_takes_as_long_as_its_trials_tell_no_longer_than_its_budget_and_its_least_trials_at_least(
+    name, told, expected_s
+):
     assert left_s(stages_of(name, status="running", seconds=20.0, **told), 600.0) == pytest.approx(expected_s)
-
-
-def test_the_least_of_a_stage_is_its_least_trials():
     expected = {"baseline": LEAST_WINDOWS["baseline"] * 5.0, "probe": LEAST_PROBES * 3.0, "report": USUAL_S["report"]}
     assert {name: least_s(name, 3.0, 2.0) for name in expected} == expected
