@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,8 @@ def sweep(seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS) 
             break
         for _ in range(todo.rounds):
             found = _round(feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1])
-            rounds.append(
-                found if by_wait else {count: replace(one, data_wait_share=1.0) for count, one in found.items()}
-            )
+            waiting = {count: one._replace(data_wait_share=1.0) for count, one in found.items()}
+            rounds.append(found if by_wait else waiting)
     choice = WorkersRule(rounds, feed.max_workers).choose()
     repeats = sum(choice.workers in one for one in rounds)
     return _verdict(seed, feed, choice.workers, choice.undecided_between, (feed.max_workers + 2) * repeats)

@@ -73,7 +73,8 @@ def fit_link(
     hops = 2 * (members - 1)
     latencies_s = starts / (min(hops, tree_hops(members)) if trees else hops)
     rates = hops / members / np.maximum(slopes, 1e-30)  # one hop carries 1/k of the bytes
-    bounds, tail = {}, (1 - CONFIDENCE) / 2
+    bounds: dict[str, float] = {}
+    tail = (1 - CONFIDENCE) / 2
     for name, values in (("latency_s", latencies_s), ("bytes_per_s", rates)) if told else ():
         low, high = np.quantile(values, [tail, 1 - tail])
         bounds |= {f"{name}_low": float(low), f"{name}_high": float(high)}

@@ -4,14 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.evidence import CurvePoint
-from autotune.decide.choose import (
-    choose_micro_batch,
-    curve_rows,
-    deal,
-    global_batch_rows,
-    knee_interval,
-    rows_with_headroom,
-)
+from autotune.decide import choose
+from autotune.decide.choose import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
 from autotune.errors import BadInput
 
 
@@ -63,30 +57,27 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
     assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))
 
 
-@given(st.integers(1, 5000), st.floats(0, 0.9))
-def test_headroom_never_asks_for_more_than_fits_nor_for_nothing_and_the_curve_ascends_to_it(feasible_max, headroom):
-    limit = rows_with_headroom(feasible_max, headroom)
+@given(st.integers(1, 5000), st.floats(0, 0.9), st.integers(1, 10**8), st.floats(1, 512))
+def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_to_it_and_the_batch_is_met_to_half_a_row(
+    feasible_max, headroom, tokens, per_row
+):
+    limit = choose.rows_with_headroom(feasible_max, headroom)
     assert 1 <= limit <= feasible_max
     rows = curve_rows(limit)
     assert rows == sorted(set(rows))
     assert rows[-1] == limit
+    met = global_batch_rows(tokens, per_row)
+    assert met == 1 or abs(met * per_row - tokens) <= per_row / 2 + 1e-6
 
 
-@given(st.integers(1, 10**8), st.floats(1, 512))
-def test_the_global_batch_is_met_to_half_a_row(tokens, per_row):
-    rows = global_batch_rows(tokens, per_row)
-    assert rows == 1 or abs(rows * per_row - tokens) <= per_row / 2 + 1e-6
-
-
-def test_a_global_batch_is_dealt_exactly_and_the_nearest_even_ones_are_named():
+@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 64))
+def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_nearest_even_batches_are_named(
+    rows, micro_batch, ranks
+):
     dealing = deal(97, 16, 4)
     assert (dealing.micro_batches, dealing.rows_per_micro_batch, dealing.empty_rows) == (2, 13, 7)
     assert dealing.without_empty == (96, 104)
     assert deal(128, 16, 4).without_empty == ()
-
-
-@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 64))
-def test_no_row_of_a_global_batch_is_lost_or_repeated_and_none_exceeds_the_micro_batch(rows, micro_batch, ranks):
     if rows < ranks:
         with pytest.raises(BadInput, match="without a row"):
             deal(rows, micro_batch, ranks)

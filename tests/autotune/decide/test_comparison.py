@@ -77,14 +77,11 @@ def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, wor
     assert compare(_side(), replace(_side(), circumstances=unknown)).headline.verdict == "the same within noise"
 
 
-def test_another_layout_spoils_slots_and_not_real_tokens():
+def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
     slots = [Reading(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
     found = compare(_side(slots), _side(slots, layout="padded"))
     assert found.headline.verdict == "the same within noise"
     assert found.figures[0].verdict == "not comparable"
-
-
-def test_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
     sides = []
     for peak, most in ((100, 8), (120, 9)):
         memory = Reading(metric=PEAK_MEMORY, of="run", estimate=of_one(peak))
@@ -95,16 +92,14 @@ def test_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
     assert compare(sides[0], sides[0]).figures[1].verdict == "the same"
 
 
-def test_figures_of_one_side_are_named_and_settings_told():
+def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
     found = compare(
         _side([Reading(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))]),
         replace(_side(rates=[]), settings={"max_steps": 20}),
     )
     assert (found.only_a, found.headline) == (("slot tokens/s, 2 rows",), None)
     assert [change.key for change in found.settings] == ["max_steps"]
-
-
-def test_losses_are_judged_where_the_work_is_the_same():
+    # Losses are judged where the work is the same.
     change = Interval(value=1.1, low=1.05, high=1.15)
     loss = (Estimate(value=3.0, n=10), Estimate(value=3.3, n=10), change, "steps 1 to 9")
     assert compare(_side(), _side(machine="other"), loss).figures[-1].verdict == "more"
@@ -112,7 +107,7 @@ def test_losses_are_judged_where_the_work_is_the_same():
     assert compare(_side(), _side(), loss).figures[-1].metric is LOSS
 
 
-def test_settings_differ_by_their_dotted_keys_and_the_models_config_key_by_key():
+def test_settings_differ_by_their_dotted_keys_to_a_depth_and_the_models_config_key_by_key():
     old = example_profile().train.model_dump(mode="json")
     model = old["model"] | {"config": {"model_type": "bert", "hidden_size": 128, "new": 1}}
     assert changes(flat_table(old), flat_table(old | {"model": model, "tf32": False})) == (
@@ -120,6 +115,10 @@ def test_settings_differ_by_their_dotted_keys_and_the_models_config_key_by_key()
         Change(key="tf32", old=True, new=False),
         Change(key="model.config.new", old=None, new=1),
     )
+    table: dict = {}
+    for _ in range(900):
+        table = {"a": table}
+    assert list(flat_table(table).values()) == ["nested too deep"]
 
 
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.text())
@@ -130,15 +129,5 @@ def test_both_directions_see_the_same_differences(old, new):
     forward = {(change.key, change.old, change.new) for change in changes(old, new)}
     assert forward == {(change.key, change.new, change.old) for change in changes(new, old)}
     assert {key for key, _, _ in forward} == {key for key in old | new if old.get(key) != new.get(key)}
-
-
-@pytest.mark.parametrize(("old", "new", "ratio"), [(2, 3, 1.5), (True, 3, None), (0, 3, None), ("x", 3, None)])
-def test_a_ratio_is_of_figures_only(old, new, ratio):
-    assert Change(key="a", old=old, new=new).ratio == ratio
-
-
-def test_a_table_that_is_nested_without_end_is_cut():
-    table: dict = {}
-    for _ in range(900):
-        table = {"a": table}
-    assert list(flat_table(table).values()) == ["nested too deep"]
+    ratios = [Change(key="a", old=one, new=3).ratio for one in (2, True, 0, "x")]
+    assert ratios == [1.5, None, None, None]  # of figures only

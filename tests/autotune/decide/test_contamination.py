@@ -6,18 +6,8 @@ from hypothesis import strategies as st
 
 from autotune.core.hardware import GpmWindow, GpuProcess, GpuSample, GpuSeries, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.decide.contamination import (
-    MEMORY_TOLERANCE_BYTES,
-    GpuHolders,
-    describe_company,
-    describe_growth,
-    describe_other_users,
-    describe_slowdown,
-    gpu_use,
-    is_above_baseline,
-    judge,
-    with_gpus,
-)
+from autotune.decide import contamination
+from autotune.decide.contamination import GpuHolders, gpu_use, is_above_baseline, judge, with_gpus
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
@@ -35,15 +25,12 @@ sizes = st.integers(0, 200 * GIB)
 
 
 @given(baseline=sizes, difference=st.integers(-(2**30), 2**30))
-def test_only_what_exceeds_the_tolerance_is_above_the_baseline(baseline, difference):
-    assert is_above_baseline(baseline, baseline + difference) == (difference > MEMORY_TOLERANCE_BYTES)
+def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_told_with_holders(baseline, difference):
+    assert is_above_baseline(baseline, baseline + difference) == (difference > contamination.MEMORY_TOLERANCE_BYTES)
     assert not is_above_baseline(UNKNOWN, baseline)
     assert not is_above_baseline(baseline, UNKNOWN)
-
-
-def test_growth_is_told_with_gpu_bytes_and_holders():
     use = replace(FREE, used_bytes=int(3.5 * GIB), processes=(HOLDER, GpuProcess(pid=7, used_bytes=None)))
-    assert describe_growth(use, GIB // 2, 30.0) == (
+    assert contamination.describe_growth(use, GIB // 2, 30.0) == (
         "GPU 3 still holds 3.5 GiB after 30 s of waiting, and held 512 MiB before the first trial "
         "(pid 42: 256 MiB, pid 7: n/a)"
     )
@@ -72,9 +59,11 @@ FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
     ],
 )
 def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samples, words):
-    assert describe_slowdown("GPU 3", samples) == (words and f"GPU 3 was slowed down: {words}, at up to 91 °C")
+    assert contamination.describe_slowdown("GPU 3", samples) == (
+        words and f"GPU 3 was slowed down: {words}, at up to 91 °C"
+    )
     unread = [replace(one, temperature_c=None) for one in samples]
-    assert describe_slowdown("GPU 3", unread) == (words and f"GPU 3 was slowed down: {words}")
+    assert contamination.describe_slowdown("GPU 3", unread) == (words and f"GPU 3 was slowed down: {words}")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +77,8 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
     ],
 )
 def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
-    assert describe_company("GPU 3", [replace(SAMPLE, process_count=count) for count in counts]) == words
+    samples = [replace(SAMPLE, process_count=count) for count in counts]
+    assert contamination.describe_company("GPU 3", samples) == words
 
 
 @pytest.mark.parametrize("kind", [OutOfMemory, HostOutOfMemory, TimedOut, Crashed, Contaminated])
@@ -120,7 +110,8 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
     ],
 )
 def test_users_of_a_gpu_are_named(changes, words):
-    assert describe_other_users(replace(FREE, **changes)) == (words and f"GPU 3 is in use already: {words}")
+    found = contamination.describe_other_users(replace(FREE, **changes))
+    assert found == (words and f"GPU 3 is in use already: {words}")
 
 
 def test_each_figure_is_combined_as_it_means():
@@ -136,7 +127,7 @@ def test_each_figure_is_combined_as_it_means():
     assert (found.samples, found.gpm_windows, found.lacking, found.gpm_lacking) == (3, 2, None, None)
 
 
-def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_not_zero():
+def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_the_drivers_reason_is_told():
     blind = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
     some = gpu_use(GpuSeries(samples=(blind, SAMPLE)))
     assert (some.utilisation_share, some.power_w, some.power_capped_share) == (0.5, 300.0, 0.0)
@@ -144,6 +135,11 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_no
     missing = (none.utilisation_share, none.power_w, none.power_capped_share, none.gpm_dram_share)
     assert missing == (None,) * 4
     assert none.used_bytes == 100
+    found = gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
+    assert (found.samples, found.lacking, found.gpm_lacking) == (0, "no permission", "no Hopper")
+    assert gpu_use(GpuSeries()).lacking == "no sample fell into the window"
+    assert gpu_use(GpuSeries()).gpm_lacking == "no window of counters lay in it"
+    assert gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking is None
 
 
 @pytest.mark.parametrize(
@@ -162,14 +158,6 @@ def test_power_is_what_the_energy_between_first_and_last_sample_makes(energies_j
         for second, energy_j in enumerate(energies_j)
     ]
     assert gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
-
-
-def test_without_samples_the_drivers_reason_is_told_or_that_none_fell_into_the_window():
-    found = gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
-    assert (found.samples, found.lacking, found.gpm_lacking) == (0, "no permission", "no Hopper")
-    assert gpu_use(GpuSeries()).lacking == "no sample fell into the window"
-    assert gpu_use(GpuSeries()).gpm_lacking == "no window of counters lay in it"
-    assert gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking is None
 
 
 def test_only_what_lies_in_the_window_counts_for_each_gpu():

@@ -76,7 +76,9 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
     assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
-def test_a_group_and_the_prefix_of_the_table_are_keys_too_and_an_unknown_one_suggests_the_nearest():
+def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
+    assert meaning_of("data.loader_workers") == "Loader processes per rank; 0 loads in the training process."
+    assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
     assert {one.key.partition(".")[0] for one in of_key(found, "data")} == {"data"}
@@ -84,12 +86,7 @@ def test_a_group_and_the_prefix_of_the_table_are_keys_too_and_an_unknown_one_sug
         with pytest.raises(BadInput) as refused:
             of_key(found, key)
         assert "data.loader_workers" in refused.value.next_step
-
-
-def test_a_setting_means_what_the_schema_says_under_it_in_one_line():
-    assert meaning_of("data.loader_workers") == "Loader processes per rank; 0 loads in the training process."
-    assert meaning_of("model.config.rope.theta") is None
-    meanings = [one.meaning for one in explanations(example_profile()) if one.meaning]
+    meanings = [one.meaning for one in found if one.meaning]
     assert len(meanings) > 50
     assert "\n" not in "".join(meanings)
 
@@ -153,9 +150,7 @@ def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(explored(), "precision").origin == "asked for"
     assert _of(explored(), "micro_batch_rows").because.endswith(explored().evidence.probe.choice)
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
-
-
-def test_an_exchange_that_dealt_the_global_batch_anew_says_so():
+    # An exchange that dealt the global batch again says so.
     profile, network = explored(adopted=True, micro_batch_rows=16), tuned_profile("d").evidence.network
     network = network.model_copy(update={"exchanges": [network.exchanges[0].model_copy(update={"rows": 16})]})
     profile = but(profile, evidence={"network": network})

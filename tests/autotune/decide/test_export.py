@@ -9,32 +9,26 @@ from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings,
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
 FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precision": "bf16", "device": "cuda"}
 UNMEASURED = {"probe": None, "workers": None}
-VARIANTS = [
-    {},
-    {"layout": "packed"},
-    {"layout": "bucketed", "checkpointing": "selective"},
-    FSDP,
-    {"parallel": ParallelSettings(strategy="zero1", gradient_dtype="bf16")},
-]
 
 
 def _hold(real_tokens, samples):
     return RowsHold(real_tokens=real_tokens, samples=samples, source="told")
 
 
-KNOWN = _hold(500.0, 2.0)
-
-
-def _export(hold=KNOWN, ranks=1, evidence=None, **changes):
+def _export(hold=None, ranks=1, evidence=None, **changes):
     profile = but(example_profile(), train=changes, evidence=evidence or {})
-    return export_profile(profile, hold, nodes=1, ranks_per_node=ranks)
+    return export_profile(profile, hold or _hold(500.0, 2.0), nodes=1, ranks_per_node=ranks)
 
 
 def _told(export, setting):
     return next(one for one in export.settings if one.setting == setting)
 
 
-@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"layout": "packed"}, {"layout": "bucketed", "checkpointing": "selective"}, FSDP,
+     {"parallel": ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
+)  # fmt: skip
 def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     export = _export(ranks=2, **changes)
     told = [one.setting for one in export.settings]
@@ -83,12 +77,9 @@ def test_arguments_are_written_only_if_they_say_something(changes, argument, val
     assert _export(**changes).arguments.get(argument) == value
 
 
-def test_the_call_says_what_is_no_argument():
+def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
     assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
     assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
-
-
-def test_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
     export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_rows=100)
     step_s = export.batch.real_tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
     assert export.arguments["save_steps"] == max(1, int(60 / step_s))
@@ -104,16 +95,13 @@ def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
     assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
 
 
-def test_without_a_dataset_a_packed_row_counts_as_one_sample_and_no_figure_is_made_up():
+def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row_counts_as_one_sample():
+    for said, rows in ({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15):
+        assert _export(layout="packed", global_batch_rows=1, **said).batch.rows_per_step == rows
     export = _export(_hold(500.0, None), layout="packed", micro_batch_rows=4, global_batch_rows=16)
     assert (export.batch.exported_samples_per_step, export.batch.accumulation_steps) == (16, 4)
-    assert export.batch.exported_real_tokens_per_step is None
+    assert export.batch.exported_real_tokens_per_step is None  # no figure is made up
     assert any("--data" in warning for warning in export.warnings)
-
-
-@pytest.mark.parametrize("given, rows", [({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15)])
-def test_a_batch_in_tokens_or_samples_decides(given, rows):
-    assert _export(layout="packed", global_batch_rows=1, **given).batch.rows_per_step == rows
 
 
 @given(rows=st.integers(1, 5000), micro=st.integers(1, 300), ranks=st.integers(1, 64), samples=st.floats(1.0, 30.0))

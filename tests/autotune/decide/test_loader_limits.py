@@ -18,15 +18,8 @@ HOST = replace(
 LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=MIB, prefetch_batches=2)
 
 
-def with_host(limits: LoaderLimits = LIMITS, **facts) -> LoaderLimits:
-    return replace(limits, host=replace(limits.host, **facts))
-
-
-@pytest.mark.parametrize(("ranks", "most"), [(1, 8), (2, 4), (3, 2), (8, 1), (16, 1)])
-def test_ranks_share_the_allotted_cpus_and_each_may_have_one(ranks, most):
-    limits = replace(LIMITS, local_ranks=ranks)
-    assert limits.cpus_per_rank == most
-    assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
+def with_host(**facts) -> LoaderLimits:
+    return replace(LIMITS, host=replace(HOST, **facts))
 
 
 def ram_for(workers: float) -> int:
@@ -51,12 +44,15 @@ def test_cpus_that_others_have_and_memory_that_is_short_allow_fewer_and_that_is_
     assert words in because
 
 
-def test_a_measured_worker_takes_the_place_of_the_assumed_one():
+def test_ranks_share_the_allotted_cpus_and_a_measured_worker_takes_the_place_of_the_assumed_one():
+    for ranks, most in ((1, 8), (2, 4), (3, 2), (8, 1), (16, 1)):
+        limits = replace(LIMITS, local_ranks=ranks)
+        assert limits.cpus_per_rank == most  # each may have one
+        assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
     limits = with_host(ram_available_bytes=4 * 2**30)
     assert limits.most()[0] == 8
     assert limits.fitting(8, worker_bytes=2**30) == 3
     assert "(measured)" in limits.refusal(8, worker_bytes=2**30)
-    assert WORKER_BYTES < 2**30
 
 
 def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyond_memory():

@@ -5,15 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.decide.network import (
-    all_reduce_factor,
-    all_reduce_s,
-    buckets,
-    expected_largest,
-    hidden_bound_s,
-    merged,
-    step_time,
-)
+from autotune.decide import network as decided
+from autotune.decide.network import all_reduce_factor, all_reduce_s, buckets, hidden_bound_s, merged, step_time
 
 CARD = Link(latency_s=0.0, bytes_per_s=1e9)
 
@@ -61,9 +54,7 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     leaving = [bucket.ready_share for bucket in found]
     assert leaving == sorted(leaving)
     assert leaving[-1] == ready[-1]
-
-
-def test_only_default_buckets_begin_with_a_small_one():
+    # Only default buckets begin with a small one.
     gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
     first = [buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)]
     assert first == [1, 10]
@@ -94,18 +85,15 @@ def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_bac
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 
-def test_all_wait_for_the_slowest_and_more_ranks_wait_longer():
+def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower_while_something_travels():
     one = compute(jitter_share=0.02)
     waits = [step(of=one, over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
-    assert [expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
-
-
-def test_computing_is_slower_while_something_travels():
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
     time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
     assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
+    assert [decided.expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))

@@ -6,16 +6,8 @@ import pytest
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
-from autotune.decide.physical import (
-    SLACK,
-    GpuRate,
-    check_profile,
-    check_rates,
-    check_run,
-    has_rate,
-    least_flops_per_token,
-    rates_of_trial,
-)
+from autotune.decide import physical
+from autotune.decide.physical import GpuRate, check_profile, check_rates, check_run, has_rate, rates_of_trial
 from autotune.errors import MachineLacks, Undecided
 from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import but, example_profile
@@ -36,14 +28,11 @@ CONFIG = {"precision": "bf16"}
     ],
 )
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
-    check_rates(NVL, [GpuRate(what="products", per_s=SLACK * 835e12)])
+    check_rates(NVL, [GpuRate(what="products", per_s=physical.SLACK * 835e12)])
+    for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
+        check_rates(unknown, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
     with pytest.raises(Undecided, match=words):
         check_rates(NVL, [GpuRate(what="products", per_s=per_s, of=of)])
-
-
-@pytest.mark.parametrize("name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"])
-def test_nothing_is_known_of_other_devices(name):
-    check_rates(name, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
 
 
 BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_rows=32, micro_batch_rows=4)
@@ -52,21 +41,19 @@ FLOPS = 6 * (11 * 7_077_888 + 2 * 768**2)  # of eleven layers, and of keys and v
 
 
 def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice_its_parameters():
+    least_flops_per_token = physical.least_flops_per_token
     assert least_flops_per_token(BERT, None) == FLOPS
     other = BERT.model_copy(update={"model": BERT.model.model_copy(update={"config": {"model_type": "nystromformer"}})})
     assert least_flops_per_token(other, 1000) == 2000
     assert least_flops_per_token(other, None) == least_flops_per_token(None, None) == 0
 
 
-def test_a_trial_that_was_replayed_has_no_rate():
-    replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
-    assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
-
-
 @pytest.mark.parametrize(
     "figures", [{"within": [[2**20, 1e-3], [10**9, 1e-4]]}, {"between": [[1, 0.0]]}, {"neighbours_bytes_per_s": [1e13]}]
 )
-def test_messages_faster_than_the_links_are_rejected(figures):
+def test_messages_faster_than_the_links_are_rejected_and_a_trial_that_was_replayed_has_no_rate(figures):
+    replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
+    assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
     links = Trial(job="links", measured={}, timeout_s=1.0)
     with pytest.raises(Undecided, match=r"TB/s of links measured on NVIDIA H100 NVL, which reaches 0.6 at most"):
         check_rates(NVL, rates_of_trial(links, Measured(figures={"products_flops_per_s": [], **figures})))
@@ -140,19 +127,15 @@ def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
         check_profile(but(profile, evidence={part: changed}))
 
 
-def gpu_run(**changes):
-    header = {"device": NVL, "driver": "580.1", "peak_flops_per_s": 835e12, "config": BERT}
-    return run_of([400_000.0], **header | changes)
-
-
 @pytest.mark.parametrize(
     "changes", [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"real_tokens_per_s": 8_000_000.0}]
 )
 def test_a_run_of_a_pretended_gpu_or_whose_rates_are_beyond_its_gpu_is_rejected(changes):
-    run = gpu_run()
+    header = {"device": NVL, "peak_flops_per_s": 835e12, "config": BERT}
+    run, unknown, pretended = (run_of([400_000.0], **header, driver=driver) for driver in ("580.1", None, NULL))
     check_run(run)
-    check_run(gpu_run(driver=None))
+    check_run(unknown)
     with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
-        check_run(gpu_run(driver=NULL))
+        check_run(pretended)
     with pytest.raises(Undecided, match=r"the run r: .* measured on NVIDIA H100 NVL"):
         check_run(dataclasses.replace(run, steps=(run.steps[0].model_copy(update=changes),)))

@@ -11,16 +11,13 @@ def again(train=None, **others):
     return probe_again(profile.train, profile, **others)
 
 
-def test_options_at_their_defaults_are_left_out_and_flags_and_lists_are_spelled():
+def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_a_probe_is_told_what_it_lacks():
     assert command("probe", model=["a", "b"], max_rows=16_384, seq_length=512, memory=None, accumulate=False) == (
         "autotune probe --model a --model b --no-accumulate"
     )
     assert command("launch slurm", profile="my p.toml", slurm=True) == (
         "autotune launch slurm --profile 'my p.toml' --slurm"
     )
-
-
-def test_the_same_probe_has_what_a_probe_would_not_take_by_itself():
     assert again({"layout": "packed"}, model="tiny.json", out="p.toml") == (
         "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
         "--no-accumulate --ranks 1 --out p.toml"
@@ -43,15 +40,12 @@ def test_what_a_profile_has_otherwise_is_probed_so(train, option):
     assert option in again(train)
 
 
-def test_a_change_replaces_the_setting_and_without_a_profile_its_budget_is_open():
+def test_a_change_replaces_the_setting_and_paths_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
     assert "--precision bf16" in again(precision="bf16")
     assert "--memory" not in probe_again(example_profile().train, None)
     assert probe_command(example_profile(), "my profiles/p.toml") == (
         "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
     )
-
-
-def test_paths_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
     train = {"model": example_profile().train.model.model_copy(update={"name": "x; reboot"})}
     hostile, path = but(example_profile(), train=train), "p; reboot.toml"
     for said in (probe_command(hostile, path), again(train, out=path)):

@@ -4,16 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.decide.rates import (
-    drifts,
-    expected_rate,
-    fill_share,
-    run_rate,
-    settled_steps,
-    training_rates,
-    tuned_rate,
-    verdict_of,
-)
+from autotune.decide.rates import drifts, expected_rate, run_rate, settled_steps, training_rates, tuned_rate, verdict_of
 from autotune.decide.statistics import of_one, of_steps, of_windows
 from tests.autotune.decide.runs import noisy, run_of, with_evidence
 from tests.autotune.profiles import but
@@ -21,17 +12,13 @@ from tests.autotune.profiles import example_profile as small_profile
 from tests.autotune.show.report.example import example_inputs
 
 
-def test_what_comes_closest_to_training_is_taken():
+def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what_holds_tokens():
     every = training_rates(with_evidence(probe=True, workers=True, baseline=True))
     assert [rate.read_from for rate in every] == ["training", "windows", "steps"]
     assert every[0] == tuned_rate(with_evidence(probe=True, workers=True, baseline=True))
     assert tuned_rate(with_evidence()) is None
-
-
-def test_a_rate_of_slots_counts_what_holds_tokens():
     profile = with_evidence(probe=True)
     point = next(point for point in profile.evidence.probe.curve if point.rows == 64)
-    assert fill_share(profile) == pytest.approx(0.994)
     found = tuned_rate(profile).interval
     assert (found.value, found.low, found.high) == pytest.approx(
         (0.994 * point.slot_tokens_per_s, 0.994 * point.slot_tokens_per_s_low, 0.994 * point.slot_tokens_per_s_high)
@@ -71,19 +58,13 @@ def test_a_rate_is_all_tokens_over_all_seconds_without_the_first_steps_and_earli
 
 
 @pytest.mark.parametrize(("steps", "bound"), [(50, pytest.approx(100.0)), (1, None)])
-def test_a_run_without_noise_has_an_interval_without_width_and_a_short_one_has_none(steps, bound):
+def test_a_run_without_noise_has_an_interval_without_width_a_short_one_has_none_and_none_no_rate(steps, bound):
     found = run_rate(run_of([100.0] * steps)).interval
     assert (found.value, found.low, found.high) == (pytest.approx(100.0), bound, bound)
-
-
-@pytest.mark.parametrize("rates", [[], [math.nan] * 5])
-def test_a_run_that_logged_no_figures_has_no_rate(rates):
-    assert run_rate(run_of(rates)) is None
+    assert run_rate(run_of([])) is run_rate(run_of([math.nan] * 5)) is None
 
 
 SPEED, NOISE, WINDOW_NOISE, RUNS = 100.0, 0.05, 0.015, 200
-
-
 SAME = [(n, memory, 1.0) for n in (60, 250) for memory in (0.0, 0.5, 0.8, 0.95)]
 
 
@@ -165,22 +146,16 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
     assert on_cpu.verdict.startswith("not comparable on a CPU")
 
 
-def test_mfu_is_expected_from_the_rate():
+def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_since_is_no_drift():
     speed, mfu, _ = gpu_drifts()
     assert (mfu.ratio, mfu.verdict) == (speed.ratio, speed.verdict)
     assert mfu.expected.value / mfu.achieved.value == pytest.approx(speed.expected.value / speed.achieved.value)
     assert mfu.achieved.value == pytest.approx(0.344, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
+    for arguments, why in (
         ({"otherwise": ("layout", "precision")}, "trained otherwise (layout, precision)"),
         ({"intact": False}, "the profile was edited"),
-    ],
-)
-def test_what_was_trained_otherwise_or_edited_since_is_no_drift(arguments, why):
-    assert {drift.verdict for drift in gpu_drifts(**arguments)} == {f"not comparable: {why}"}
+    ):
+        assert {drift.verdict for drift in gpu_drifts(**arguments)} == {f"not comparable: {why}"}
 
 
 def test_what_has_no_profile_or_no_steps_or_ranks_of_which_nothing_is_known_is_held_against_nothing():

@@ -6,17 +6,8 @@ from hypothesis import strategies as st
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.core.plan import PlanFigure
-from autotune.decide.scaling import (
-    USEFUL_EFFICIENCY,
-    AllRanks,
-    Load,
-    ScalingModel,
-    exchanges,
-    limit_of,
-    predict,
-    spread,
-    useful_nodes,
-)
+from autotune.decide import scaling
+from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, limit_of, predict, useful_nodes
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
 COMPUTE = RankCompute(row_s=0.01, micro_batch_s=0.002, update_s=0.01, gradients=GRADIENTS)
@@ -52,12 +43,18 @@ def test_what_cannot_be_dealt_or_sent_has_no_prediction():
     assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
 
 
-def test_efficiency_is_against_one_node_and_falls_with_nodes():
+def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_named():
     found = [model().at(nodes) for nodes in (1, 4, 16, 64)]
     efficiencies = [one.efficiency for one in found]
     assert efficiencies == sorted(efficiencies, reverse=True)
     assert efficiencies[0] == pytest.approx(1.0)
     assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
+    slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [Exchange()])
+    limit, share = limit_of(slow.at(16).time)
+    assert limit == "network"
+    assert 0.1 < share <= 1
+    alone = replace(slow, network=replace(slow.network, ranks_per_node=1))
+    assert limit_of(alone.at(1).time) == ("computation", None)
 
 
 def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
@@ -78,15 +75,6 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
     assert useful_nodes(lambda nodes: None, 5) == 1
 
 
-def test_what_limits_is_named():
-    slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [Exchange()])
-    limit, share = limit_of(slow.at(16).time)
-    assert limit == "network"
-    assert 0.1 < share <= 1
-    alone = replace(slow, network=replace(slow.network, ranks_per_node=1))
-    assert limit_of(alone.at(1).time) == ("computation", None)
-
-
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
     found = model().levers(200, 1)
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
@@ -95,12 +83,8 @@ def test_levers_are_those_that_lift_and_the_strongest_comes_first():
     assert "16-bit gradients" not in dict(model(exchanges=exchanges(sixteen_bit=True)).levers(200, 1))
 
 
-def network(bytes_per_s=1e9, ranks=2):
-    return replace(NETWORK, ranks_per_node=ranks, between=Link(latency_s=2e-5, bytes_per_s=bytes_per_s))
-
-
 def spread_of(rate, nodes, load_=None, over=None):
-    return spread(rate, model(load_, over or network()), nodes=nodes, links=("assumed", "lines"))
+    return scaling.spread(rate, model(load_, over or NETWORK), nodes=nodes, links=("assumed", "lines"))
 
 
 def rate(value=50_000.0, share=0.0):
@@ -110,14 +94,15 @@ def rate(value=50_000.0, share=0.0):
 
 
 def test_one_node_is_as_many_ranks_as_it_has():
-    found = spread_of(rate(share=0.1), 1, over=network(ranks=4))
+    found = spread_of(rate(share=0.1), 1, over=replace(NETWORK, ranks_per_node=4))
     assert [found.tokens_per_s.value, found.tokens_per_s.low] == pytest.approx([200_000, 180_000])
     assert (found.tokens_per_s.basis, found.efficiency, found.efficiency_by_nodes) == ("predicted", None, {})
 
 
 @given(st.floats(1e3, 1e7), st.floats(0, 0.5), st.floats(1e7, 1e9), st.integers(2, 40), st.integers(80, 5000))
 def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(tokens, share, speed, nodes, rows):
-    found = spread_of(rate(tokens, share), nodes, load(rows), network(speed))
+    over = replace(NETWORK, between=Link(latency_s=2e-5, bytes_per_s=speed))
+    found = spread_of(rate(tokens, share), nodes, load(rows), over)
     total, efficiency = found.tokens_per_s, found.efficiency.value
     assert 0 < efficiency <= 1
     assert total.value == pytest.approx(2 * nodes * tokens * efficiency)
@@ -132,6 +117,6 @@ def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
 @pytest.mark.parametrize(("rows", "useful", "shown"), [(4096, 2, {1, 2, 16}), (4096 * 64, None, {1, 8, 16})])
 def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there(rows, useful, shown):
     found, slower = (spread_of(rate(value), 16, load(rows=rows)) for value in (5e5, 5e3))
-    assert (found.efficiency.value < USEFUL_EFFICIENCY) == (useful is not None)
+    assert (found.efficiency.value < scaling.USEFUL_EFFICIENCY) == (useful is not None)
     assert (found.useful_nodes, set(found.efficiency_by_nodes)) == (useful, shown)
     assert found.efficiency.value < slower.efficiency.value  # a faster rank waits longer for the same exchange

@@ -43,15 +43,13 @@ def test_the_figure_of_the_zero_paper_comes_out():
     assert [pipeline.name, pipeline.total_bytes, pipeline.trains_here] == ["PP 4", 4000, False]
 
 
-@given(states, sizes, stages)
-def test_one_rank_changes_nothing(state, layer_bytes, stage):
+@given(states, stages, ranks, sizes, ranks)
+def test_one_rank_changes_nothing_and_more_never_hold_more_state_nor_more_once_zero_gathers(
+    state, stage, count, layer_bytes, more
+):
     assert zero_share(state, stage, 1, largest_layer_bytes=layer_bytes) == state == model_share(state, 1, 1)
     (alone,) = shares(state, 1, largest_layer_bytes=layer_bytes, budget_bytes=state.total_bytes)
     assert (alone.held, alone.fits) == (state, True)
-
-
-@given(states, stages, ranks, sizes, ranks)
-def test_more_data_ranks_never_hold_more_state_nor_more_once_zero_gathers(state, stage, count, layer_bytes, more):
     few, many = (zero_share(state, stage, n, largest_layer_bytes=layer_bytes) for n in (count, count + more))
     assert many.state_bytes <= few.state_bytes
     if stage:  # and a higher stage never more than a lower one

@@ -3,28 +3,19 @@ from datetime import UTC, datetime
 
 import pytest
 
-from autotune.core.hardware import (
-    DiskFacts,
-    GpuProcess,
-    GpuStatus,
-    MachineFacts,
-    SlurmFacts,
-    Unavailable,
-)
+from autotune.core.hardware import DiskFacts, GpuProcess, GpuStatus, MachineFacts, SlurmFacts, Unavailable
 from autotune.decide.suitability import SEVERITIES, find_unsuitable
-from tests.fakes import CARD as FAKE_CARD
-from tests.fakes import HOST as FAKE_HOST
-from tests.fakes import SAMPLE as FAKE_SAMPLE
+from tests import fakes
 
 GIB = 2**30
 CAP = "sw_power_cap"
 SHARED = DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True)
 HOST = replace(
-    FAKE_HOST, cpus_slurm=4, shm_free_bytes=8 * GIB, load_average_1min=0.5,
+    fakes.HOST, cpus_slurm=4, shm_free_bytes=8 * GIB, load_average_1min=0.5,
     disks=(replace(SHARED, filesystem_type="ext4", is_network=False),),
 )  # fmt: skip
-CARD = replace(FAKE_CARD, index=3)
-SAMPLE = replace(FAKE_SAMPLE, used_bytes=GIB // 2, throttle_reasons=("gpu_idle",))
+CARD = replace(fakes.CARD, index=3)
+SAMPLE = replace(fakes.SAMPLE, used_bytes=GIB // 2, throttle_reasons=("gpu_idle",))
 GPU = GpuStatus(facts=CARD, sample=SAMPLE, processes=())
 QUIET = MachineFacts(
     time_utc=datetime(2025, 1, 1, tzinfo=UTC), host=HOST, gpus=(GPU,), gpu_absent=None, gpu_unreadable=(),

@@ -5,16 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.workers import (
-    FIRST_ROUNDS,
-    Count,
-    NextRounds,
-    Round,
-    WindowFigures,
-    WorkersChoice,
-    WorkersRule,
-    ladder,
-)
+from autotune.decide.workers import Count, NextRounds, Round, WindowFigures, WorkersChoice, WorkersRule, ladder
 
 Rate = Callable[[int], float]
 
@@ -57,11 +48,6 @@ def decide(feed: Feed, max_count: int, *, most_windows: int = 3000) -> tuple[Wor
 def rising(knee: int, plateau: float = 1.0) -> Rate:
     """Workers add up until so many of them give all that there is."""
     return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
-
-
-def test_the_ladder_doubles_up_to_its_limit():
-    expected = {0: [0], 1: [0, 1], 6: [0, 1, 2, 4, 6], 8: [0, 1, 2, 4, 8], 9: [0, 1, 2, 4, 8, 9]}
-    assert {limit: ladder(limit) for limit in expected} == expected
 
 
 @pytest.mark.parametrize("max_count", [0, 1, 2, 5, 8, 12])
@@ -140,7 +126,9 @@ def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee
     assert contained >= 11  # an interval of 98 % is wrong now and then
 
 
-def test_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
+def test_the_ladder_doubles_and_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
+    expected = {0: [0], 1: [0, 1], 6: [0, 1, 2, 4, 6], 8: [0, 1, 2, 4, 8], 9: [0, 1, 2, 4, 8, 9]}
+    assert {limit: ladder(limit) for limit in expected} == expected
     first = NextRounds(counts=(None, 0), rounds=1)
     assert WorkersRule([], 8).next_rounds() == first
     rule = WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
@@ -156,7 +144,7 @@ def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Ro
 
     ceiling = WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
     counts = rates.items()
-    return [{None: ceiling} | {n: window(rate, shares[n]) for n, rate in counts} for _ in range(2 * FIRST_ROUNDS)]
+    return [{None: ceiling} | {n: window(rate, shares[n]) for n, rate in counts} for _ in range(6)]
 
 
 def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():

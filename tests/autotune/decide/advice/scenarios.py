@@ -20,17 +20,8 @@ from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Sit
 from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
-from tests.autotune.decide.worlds import (
-    FILL,
-    World,
-    memory_bytes,
-    most_rows,
-    profile_of,
-    run_of,
-    settings,
-    settings_with,
-    step,
-)
+from tests.autotune.decide import worlds
+from tests.autotune.decide.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
 from tests.autotune.profiles import but
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from trainer.config import TrainConfig
@@ -78,7 +69,7 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
 
 def tuned(world: World, train: TrainConfig, **changes: object) -> Situation:
     """After tuning with good settings; the profile then says something else."""
-    profile = profile_of(world, train).model_copy(update={"train": settings_with(train, **changes)})
+    profile = profile_of(world, train).model_copy(update={"train": worlds.settings_with(train, **changes)})
     return Situation(train=profile.train, profile=profile, bottleneck=bottleneck_of_profile(profile), data=DATA)
 
 
@@ -164,7 +155,7 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
 
     def tokens(rows: int) -> float:
         """Tokens for each bit that the loss of a quadratic falls by a step with the best rate."""
-        batch = rows * large.seq_length_tokens * FILL["packed"]
+        batch = rows * large.seq_length_tokens * worlds.FILL["packed"]
         # Everywhere 1 away from the minimum, with noise whose covariance has the trace that makes the noise scale.
         noisy = 1 + np.random.default_rng(0).normal(0, np.sqrt(2e5 / batch), (400, 200))
         losses = [np.square(1 - rate * noisy).sum(axis=1).mean() for rate in np.linspace(0.01, 1.5, 150)]
@@ -296,7 +287,7 @@ def _of_spread(world: World) -> Iterator[Scenario]:
     def spread(nodes: int, twice: float | None = None) -> Situation:
         found = NodesMeant(
             nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful,
-            useful_efficiency=efficiency(useful), tokens_per_rank=64 * 32 * 512 * FILL["packed"] / nodes,
+            useful_efficiency=efficiency(useful), tokens_per_rank=64 * 32 * 512 * worlds.FILL["packed"] / nodes,
             least_tokens_per_rank=60_000.0, twice_the_batch_efficiency=twice, source="simulated",
         )  # fmt: skip
         return replace(ran(world, train(1)), spread=found)

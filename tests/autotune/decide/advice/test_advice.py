@@ -126,23 +126,18 @@ def advice(*changes: SettingChange, safe: bool = True) -> Advice:
     )  # fmt: skip
 
 
-def test_only_safe_changes_count_and_the_first_of_two_wishes():
-    found = safe_changes(
-        example_profile().train,
-        [
-            advice(SettingChange(key="micro_batch_rows", old=2, new=4)),
-            advice(
-                SettingChange(key="micro_batch_rows", old=2, new=8),
-                SettingChange(key="head", old="dense", new="masked"),  # which it is already
-            ),
-            advice(SettingChange(key="precision", old="fp32", new="bf16"), safe=False),
-        ],
-    )
-    assert [(change.key, change.old, change.new) for change in found] == [("micro_batch_rows", 2, 4)]
+def change(key: str, old: object, new: object) -> SettingChange:
+    return SettingChange(key=key, old=old, new=new)
 
 
-def test_settings_are_changed_by_dotted_keys_and_what_are_none_are_refused():
+def test_only_safe_changes_count_and_the_first_of_two_wishes_and_what_are_no_settings_are_refused():
     train = example_profile().train
-    assert with_changes(train, [SettingChange(key="data.loader_workers", old=1, new=5)]).data.loader_workers == 5
+    head = change("head", "dense", "masked")  # which it is already
+    wishes = [
+        advice(change("micro_batch_rows", 2, 4)), advice(change("micro_batch_rows", 2, 8), head),
+        advice(change("precision", "fp32", "bf16"), safe=False),
+    ]  # fmt: skip
+    assert safe_changes(train, wishes) == (change("micro_batch_rows", 2, 4),)
+    assert with_changes(train, [change("data.loader_workers", 1, 5)]).data.loader_workers == 5
     with pytest.raises(BadInput):
-        with_changes(train, [SettingChange(key="micro_batch_rows", old=2, new=0)])
+        with_changes(train, [change("micro_batch_rows", 2, 0)])
