@@ -7,20 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.allocations import Allocation, Term, Trace
-from autotune.decide.memory import (
-    LARGE_PAGE_BYTES,
-    MIB,
-    SMALL_PAGE_BYTES,
-    Law,
-    Segment,
-    Surroundings,
-    largest_rows,
-    law_of,
-    ledger,
-    peak_bytes,
-    reserve,
-    rounded_bytes,
-)
+from autotune.decide import memory
+from autotune.decide.memory import MIB, Law, Segment, Surroundings, law_of, ledger, peak_bytes
 
 MAX_ROWS = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)
@@ -126,7 +114,7 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surrounding
     peaks = [peak_bytes(law, rows, surroundings) for rows in range(1, max_rows + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
     fitting = [rows for rows, peak in enumerate(peaks, start=1) if peak <= budget]
-    found = largest_rows(law, budget, surroundings, max_rows=max_rows)
+    found = memory.largest_rows(law, budget, surroundings, max_rows=max_rows)
     assert found == 0 or found in fitting
     assert found == max_rows or peaks[found] > budget
     # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.
@@ -134,9 +122,10 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surrounding
         assert found == max(fitting, default=0)
 
 
-SIZES = st.one_of(st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)).map(rounded_bytes)
+SIZES = st.one_of(st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)).map(memory.rounded_bytes)
 SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60)
 """Sizes; whether a block is released before; which."""
+SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = memory.SMALL_PAGE_BYTES, memory.LARGE_PAGE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -159,7 +148,7 @@ SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min
     ],
 )
 def test_a_sequence_reserves_pages_of_2_mib_for_small_requests_and_of_20_for_others(sizes, events, reserved):
-    assert reserve(sizes, events) == reserved
+    assert memory.reserve(sizes, events) == reserved
 
 
 def with_released(page_mib: int, sizes_mib: list[int], released: list[int], **limits: int) -> Segment:

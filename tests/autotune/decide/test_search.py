@@ -8,17 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.search import (
-    MIB,
-    PATIENCE,
-    Bracket,
-    Prediction,
-    Tried,
-    bracket,
-    largest_within,
-    next_rows,
-    predict_bytes,
-)
+from autotune.decide import search
+from autotune.decide.search import MIB, Bracket, Prediction, Tried, bracket, largest_within, next_rows
 
 MAX_ROWS = 16_384
 GB = 10**9
@@ -87,8 +78,6 @@ def trials(*peaks: tuple[int, int | None]) -> list[Tried]:
 
 BUDGET = 95 * GB // 10
 ODD = {10: 10e9, 11: 9.1e9, 12: 9.2e9}
-
-
 REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
 
 
@@ -117,6 +106,7 @@ def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand
     prediction = machine.prediction if predicted else None
     smaller = [Tried(rows=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
     others = [Tried(rows=60, fits=True, peak_bytes=8 * GB), Tried(rows=61, fits=False), Tried(rows=20, fits=None)]
+    predict_bytes = search.predict_bytes
     found = predict_bytes([*smaller, *others], 60, prediction)
     assert found == predict_bytes(smaller, 60, prediction)
     assert found == pytest.approx(machine.peak(60), rel=0.01)
@@ -170,7 +160,7 @@ def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_
 ):
     most, budget, peak, curve = machine
     prediction = Prediction(peak_bytes=curve) if predicted else None
-    most_trials = PATIENCE + 2 * math.log2(most + 1) + 1
+    most_trials = search.PATIENCE + 2 * math.log2(most + 1) + 1
     smooth = search_all(peak, budget, most, prediction, most_trials=most_trials)
     found = bracket(smooth)
     assert found.feasible_max == bisect.bisect(range(1, most + 1), budget, key=peak)
@@ -182,13 +172,9 @@ def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_
 
 
 @given(
-    st.floats(-1e9, 1e9),
-    st.floats(1e-3, 1e9),
-    st.floats(-1e12, 1e12),
-    st.sampled_from([1, 7, 1000]),
-    st.integers(0, 50),
-    st.integers(0, 20_000),
-)
+    st.floats(-1e9, 1e9), st.floats(1e-3, 1e9), st.floats(-1e12, 1e12), st.sampled_from([1, 7, 1000]),
+    st.integers(0, 50), st.integers(0, 20_000),
+)  # fmt: skip
 def test_the_answer_is_that_of_looking_at_every_size_and_no_size_is_asked_about_twice(
     fixed, slope, limit, step, low, more
 ):

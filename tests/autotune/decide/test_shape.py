@@ -5,15 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.dataset import HISTOGRAM_EDGES, LengthDistribution
-from autotune.decide.shape import (
-    assumed_lengths,
-    flops_per_token,
-    gradients_of_shape,
-    largest_parameter_bytes,
-    typical_lengths,
-    vocab_size_of,
-    work_of_shape,
-)
+from autotune.decide import shape as shapes
+from autotune.decide.shape import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
 from trainer.build import model_work
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import SpecialIds
@@ -46,7 +39,7 @@ def test_what_a_shape_computes_is_what_the_built_model_does(shape):
 def test_typical_lengths_have_the_mean_and_the_squares_of_the_samples(seed, center, spread, row_tokens):
     samples = np.random.default_rng(seed).lognormal(center, spread, 2000).astype(int) + 1
     counts, _ = np.histogram(samples, bins=[*HISTOGRAM_EDGES, 2**21])
-    found = typical_lengths(LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts.tolist()), row_tokens)
+    found = shapes.typical_lengths(LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts.tolist()), row_tokens)
     cut = np.minimum(samples, row_tokens - 2) + 2
     assert found.mean() == pytest.approx(cut.mean(), abs=4)
     assert (found**2).sum() / found.sum() == pytest.approx((cut**2).sum() / cut.sum(), rel=0.03, abs=4)
@@ -58,13 +51,13 @@ def test_a_token_costs_more_in_longer_documents_and_about_six_operations_for_eac
     short, long = (flops_per_token(work, np.array([length]), 0.15) for length in (64, 512))
     # Layers on every token, head and last layer where something is predicted: less than six times all parameters.
     assert 0.6 < long / (6 * work.parameters) < 1
-    assert short < flops_per_token(work, assumed_lengths(512), 0.15) < long
+    assert short < flops_per_token(work, shapes.assumed_lengths(512), 0.15) < long
 
 
 @given(st.integers(1, 48), st.integers(10**5, 10**10))
 def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
     config = {"model_type": "bert", "num_hidden_layers": layers, "hidden_size": 256, "intermediate_size": 1024}
-    parts = gradients_of_shape(TrainConfig(model=ModelSettings(name="m", config=config)), parameters)
+    parts = shapes.gradients_of_shape(TrainConfig(model=ModelSettings(name="m", config=config)), parameters)
     assert sum(part.elements for part in parts) == pytest.approx(parameters, rel=0.01, abs=5 * layers)
     readiness = [part.ready_share for part in parts]
     assert readiness == sorted(readiness)
