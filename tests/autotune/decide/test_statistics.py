@@ -9,22 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autotune.core.interval import NOT_ENOUGH, Interval
-from autotune.decide.statistics import (
-    TOO_NOISY,
-    Estimate,
-    block_count,
-    difference,
-    location,
-    no_spread_of,
-    of_bounds,
-    of_one,
-    of_sound_steps,
-    of_steps,
-    of_windows,
-    paired_difference,
-    ratio_of,
-    t_quantile,
-)
+from autotune.decide import statistics as decided
+from autotune.decide.statistics import Estimate, difference, location, of_bounds, of_one, of_steps, of_windows, ratio_of
 from tests.autotune.decide.runs import noisy
 
 NOISE = 0.05
@@ -52,21 +38,21 @@ TABLE = {
 
 @pytest.mark.parametrize(("freedom", "row"), TABLE.items())
 def test_students_quantiles_are_those_of_the_table(freedom, row):
-    found = [t_quantile(confidence, freedom) for confidence in (0.90, 0.95, 0.98, 0.99)]
+    found = [decided.t_quantile(confidence, freedom) for confidence in (0.90, 0.95, 0.98, 0.99)]
     assert found == pytest.approx(row, abs=0.00051)
 
 
 @given(confidences, st.floats(1, 200))
 def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(confidence, freedom):
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    assert t_quantile(confidence, freedom) >= t_quantile(confidence, freedom + 1) >= normal
-    assert t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
+    assert decided.t_quantile(confidence, freedom) >= decided.t_quantile(confidence, freedom + 1) >= normal
+    assert decided.t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: t_quantile(0.95, 0), "0 degrees"),
+        (lambda: decided.t_quantile(0.95, 0), "0 degrees"),
         (lambda: of_windows([]), "no figures"),
         (lambda: difference(of_one(4.0), of_one(1.0, scale="linear")), "scale"),
     ],
@@ -195,7 +181,7 @@ def test_a_rate_is_all_amounts_over_all_sizes_and_blocks_are_some_and_no_more_th
     found = of_steps(amounts, sizes)
     assert found.value == pytest.approx(sum(amounts) / sum(sizes))
     assert found.n == len(amounts)
-    blocks = block_count([math.log(amount) for amount in amounts])
+    blocks = decided.block_count([math.log(amount) for amount in amounts])
     assert blocks is None or 4 <= blocks <= min(16, len(steps))
 
 
@@ -227,8 +213,8 @@ def test_what_says_nothing_has_a_ratio_and_no_bounds_and_says_why():
     once, a, b = of_one(4.0), of_windows([1.0, 4.0, 0.5]), of_windows([1.0, 3.0, 0.4])
     assert difference(once, of_one(5.0)) == Interval(value=1.25)
     assert difference(a, b).low is None
-    assert no_spread_of(a, b) == TOO_NOISY
-    assert no_spread_of(a, once) == "one figure shows no spread"
+    assert decided.no_spread_of(a, b) == decided.TOO_NOISY
+    assert decided.no_spread_of(a, once) == "one figure shows no spread"
     found = _steps(2, 40, 0.97)
     assert (found.variance, found.no_spread) == (None, "too few steps for how slowly they vary")
     assert found.interval() == Interval(value=found.value)
@@ -242,7 +228,7 @@ def test_shares_differ_by_points_and_may_be_zero_and_losses_of_the_same_steps_by
     assert found.low is not None and found.low > 0.09
     assert difference(of_one(0.0, scale="linear"), of_one(0.0, scale="linear")).value == 0
     shared = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]  # the batches are the same
-    found = paired_difference(shared, [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in shared])
+    found = decided.paired_difference(shared, [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in shared])
     assert found.value == pytest.approx(1.02, abs=0.001)
     assert 1.015 < found.low < found.high < 1.025
 
@@ -250,5 +236,5 @@ def test_shares_differ_by_points_and_may_be_zero_and_losses_of_the_same_steps_by
 @given(st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=30), st.integers(0, 3))
 def test_figures_that_are_none_are_left_out(pairs, odd):
     broken = [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (-1.0, 1.0)][: odd + 1]
-    assert of_sound_steps([*broken, *pairs]) == of_steps(*zip(*pairs, strict=True))
-    assert of_sound_steps(broken) is None
+    assert decided.of_sound_steps([*broken, *pairs]) == of_steps(*zip(*pairs, strict=True))
+    assert decided.of_sound_steps(broken) is None
