@@ -6,7 +6,6 @@ import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from autotune.decide.memory import expected_on_cpu
-from autotune.decide.sharding import Sharing
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
@@ -236,7 +235,7 @@ def test_one_row_that_does_not_fit_says_what_it_needs(probe):
 
 @pytest.mark.parametrize(("strategy", "ranks", "told"), [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)])
 def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypatch, strategy, ranks, told):
-    sharing = Sharing(strategy="fsdp2", ranks=4, bytes_of_a_rank=1)
+    sharing = "parallel.strategy = 'fsdp2' over 4 ranks"
     monkeypatch.setattr(autotune.search.probe, "fewest_that_share", lambda *_, **__: sharing)
     parallel = ParallelSettings(strategy=strategy)
     changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
