@@ -28,8 +28,7 @@ from autotune.decide.baseline import (
 )
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows
 from autotune.search.probe import FIT_STEPS
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from autotune.search.workers import Asked, TrainingWindows, feed_trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig

@@ -29,8 +29,7 @@ from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_
 from autotune.decide.exploration import expected_improvement
 from autotune.decide.statistics import ratio_of
 from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from autotune.search.workers import Asked, feed_trial
 
 TOGETHER = 3

@@ -20,8 +20,7 @@ from autotune.decide.network import all_reduce_factor, compute_of, computed_s, s
 from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, Undecided
-from autotune.search.rounds import Rounds, turn
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, turn
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {

@@ -25,9 +25,9 @@ from autotune.decide.shape import (
     work_of_shape,
 )
 from autotune.errors import UsageError
-from autotune.search.plan_memory import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
+from autotune.search.estimate import assumed_contents, contents_of
+from autotune.search.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.search.profiles import StoredProfile
-from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from trainer.config import Strategy, TrainConfig
 from trainer.dataset import read_manifest

@@ -1,6 +1,7 @@
 """Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from autotune.decide.choose import (
     knee_interval,
     rows_with_headroom,
 )
-from autotune.decide.memory import Expected, ledger
+from autotune.decide.memory import Expected, ledger, peak_bytes
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import of_windows
@@ -34,13 +35,9 @@ from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,
     MemoryEstimate,
-    Room,
     estimate_model,
-    predicted_bytes,
-    predicted_rows,
 )
-from autotune.search.rounds import unmeasured
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, unmeasured
 from trainer.batch import RowStatistics
 from trainer.config import TrainConfig
 from trainer.dataset import Manifest
@@ -128,16 +125,8 @@ class Probe:
             ranks=self.local_ranks,
         )
         assert self.expected is not None
-        budget, most = self.memory_budget_bytes, self.request.max_rows
-        return estimate_model(
-            request, machine, Room(budget_bytes=budget, surroundings=self.expected.usual, max_rows=most)
-        )
-
-    def predicted_rows(self, traced: MemoryEstimate) -> int:
-        """Return the largest micro-batch that is predicted to fit."""
-        assert self.expected is not None
-        most = self.request.max_rows
-        return predicted_rows(traced, self.memory_budget_bytes, self.expected.usual, max_rows=most)
+        budget, usual = self.memory_budget_bytes, self.expected.usual
+        return estimate_model(request, machine, budget, usual, max_rows=self.request.max_rows)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +162,8 @@ class Search:
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
+        law, usual = self.estimate.law, expected.usual
+        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(law, rows, usual)))
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * self.granule),
             unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
@@ -181,9 +171,7 @@ class Search:
 
     def predicted_rows(self) -> int | None:
         """Return the largest micro-batch that the trace alone predicts; None without one."""
-        if self.estimate is None or self.probe.expected is None:
-            return None
-        return self.probe.predicted_rows(self.estimate) // self.granule * self.granule
+        return None if self.estimate is None else self.estimate.most_rows // self.granule * self.granule
 
     def find(self) -> None:
         """Try sizes until the largest is verified on both sides.

@@ -18,9 +18,8 @@ from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import Undecided
-from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.site import Site
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from trainer.config import TrainConfig
 
 MIN_STEPS = 4

@@ -2,15 +2,8 @@ import pytest
 
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Crashed, Measured, TimedOut
-from autotune.decide.memory import expected_on_cpu
-from autotune.search.estimate import (
-    CannotTrace,
-    EstimateRequest,
-    Room,
-    estimate_model,
-    predicted_bytes,
-    predicted_rows,
-)
+from autotune.decide.memory import expected_on_cpu, peak_bytes
+from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model
 from tests.fakes import FakeMachine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
@@ -51,10 +44,9 @@ LARGE_BYTES = 7 * 10**10
 
 def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
     """The estimate, and the rows that are predicted to fit."""
-    room = Room(budget_bytes=budget_bytes, surroundings=CPU, max_rows=16_384)
     machine = machine or FakeMachine(lambda trial: traced(trial, **model))
-    estimate = estimate_model(REQUEST, machine, room)
-    return estimate, predicted_rows(estimate, budget_bytes, CPU, max_rows=16_384)
+    estimate = estimate_model(REQUEST, machine, budget_bytes, CPU, max_rows=16_384)
+    return estimate, estimate.most_rows
 
 
 def true_bytes(rows: int) -> int:
@@ -74,8 +66,8 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
     sizes = [size for trial in machine.trials for size in trial.measured["sizes"]]
     assert len(sizes) == len(set(sizes))  # none is traced twice
     if budget == LARGE_BYTES:
-        sizes, by_rows = (1, 7, 100, 1000), predicted_bytes(estimate, CPU)
-        assert [by_rows(rows) for rows in sizes] == pytest.approx([true_bytes(rows) for rows in sizes], rel=0.01)
+        predicted = [peak_bytes(estimate.law, rows, CPU) for rows in (1, 7, 100, 1000)]
+        assert predicted == pytest.approx([true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01)
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
@@ -101,5 +93,5 @@ def test_a_model_that_cannot_be_traced_is_to_be_measured():
                 "longer": TimedOut(detail="")}  # fmt: skip
     for said, outcome in outcomes.items():
         with pytest.raises(CannotTrace, match=said) as refused:
-            estimate_model(REQUEST, FakeMachine(lambda trial, outcome=outcome: outcome))
+            estimate_model(REQUEST, FakeMachine(lambda trial, outcome=outcome: outcome), LARGE_BYTES, CPU, max_rows=8)
         assert "autotune probe" in refused.value.next_step

@@ -5,8 +5,7 @@ import pytest
 from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.core.hardware import GpuFacts
 from autotune.errors import BadInput, MachineLacks
-from autotune.search.node import look_at_node
-from autotune.search.site import Site, local_ranks, memory_budget, open_site
+from autotune.search.site import Site, local_ranks, look_at_node, memory_budget, open_site
 from tests.autotune.search.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest

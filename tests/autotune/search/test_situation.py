@@ -5,8 +5,8 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput
+from autotune.search.estimate import assumed_contents, contents_of
 from autotune.search.profiles import StoredProfile, read_profile
-from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.situation import data_facts, profile_of_run, read_foreign, situation_of_profile
 from tests.autotune.decide.worlds import World, run_of, settings
 from tests.autotune.profiles import but, example_profile

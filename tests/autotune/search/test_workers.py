@@ -11,7 +11,7 @@ from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.core.trial import FeedFigures, GpuUseFigures, Trial
 from autotune.errors import Undecided
 from autotune.search.joint import gap_remains, search_joint, study_of
-from autotune.search.rounds import ATTEMPTS
+from autotune.search.trials import ATTEMPTS
 from autotune.search.workers import Asked, evidence, gpu_source, with_loader
 from tests.autotune.search.feeds import (
     CEILING,
