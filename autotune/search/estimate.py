@@ -151,11 +151,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
 
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowContents:
-    """Of a dataset; laying a part of it out takes a moment.
-
-    Raises:
-        TrainerError: If it is none.
-    """
+    """Return the same of a dataset, by laying a part of it out; ``TrainerError`` is raised if it is none."""
     any_model = ModelSettings(name="any", config={"model_type": "bert"})  # rows do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
     documents = rows.most_documents if layout == "packed" else 1.0

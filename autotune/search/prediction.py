@@ -328,11 +328,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 def traced(
     train: TrainConfig, fleet: Fleet, card: Card | None, contents: RowContents, update: Update, *, rows_per_rank: int
 ) -> MemoryPlan | CannotTrace:
-    """Trace the trainer's step now, as ``autotune estimate`` does.
-
-    Raises:
-        BadInput: If transformers cannot build the model.
-    """
+    """Trace the trainer's step now, as ``autotune estimate`` does."""
     if fleet.device == "cpu":
         usual = expected_on_cpu().usual
     elif card is None:

@@ -15,6 +15,7 @@ from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
+from autotune.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.errors import OutOfTime, StartAgain, Undecided
 from autotune.measure.clock import Clock
@@ -126,7 +127,8 @@ class TrialRunner:
     def _check_time(self, trial: Trial, label: str) -> None:
         now_s, place = self.clock.utc_now().timestamp(), self.ledger.directory
         if self.budget_ends_s is not None:
-            left_s, usual_s = self.budget_ends_s - now_s, self.usual_trial_s or 0.0
+            left_s = self.budget_ends_s - now_s
+            usual_s = statistics.median([done.seconds for done in self.finished if not done.from_ledger] or [0.0])
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
@@ -139,12 +141,6 @@ class TrialRunner:
                 next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
                 "job's time.",
             )
-
-    @property
-    def usual_trial_s(self) -> float | None:
-        """Return the median seconds of the trials that were measured now; None before the first."""
-        fresh = [done.seconds for done in self.finished if not done.from_ledger]
-        return statistics.median(fresh) if fresh else None
 
     def _write(self, done: FinishedTrial) -> None:
         record = TrialRecord(
@@ -187,15 +183,12 @@ class Rounds:
         self,
         number: int,
         trials: Mapping[Key, tuple[Trial, str]],
-        check: Callable[[Key, Outcome, float], None] = lambda key, outcome, seconds: None,
+        check: Callable[[Key, Outcome, float], None],
     ) -> dict[Key, Outcome]:
-        """Return the outcomes of a round.
+        """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
-        again.
-
-        ``trials`` are windows with their labels; ``check`` is called after each with its seconds, and ends the round by
-        an exception.
+        again. ``check`` is called after each window with its seconds, and ends the round by an exception.
         """
 
         def in_turn(*, anew: bool) -> dict[Key, Outcome]:
@@ -228,6 +221,19 @@ def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
         f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
         next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
     )
+
+
+def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
+    """Train in both ways from one start on the same rows, the reference first; return whether they learn the same."""
+    every: list[tuple[float, ...]] = []
+    for name in names:
+        outcome = train(name)
+        if not isinstance(outcome, Measured):
+            return LossVerdict(equal=False, told=f"not checked: with {name} the run {describe(outcome)}")
+        every.append(tuple(outcome.figures["losses"]))
+        if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
+            return nothing
+    return compare_losses(every[0], every[1], names)
 
 
 def turn(number: int, keys: Sequence[Key]) -> list[Key]:

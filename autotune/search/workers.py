@@ -6,7 +6,7 @@ window depend on which samples fell into it.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,10 +132,10 @@ class Sweep:
             Undecided: If a window could not be read for another reason.
         """
         names = [one.name for one in asked]
-        trials = {
-            place: (feed_trial(self.training, one, number, names), f"{one.name}, round {number + 1}")
-            for place, one in enumerate(asked)
-        }
+        trials = {}
+        for place, one in enumerate(asked):
+            trial = feed_trial(self.training, one.config, number, names, cached=one.cached)
+            trials[place] = trial, f"{one.name}, round {number + 1}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
@@ -159,7 +159,7 @@ class Sweep:
         asked = [
             Asked(
                 name="batches from memory" if count is None else f"{count} loader workers",
-                config=with_loader(self.training.config, loader_workers=count or 0),
+                config=with_data(self.training.config, {"loader_workers": count or 0}),
                 cached=count is None,
             )
             for count in counts
@@ -198,17 +198,19 @@ class Sweep:
             self.limit = max(tried, fitting), refusal
 
 
-def with_loader(config: TrainConfig, **settings: int | bool) -> TrainConfig:
+def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:
     """Return the configuration with other settings of its ``data``."""
     return config.model_copy(update={"data": config.data.model_copy(update=settings)})
 
 
-def feed_trial(training: TrainingWindows, asked: Asked, number: int, beside: Sequence[str]) -> Trial:
+def feed_trial(
+    training: TrainingWindows, config: TrainConfig, number: int, beside: Sequence[str], *, cached: bool = False
+) -> Trial:
     """Return a window of training in round ``number``, beside the windows of these names."""
     request = training.request
     measured = {
-        "config": asked.config.model_dump(mode="json"),
-        "cached": asked.cached,
+        "config": config.model_dump(mode="json"),
+        "cached": cached,
         "round": number,
         "beside": list(beside),
         "storage": training.storage,
