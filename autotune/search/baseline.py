@@ -134,11 +134,9 @@ class BaselineRunner:
             outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
             if isinstance(outcome, Measured):
                 return
-            if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
-                self.fallen[name] = f"{describe(outcome)} with {rows} rows"
-                return
-            if rows == 1:
-                self.fallen[name] = f"{describe(outcome)}, even with one row"
+            no_room = isinstance(outcome, OutOfMemory | HostOutOfMemory)
+            if rows == 1 or not no_room:
+                self.fallen[name] = describe(outcome) + (", even with one row" if no_room else f" with {rows} rows")
                 return
             budget = format_bytes(self.memory_budget_bytes)
             self.recipes[name] = recipe.with_rows(rows // 2, f"{rows} do not fit {budget}")

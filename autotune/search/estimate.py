@@ -1,7 +1,4 @@
-"""Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator.
-
-What the rows of a dataset hold, or are assumed to, belongs to it.
-"""
+"""Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
 
 import contextlib
 import functools

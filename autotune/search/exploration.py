@@ -98,10 +98,7 @@ class Exploration:
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """Return the cell that is expected to win most; those that are pending are taken to be as good as believed.
-
-        None where nothing is left that fits, or that the time allows.
-        """
+        """Return the cell expected to win most, pending ones taken to be as good as believed; None if none is left."""
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
         # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.

@@ -130,10 +130,7 @@ class NetworkTuning:
     all_reduce_factor: float = 1.0
 
     def run(self) -> None:
-        """Measure links, steps in which nothing travels, the loss, and what promises most.
-
-        ``Undecided`` is raised if one of these but the loss could not be measured.
-        """
+        """Measure links, steps in which nothing travels, the loss, and what promises most."""
         self.measure_links()
         self.measure_compute()
         plain = self.candidates(sixteen_bit=False)
@@ -223,10 +220,7 @@ class NetworkTuning:
         return found
 
     def check_loss(self) -> bool:
-        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same.
-
-        The learning rate rises to its peak within a few steps: with weights that hardly move any loss would be equal.
-        """
+        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same."""
         default, half = self.default(), self.request.half
         names = "fp32 gradients", f"{half} gradients"
 

@@ -1,7 +1,4 @@
-"""Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise.
-
-And what ``autotune plan`` asks of it: the memory of a rank under each way of sharing a model.
-"""
+"""Answer ``autotune estimate``: what fits, and what would fit otherwise; and what ``autotune plan`` asks of memory."""
 
 import contextlib
 import itertools
@@ -305,14 +302,11 @@ def _is_known(config: TrainConfig) -> bool:
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the terms that the profile's probe traced; None without them, and if they are a rank's share of a state.
-
-    Formulas would divide a share once more.
-    """
+    """Return the terms that the profile's probe traced; None without them, and if they are a rank's share of a state."""
     probe, train = profile.evidence.probe, profile.train
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None
-    if probe.local_ranks > 1 and train.parallel.strategy != "ddp":
+    if probe.local_ranks > 1 and train.parallel.strategy != "ddp":  # formulas would divide a share once more
         return None
     most = rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return MemoryPlan(

@@ -115,10 +115,8 @@ def _with(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """The profile with these settings and this evidence of a command, and without what some commands found.
-
-    What the settings were worth is no longer said of others.
-    """
+    """The profile with these settings and this evidence of a command, and without what some commands found."""
+    # What the settings were worth is no longer said of others.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
     said = {"commands": commands if command is None else [*commands, command], **provenance}
@@ -138,10 +136,7 @@ def with_evidence(
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with what a command found, in place of what it found before, and with the settings it chose.
-
-    Without these it trains as before.
-    """
+    """Return the profile with what a command found, in place of what it found before, and with its settings if any."""
     resting = resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return _with(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
 

@@ -35,7 +35,6 @@ from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import parse_table, read_json
 
 _MOST_BYTES = 2**20
-_SHOWN_DIGITS = 12
 _TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "transformers", "python")
 """Fields that do not say which GPU and host it is."""
 
@@ -164,7 +163,7 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
 
 
 def _short(sha256: str) -> str:
-    return f"{sha256[:_SHOWN_DIGITS]}…"
+    return f"{sha256[:12]}…"
 
 
 def verify(

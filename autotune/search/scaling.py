@@ -242,9 +242,9 @@ _OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "products_
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return what is known of links and, if steps were measured, of exchanges and of how far nodes are useful.
+    """Return what is known of links and, if steps were measured, of exchanges and of these counts of nodes.
 
-    Predicted for powers of two nodes, unless counts are given.
+    Without counts powers of two are predicted.
     """
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None

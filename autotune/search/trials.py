@@ -30,10 +30,7 @@ Key = TypeVar("Key")
 
 
 def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a ledger's trials of this version of the project, oldest first, and how many of its lines are none.
-
-    Those of all sites and writers are included.
-    """
+    """Return a ledger's trials of all sites and writers, oldest first, and how many of its lines are none."""
     lines, damaged = read_ledger(directory)
     found = [TrialRecord.of(line) for line in lines]
     return [record for record in found if record is not None], damaged + found.count(None)

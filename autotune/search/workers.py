@@ -75,19 +75,8 @@ class WorkersDied(Exception):
     """The host had no room for the loader workers of a window."""
 
 
-NVML_SOURCE = (
-    "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a small "
-    "part of the GPU, or wait for other ranks"
-)
-GPM_SOURCE = "GPM counters over windows within the measured one"
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """What torch's loader says of workers that the kernel ended, or that found no shared memory."""
-
-
-def _workers_died(outcome: Outcome) -> bool:
-    if isinstance(outcome, Crashed):
-        return "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
-    return isinstance(outcome, HostOutOfMemory)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +128,10 @@ class Sweep:
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
-            if _workers_died(outcome):
+            died = isinstance(outcome, HostOutOfMemory)
+            if isinstance(outcome, Crashed):
+                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
+            if died:
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             if not isinstance(outcome, Measured):
                 raise unmeasured(f"the window of {label}", outcome, self.runner)
@@ -304,7 +296,12 @@ def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool = F
     gpus = [gpu for one in windows for gpu in one.gpus]
     lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "nothing was sampled")
     no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "nothing was counted")
-    read = any(gpu.utilisation_share is not None for gpu in gpus)
-    nvml = NVML_SOURCE if read else f"NVML utilisation: n/a ({lacking})"
-    gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
+    nvml, gpm = f"NVML utilisation: n/a ({lacking})", f"GPM: n/a ({no_counters})"
+    if any(gpu.utilisation_share is not None for gpu in gpus):
+        nvml = (
+            "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a "
+            "small part of the GPU, or wait for other ranks"
+        )
+    if any(gpu.gpm_windows for gpu in gpus):
+        gpm = "GPM counters over windows within the measured one"
     return f"{site.gpu.name}; {nvml}; {gpm}"
