@@ -48,14 +48,11 @@ def compare_with(
     rows = in_rows(tuned, dataset).global_batch_rows
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
-    shares: dict[RecipeName, float | None] = {one.name: _real_share(one.config, dataset) for one in others}
-    return others, shares | {TUNED: _real_share(tuned, dataset)}
-
-
-def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
-    if config.layout in TRIMMED_LAYOUTS:
-        return None
-    return mean_row(config, dataset)[0] / config.seq_length_tokens
+    configs: dict[RecipeName, TrainConfig] = {TUNED: tuned} | {one.name: one.config for one in others}
+    return others, {
+        name: None if config.layout in TRIMMED_LAYOUTS else mean_row(config, dataset)[0] / config.seq_length_tokens
+        for name, config in configs.items()
+    }
 
 
 @dataclass(slots=True, kw_only=True)

@@ -297,12 +297,13 @@ class NetworkTuning:
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def steps(
-        self, rows: int, micro_batches: int = 1, exchange: Exchange | None = None, *, steps: int = COMPUTE_STEPS
-    ) -> ExchangeFigures:
+        self, rows: int, micro_batches: int = 1, exchange: Exchange | None = None, *, steps: int = COMPUTE_STEPS,
+        number: int = 0,
+    ) -> ExchangeFigures:  # fmt: skip
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
         label = f"{rows} rows, nothing travels" if exchange is None else exchange.name
         dealt, travels = Dealt(micro_batches=micro_batches, rows=rows), exchange is not None
-        outcome = self._exchange(exchange or Exchange(), dealt, steps, label, travels=travels)
+        outcome = self._exchange(exchange or Exchange(), dealt, steps, label, number, travels=travels)
         return ExchangeFigures.of(_measured(outcome, f"steps ({label})"))
 
     def _exchange(

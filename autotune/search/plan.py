@@ -106,15 +106,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     Raises:
         AutotuneError: If the card, the model, the dataset or the goal cannot be used, with what to do.
     """
-    goal, source = asked.goal, asked.source
-    if goal is None and isinstance(source, StoredProfile):
-        steps = source.profile.train.max_steps
-        goal = Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
-    if goal is None:
-        raise UsageError(
-            "nothing says how long to train",
-            next_step="Give one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --hours 24, --steps 100000.",
-        )
+    goal = asked.goal or _goal_of(asked.source)
     subject = _subject(asked)
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
@@ -176,6 +168,16 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
         told = f"Micro-batches are of {few} where {most_rows:,} fit: the assumed MFU is of full ones."
         return replace(known, warnings=(told,))
     return known
+
+
+def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
+    if isinstance(source, StoredProfile):
+        steps = source.profile.train.max_steps
+        return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
+    raise UsageError(
+        "nothing says how long to train",
+        next_step="Give one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --hours 24, --steps 100000.",
+    )
 
 
 def _subject(asked: PlanRequest) -> _Subject:

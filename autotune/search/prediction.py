@@ -302,7 +302,7 @@ def _is_known(config: TrainConfig) -> bool:
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the terms that the profile's probe traced; None without them, and if they are a rank's share of a state."""
+    """Return the terms that the profile's probe traced; None without them, or if they are a rank's share of it."""
     probe, train = profile.evidence.probe, profile.train
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None

@@ -217,19 +217,19 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
     assert evidence(tuning).choice.startswith("the default")
 
 
-def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
-    default = tuned(tmp_path, config=with_rows(160), most_rows=4).tried[0]
-    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
-    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
-    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
-
-
 def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
     found = evidence(tuned(tmp_path, Cluster(link=Link(latency_s=1e-5, bytes_per_s=4e8)), strategies=("ddp",)))
     assert found.useful_nodes >= 1
     assert [(row.nodes, row.measured) for row in found.scaling][:2] == [(1, False), (2, False)]
     assert all(row.efficiency_low <= row.efficiency + 1e-9 for row in found.scaling)
     assert any("global batch" in lever for lever in found.levers)
+
+
+def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
+    default = tuned(tmp_path, config=with_rows(160), most_rows=4).tried[0]
+    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
+    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
+    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
 
 
 def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):
