@@ -27,7 +27,7 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, Room, estimate_model
+from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, estimate_model
 from autotune.show.tables import text_table
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.fakes import FakeMachine
@@ -150,8 +150,7 @@ def law_of(
         ranks=1,
     )
     cpu = Surroundings(kind="cpu")
-    room = None if rows is None else Room(budget_bytes=math.inf, surroundings=cpu, max_rows=rows)
-    return estimate_model(request, FakeMachine(run), room).law
+    return estimate_model(request, FakeMachine(run), math.inf, cpu, max_rows=rows or FIRST_ROWS[-1]).law
 
 
 def cold(_: int) -> Figures:

@@ -27,7 +27,7 @@ from autotune.search.exploration_known import ExploreRequest
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import Asked, SweepRequest, feed_trial
+from autotune.search.workers import SweepRequest, feed_trial
 from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import explore_request
@@ -212,7 +212,7 @@ def _read_group(
     names = [cell.name for cell in cells]
     for cell in cells if number % 2 == 0 else reversed(cells):
         config = request.config_of(cell)
-        trial = feed_trial(request.training, Asked(name=cell.name, config=config, cached=True), number, names)
+        trial = feed_trial(request.training, config, number, names, cached=True)
         outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
         if isinstance(outcome, Measured):
             rates[cell] = request.rate_of(cell, FeedFigures.of(outcome))

@@ -33,8 +33,8 @@ def export(
     """Write a profile's settings for another trainer; standard error says what has no equivalent."""
     from autotune.cluster.training import default_ranks
     from autotune.decide.export import export_profile
+    from autotune.search.estimate import rows_hold
     from autotune.search.profiles import read_profile
-    from autotune.search.row_contents import rows_hold
     from autotune.show.answers import answer_json
     from autotune.show.export import export_text
     from autotune.store import write_atomically

@@ -47,7 +47,7 @@ def verify(
     from autotune.measure.host import SystemHost
     from autotune.measure.machine import ForkServerMachine
     from autotune.measure.nvml import NvmlMonitor
-    from autotune.search import reviews, verification
+    from autotune.search import reviews
     from autotune.search.profiles import read_trials
     from autotune.show.answers import answer_json
     from autotune.show.profile import verification_text
@@ -61,7 +61,7 @@ def verify(
     _, _, ledger = read_trials(profile, stored.profile, reports)
     monitor = NvmlMonitor()
     try:
-        found = verification.verify(stored, data, SystemHost(), monitor, read_cuda, ledger=ledger)
+        found = reviews.verify(stored, data, SystemHost(), monitor, read_cuda, ledger=ledger)
     finally:
         monitor.close()
     if as_json:

@@ -1,13 +1,11 @@
 """What the tuned settings are worth: windows of training as tuned and as both baselines, in rounds.
 
-A window is the ``feed`` job's: the trainer's own step, loader and run-ahead on the dataset, with at most four
-micro-batches to an optimizer step, of the configured rows each, whatever the global batch. Training may have more of
-them to one update and one exchange of gradients; what that would save is left out, and a small micro-batch, such as
-transformers' default, would have most of it.
+A window has at most four micro-batches to an optimizer step, whatever the global batch. What more of them to one update
+and one exchange of gradients would save is left out; a small micro-batch, such as transformers', would have most of it.
 
-Rates are in real tokens. A window counts the places that it computed, and the dataset says what a place holds in the
-mean: which samples a short window happens to draw is then no noise, and padded and packed windows need not see the same
-ones. Where micro-batches are as wide as what they hold, the window's own real tokens count.
+Rates are in real tokens: the places that a window computed times what a place of the dataset holds in the mean, so that
+the samples a short window happens to draw are no noise. Where micro-batches are as wide as what they hold, the window's
+own real tokens count.
 """
 
 import statistics
@@ -21,9 +19,8 @@ from autotune.core.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.search.probe import FIT_STEPS
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.trials import TrialRunner
-from autotune.search.workers import Asked, TrainingWindows, feed_trial
+from autotune.search.trials import Rounds, TrialRunner, unmeasured
+from autotune.search.workers import TrainingWindows, feed_trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
@@ -37,25 +34,18 @@ SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
 ) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
-    """The recipes to hold against the tuned settings, and what part of all recipes' places holds real tokens.
+    """Return the recipes to hold against the tuned settings, and what part of all recipes' places holds real tokens.
 
-    Args:
-        tuned: The profile's settings.
-        dataset: Says what rows hold.
-        most_workers: Loader workers that a rank may have here.
-        limit: What limits them.
+    A rank may have ``most_workers`` loader workers here, for the reason that ``limit`` gives.
     """
     rows = in_rows(tuned, dataset).global_batch_rows
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
-    shares: dict[RecipeName, float | None] = {one.name: _real_share(one.config, dataset) for one in others}
-    return others, shares | {TUNED: _real_share(tuned, dataset)}
-
-
-def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
-    if config.layout in TRIMMED_LAYOUTS:
-        return None
-    return mean_row(config, dataset)[0] / config.seq_length_tokens
+    configs: dict[RecipeName, TrainConfig] = {TUNED: tuned} | {one.name: one.config for one in others}
+    return others, {
+        name: None if config.layout in TRIMMED_LAYOUTS else mean_row(config, dataset)[0] / config.seq_length_tokens
+        for name, config in configs.items()
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +71,6 @@ class BaselineRunner:
     fallen: dict[RecipeName, str] = field(default_factory=dict)
     """Those that do not, and why."""
     rounds: list[dict[RecipeName, FeedFigures]] = field(default_factory=list)
-    windows: int = 0
     reading: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +88,13 @@ class BaselineRunner:
             self._fit(one.name)
         while self._goes_on():
             self._measure_round()
-        return self._evidence()
+        return BaselineEvidence(
+            rows=[self._row(name) for name in SHOWN if name in self.recipes],
+            local_ranks=self.training.limits.local_ranks,
+            window_s=self.training.request.window_s,
+            windows=sum(map(len, self.rounds)),
+            seconds=round(self.runner.seconds, 3),
+        )
 
     def _goes_on(self) -> bool:
         done, others = len(self.rounds), [name for name in self._standing() if name != TUNED]
@@ -110,12 +105,9 @@ class BaselineRunner:
         if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
-        precise = precise and all(self._is_told(name) for name in self._standing())
-        return not precise and self.runner.seconds < self.training.request.budget_s
-
-    def _is_told(self, name: RecipeName) -> bool:
-        """Whether there are enough windows to say how fast it trains."""
-        return of_windows(self._rates(name)).interval().low is not None
+        # With enough windows to say how fast each trains.
+        told = all(of_windows(self._rates(name)).interval().low is not None for name in self._standing())
+        return not (precise and told) and self.runner.seconds < self.training.request.budget_s
 
     def _rates(self, name: RecipeName) -> list[float]:
         return [self._rate(name, one[name]) for one in self.rounds if name in one]
@@ -132,11 +124,9 @@ class BaselineRunner:
             outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
             if isinstance(outcome, Measured):
                 return
-            if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
-                self.fallen[name] = f"{describe(outcome)} with {rows} rows"
-                return
-            if rows == 1:
-                self.fallen[name] = f"{describe(outcome)}, even with one row"
+            no_room = isinstance(outcome, OutOfMemory | HostOutOfMemory)
+            if rows == 1 or not no_room:
+                self.fallen[name] = describe(outcome) + (", even with one row" if no_room else f" with {rows} rows")
                 return
             budget = format_bytes(self.memory_budget_bytes)
             config = recipe.config.model_copy(update={"micro_batch_rows": rows // 2})
@@ -169,7 +159,7 @@ class BaselineRunner:
         number, names = len(self.rounds), self._standing()
         trials = {}
         for name in names:
-            trial = feed_trial(self.training, Asked(name=name, config=self.recipes[name].config), number, names)
+            trial = feed_trial(self.training, self.recipes[name].config, number, names)
             trial = replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS})
             trials[name] = (trial, f"{name}, round {number + 1}")
 
@@ -183,7 +173,6 @@ class BaselineRunner:
                 found[name] = FeedFigures.of(outcome)
             else:
                 self.fallen[name] = f"{describe(outcome)} in round {number + 1}"
-        self.windows += len(found)
         self.rounds.append(found)
 
     def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
@@ -209,13 +198,4 @@ class BaselineRunner:
             speedup_high=ratio.high if ratio and bounded else None,
             data_wait_share=statistics.median(one.data_wait_share for one in windows) if windows else None,
             outcome=self.fallen.get(name, "ran"),
-        )
-
-    def _evidence(self) -> BaselineEvidence:
-        return BaselineEvidence(
-            rows=[self._row(name) for name in SHOWN if name in self.recipes],
-            local_ranks=self.training.limits.local_ranks,
-            window_s=self.training.request.window_s,
-            windows=self.windows,
-            seconds=round(self.runner.seconds, 3),
         )

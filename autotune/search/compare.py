@@ -45,8 +45,6 @@ from trainer.schema import canonical_sha256
 
 _LOSS_SHARE = 0.5
 """Of the steps that both runs took, the later part, in which their losses are held against each other."""
-_LEAST_ROWS = 2
-_FEW = "too few steps"
 _READ_FROM = {
     "training": "windows of the settings as tuned",
     "windows": "windows of the workers' sweep",
@@ -205,7 +203,7 @@ def _run_side(run: Run, name: str) -> Side:
 def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
     """A reading of steps; none if fewer than a few of them are figures at all."""
     found = of_sound_steps(pairs, scale=scale)
-    return [] if found is None or found.n < _LEAST_ROWS else [Reading(metric=metric, of=_BY_STEPS, estimate=found)]
+    return [] if found is None or found.n < 2 else [Reading(metric=metric, of=_BY_STEPS, estimate=found)]
 
 
 def _model_of(model: object, name: object = "") -> str:
@@ -224,7 +222,9 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
     if not later:
         return None
     mine, theirs = ([side[step] for step in later] for side in losses)
-    first, second = (Estimate(value=statistics.fmean(one), n=len(one), no_spread=_FEW) for one in (mine, theirs))
+    first, second = (
+        Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs)
+    )
     return first, second, paired_difference(mine, theirs), f"at the same steps, {later[0]} to {later[-1]}"
 
 

@@ -1,18 +1,24 @@
 """Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.core.allocations import Trace
+from autotune.core.dataset import RowContents
 from autotune.core.outcome import Measured, TimedOut
 from autotune.core.trial import Trial
-from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, peak_bytes
+from autotune.decide.export import RowsHold
+from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
+from autotune.search.profiles import StoredProfile
+from trainer.batch import RowStatistics, row_statistics
+from trainer.config import Layout, ModelSettings, TrainConfig
+from trainer.dataset import Manifest, SpecialIds, TokenDataset
 
 FIRST_ROWS = 8, 64
 BELOW_SHARE = 0.8
@@ -26,6 +32,9 @@ of the same size by chance."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
 """Assumed where no dataset says better: functions of programs come at about 2.1 to a row of 512."""
+DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+PACKED_FULL_SHARE = 0.997
+"""Of packed rows of 512, functions of programs; ``docs/performance.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +56,21 @@ class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
     law: Law
+    most_rows: int
+    """The largest micro-batch that is predicted to fit."""
     parameters: int
     attention: str
     attention_reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The memory that a micro-batch is to fill."""
-
-    budget_bytes: float
-    surroundings: Surroundings
-    max_rows: int
 
 
 class CannotTrace(NotCheckable):
     """A model computes in a way that can only be seen by running it."""
 
 
-def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None = None) -> MemoryEstimate:
-    """Trace a model's step at two sizes and, if there is room to fill, at the largest micro-batch that fills it.
+def estimate_model(
+    request: EstimateRequest, machine: Machine, budget_bytes: float, surroundings: Surroundings, *, max_rows: int
+) -> MemoryEstimate:
+    """Trace a model's step at two sizes and at the largest micro-batch that fills the budget.
 
     What kernels request grows in steps, and differently for few rows; so the prediction is made again from traces near
     what was predicted at first, until it stands.
@@ -75,22 +79,22 @@ def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
         BadInput: If the configuration cannot be built.
     """
-    estimate, traces = _extended(request, machine, (), FIRST_ROWS)
-    for number in range(MOST_ROUNDS if room is not None else 0):
-        assert room is not None
-        rows = predicted_rows(estimate, room.budget_bytes, room.surroundings, max_rows=room.max_rows)
-        rows = max(2, rows)  # a single row is a view where several are copied
+    law, traces, told = _extended(request, machine, (), FIRST_ROWS)
+    for number in range(MOST_ROUNDS):
+        # A single row is a view where several are copied.
+        rows = max(2, largest_rows(law, budget_bytes, surroundings, max_rows=max_rows))
         if any(abs(trace.rows - rows) <= CLOSE_SHARE * rows for trace in traces):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
-        estimate, traces = _extended(request, machine, traces, (*below, rows))
-    return estimate
+        law, traces, told = _extended(request, machine, traces, (*below, rows))
+    most = largest_rows(law, budget_bytes, surroundings, max_rows=max_rows)
+    return MemoryEstimate(law=law, most_rows=most, **told)
 
 
 def _extended(
     request: EstimateRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
-) -> tuple[MemoryEstimate, tuple[Trace, ...]]:
-    """Trace further sizes; return what all traces say that are like the largest."""
+) -> tuple[Law, tuple[Trace, ...], dict[str, Any]]:
+    """Trace further sizes; return what all traces say that are like the largest, these, and facts of the model."""
     for shift in range(SHIFTS):
         known = {trace.rows for trace in traces}
         sizes = dict.fromkeys(one + shift for one in rows)
@@ -104,17 +108,7 @@ def _extended(
     else:
         raise _cannot(request, "it allocates in another order at another size")
     told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
-    return MemoryEstimate(law=law, **told), tuple(alike)
-
-
-def predicted_rows(estimate: MemoryEstimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
-    """Return the largest micro-batch that is predicted to fit."""
-    return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
-
-
-def predicted_bytes(estimate: MemoryEstimate, surroundings: Surroundings) -> Callable[[int], float]:
-    """Return the peak by rows; each is computed once."""
-    return functools.cache(lambda rows: float(peak_bytes(estimate.law, rows, surroundings)))
+    return law, tuple(alike), told
 
 
 def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
@@ -137,3 +131,51 @@ def _cannot(request: EstimateRequest, why: str) -> CannotTrace:
         f"{name} cannot be predicted without running it: {why}",
         next_step="Measure it where it is to run, with autotune probe.",
     )
+
+
+def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> RowContents:
+    """Return what is assumed without a dataset: packed rows are full, and others hold a sample without padding."""
+    packed = layout == "packed"
+    return RowContents(
+        vocab_size=vocab_size,
+        special_ids=DEFAULT_SPECIAL_IDS,
+        mean_real_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
+        mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 rows, as BERT's was
+        documents=DOCUMENTS_PER_PACKED_ROW if packed else 1.0,
+        dataset_hash=None,
+    )
+
+
+@functools.cache
+def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowContents:
+    """Return the same of a dataset, by laying a part of it out; ``TrainerError`` is raised if it is none."""
+    any_model = ModelSettings(name="any", config={"model_type": "bert"})  # rows do not depend on it
+    rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
+    documents = rows.most_documents if layout == "packed" else 1.0
+    said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}
+    return RowContents(
+        mean_real_tokens=rows.mean_real_tokens, mean_samples=rows.mean_samples, documents=documents, **said
+    )
+
+
+def _laid_out(data: Path, config: TrainConfig) -> tuple[RowStatistics, Manifest]:
+    with contextlib.closing(TokenDataset.open(data)) as dataset:
+        return row_statistics(config, dataset), dataset.manifest
+
+
+def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
+    """Return non-padding tokens and samples of a row, from a part of the dataset; without it, what the profile says.
+
+    Raises:
+        TrainerError: If ``data`` is no dataset.
+    """
+    profile, directory = stored.profile, data or stored.data_here()
+    if directory is None:
+        packed = profile.train.layout == "packed"
+        source = "the dataset is not here" if packed else "one sample in each row"
+        tokens = profile.mean_real_tokens_per_row
+        return RowsHold(real_tokens=tokens, samples=None if packed else 1.0, source=source)
+    found, manifest = _laid_out(directory, profile.train)
+    other = manifest.dataset_hash != profile.fingerprint.dataset_hash
+    source = "another dataset than the profile was tuned on" if other else "rows of the dataset, a part laid out"
+    return RowsHold(real_tokens=found.mean_real_tokens, samples=found.mean_samples, source=source)

@@ -4,14 +4,8 @@ Optuna's TPE in its place found 99.3 and 98.5 % of the best of the recorded grid
 30 % of the cells, where this takes 99.7 % and more, 91 % at least, after 20 % (40 searches of each). Where compiled
 layers are among the cells it found 77 to 80 % of the best in 4 of 10 simulated searches, and this 97 % in all of them.
 
-Every cell of the space keeps the global batch, and fits as far as memory can be predicted. A round reads the unexplored
-settings beside the proposed ones, so that what a machine's minutes do to one they do to all; a cell is first read for a
-short window, and goes on to a full one only if it may still be the best. The search stops when no cell is expected to
-win more than the noise would let anybody see; until then those that may be the best are read again. Those that promise
-most are then held against the unexplored settings and each other, window by window, until one is left; it is taken only
-where it is proven to be faster than the unexplored settings, and learns the same where it rounds differently.
-
-Windows are on batches from memory, as loaders are counted later, at whatever settings come out of this.
+Every cell keeps the global batch, and is first read for a short window beside the unexplored settings. Windows are on
+batches from memory, as loaders are counted later, at whatever settings come out of this.
 """
 
 import itertools
@@ -23,15 +17,14 @@ from typing import Any
 
 from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.core.interval import Interval
-from autotune.core.outcome import Measured, Outcome, describe
+from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import FeedFigures, Trial
-from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
+from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.decide.exploration import expected_improvement
 from autotune.decide.statistics import ratio_of
 from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
-from autotune.search.rounds import Rounds, unmeasured
-from autotune.search.trials import TrialRunner
-from autotune.search.workers import Asked, feed_trial
+from autotune.search.trials import Rounds, TrialRunner, check_loss, unmeasured
+from autotune.search.workers import feed_trial
 
 TOGETHER = 3
 """Proposed at once, and read beside one window of the unexplored settings."""
@@ -75,11 +68,7 @@ class Exploration:
         return self.known.unexplored
 
     def run(self) -> None:
-        """Search until there is a reason to stop; proof comes after it.
-
-        Raises:
-            Undecided: If the unexplored settings could not be measured.
-        """
+        """Search until there is a reason to stop; proof comes after it."""
         while not (why := self._over()):
             asked: list[Configuration] = []
             while len(asked) < TOGETHER and (cell := self.propose(asked)) is not None:
@@ -109,10 +98,7 @@ class Exploration:
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """Return the cell that is expected to win most; those that are pending are taken to be as good as believed.
-
-        None where nothing is left that fits, or that the time allows.
-        """
+        """Return the cell expected to win most, pending ones taken to be as good as believed; None if none is left."""
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
         # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
@@ -189,8 +175,7 @@ class Exploration:
     def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
         """Return a window of a cell in a round, beside those of these names; changes are of what is measured."""
         training = self.request.training
-        asked = Asked(name=cell.name, config=self.request.config_of(cell), cached=True)
-        trial = feed_trial(training, asked, number, names)
+        trial = feed_trial(training, self.request.config_of(cell), number, names, cached=True)
         length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
         return replace(trial, measured=trial.measured | length | changes)
 
@@ -215,9 +200,6 @@ def prove(search: Exploration) -> Proof:
     """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
 
     Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
-
-    Raises:
-        Undecided: If the unexplored settings could not be measured.
     """
     known = search.known
     first = prove_one_of(known.finalists({cell.precision for cell in known.cells}), search)
@@ -237,8 +219,9 @@ def prove_one_of(finalists: Sequence[Configuration], search: Exploration) -> Pro
     exactly = all(getattr(candidate, name) == getattr(unexplored, name) for name in KNOBS if name not in EXACT_KNOBS)
     if not faster or exactly:
         return Proof(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
-    equal, told = _check_loss(candidate, search)
-    return Proof(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
+    loss = _check_loss(candidate, search)
+    refused = None if loss.equal else loss.told
+    return Proof(candidate=candidate, ratio=ratio, equal_loss=loss.told, adopted=loss.equal, refused=refused)
 
 
 def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
@@ -267,23 +250,16 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
     return leader, ratio
 
 
-def _check_loss(candidate: Configuration, search: Exploration) -> tuple[bool, str]:
-    """Train both ways to round from one start on the same rows, at the unexplored micro-batch."""
-    every: list[tuple[float, ...]] = []
-    names = f"{search.unexplored.precision}", f"{candidate.precision}"
-    for precision in (search.unexplored.precision, candidate.precision):
-        label = f"equal loss, {precision}"
-        cell = search.unexplored.but(precision=precision)
+def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
+    """Check both ways to round at the unexplored micro-batch."""
+
+    def train(precision: str) -> Outcome:
+        label, cell = f"equal loss, {precision}", search.unexplored.but(precision=precision)
         config = search.request.config_of(cell).model_dump(mode="json") | {"warmup_steps": CHECK_WARM_UP_STEPS}
         length: dict[str, Any] = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True, "config": config}
-        outcome = search.reading.run(search.trial(cell, 0, [label], short=True, **length), label)
-        if not isinstance(outcome, Measured):
-            return False, f"not checked: with {precision} the run {describe(outcome)}"
-        every.append(FeedFigures.of(outcome).losses)
-        if len(every) == 1 and (nothing := fell_too_little(every[0], names[0])) is not None:
-            return False, nothing.told
-    verdict = compare_losses(every[0], every[1], names)
-    return verdict.equal, verdict.told
+        return search.reading.run(search.trial(cell, 0, [label], short=True, **length), label)
+
+    return check_loss((search.unexplored.precision, candidate.precision), train)
 
 
 def evidence(search: Exploration, found: Proof) -> ExploreEvidence:

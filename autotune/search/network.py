@@ -1,7 +1,6 @@
 """Measure links and training steps of ranks that run together, and find the fastest exchange at the user's batch.
 
-Predicted first, from links and from steps in which nothing travels; then what promises most is measured in rounds, the
-default in each of them, so that what a machine's minutes do to a figure they do to both.
+Predicted first, from links and from steps in which nothing travels; then what promises most is measured in rounds.
 """
 
 import statistics
@@ -14,14 +13,13 @@ from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
-from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
+from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.decide.links import fit_link
 from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, Undecided
-from autotune.search.rounds import Rounds, turn
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, check_loss, turn
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {
@@ -95,7 +93,7 @@ class MeasuredExchange:
         """Return the row of the profile."""
         step_s, exchange = self.step_s, self.candidate.exchange
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
-        waiting = None if step_s is None or not waits else min(1.0, sorted(waits)[len(waits) // 2] / step_s)
+        waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
         further = max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return ExchangeRow(
@@ -132,11 +130,7 @@ class NetworkTuning:
     all_reduce_factor: float = 1.0
 
     def run(self) -> None:
-        """Measure links, steps in which nothing travels, the loss, and what promises most.
-
-        Raises:
-            Undecided: If one of these but the loss could not be measured.
-        """
+        """Measure links, steps in which nothing travels, the loss, and what promises most."""
         self.measure_links()
         self.measure_compute()
         plain = self.candidates(sixteen_bit=False)
@@ -226,23 +220,16 @@ class NetworkTuning:
         return found
 
     def check_loss(self) -> bool:
-        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same.
+        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same."""
+        default, half = self.default(), self.request.half
+        names = "fp32 gradients", f"{half} gradients"
 
-        The learning rate rises to its peak within a few steps: with weights that hardly move any loss would be equal.
-        """
-        default = self.default()
-        every: list[tuple[float, ...]] = []
-        for dtype in ("fp32", self.request.half):
-            exchange, label = replace(default.exchange, gradient_dtype=dtype), f"equal loss, {dtype}"
-            outcome = self._exchange(exchange, default.dealt, LOSS_STEPS, label, warmup_steps=CHECK_WARM_UP_STEPS)
-            if not isinstance(outcome, Measured):
-                self.equal_loss = f"not checked: with {dtype} gradients the run {describe(outcome)}"
-                return False
-            every.append(ExchangeFigures.of(outcome).losses)
-            if dtype == "fp32" and (nothing := fell_too_little(every[0], "fp32 gradients")) is not None:
-                self.equal_loss = nothing.told
-                return False
-        verdict = compare_losses(every[0], every[1], ("fp32 gradients", f"{self.request.half} gradients"))
+        def train(name: str) -> Outcome:
+            exchange = replace(default.exchange, gradient_dtype="fp32" if name == names[0] else half)
+            label = f"equal loss, {exchange.gradient_dtype}"
+            return self._exchange(exchange, default.dealt, LOSS_STEPS, label, warmup_steps=CHECK_WARM_UP_STEPS)
+
+        verdict = check_loss(names, train)
         self.equal_loss = verdict.told
         return verdict.equal
 
@@ -273,7 +260,15 @@ class NetworkTuning:
                 one.outcome = describe(outcome)
                 if isinstance(outcome, Measured) or one is self.tried[0]:
                     one.figures.append(ExchangeFigures.of(_measured(outcome, "the default exchange")))
-        self._learn_slowdown()
+        # The default's steps tell what computing lost beyond what was predicted while something travelled.
+        default, compute = self.tried[0], self.compute
+        if default.step_s is None or compute is None:
+            return
+        dealt, exchange = default.candidate.dealt, default.candidate.exchange
+        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, exchange, network)
+        hidden = time.exchange_s - time.exposed_s
+        if hidden > 0:
+            self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
     def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
         """Return what to use, and by how much it is proven to be faster than the default; else the default."""
@@ -300,17 +295,6 @@ class NetworkTuning:
         """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
-
-    def _learn_slowdown(self) -> None:
-        """Take the default's steps for what they lost beyond what was predicted while something travelled."""
-        default, compute = self.tried[0], self.compute
-        if default.step_s is None or compute is None:
-            return
-        dealt, exchange = default.candidate.dealt, default.candidate.exchange
-        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, exchange, self.network())
-        hidden = time.exchange_s - time.exposed_s
-        if hidden > 0:
-            self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
     def steps(
         self, rows: int, micro_batches: int = 1, exchange: Exchange | None = None, *, steps: int = COMPUTE_STEPS,

@@ -7,6 +7,7 @@ from autotune.cluster.training import default_ranks
 from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.core.defaults import VOCAB_SIZE
+from autotune.core.evidence import Evidence
 from autotune.core.network import Network, RankCompute
 from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
 from autotune.core.profile import Profile
@@ -25,9 +26,9 @@ from autotune.decide.shape import (
     work_of_shape,
 )
 from autotune.errors import UsageError
-from autotune.search.plan_memory import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
+from autotune.search.estimate import assumed_contents, contents_of
+from autotune.search.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.search.profiles import StoredProfile
-from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from trainer.config import Strategy, TrainConfig
 from trainer.dataset import read_manifest
@@ -217,11 +218,7 @@ def _on_card(card: Card, asked: PlanRequest) -> Fleet:
 
 
 def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
-    """Look at the dataset that is named, else at the one the profile names if it is here; else assume.
-
-    Raises:
-        BadConfig: If what is named is no dataset.
-    """
+    """Look at the dataset that is named, else at the one the profile names if it is here; else assume."""
     train, row_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
@@ -320,9 +317,8 @@ def _on_all(
 ) -> AllRanks:
     """Predict all ranks together: from measured links if there are any, else from a line that is assumed."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
-    network, probe, scaled = None, None, None
-    if profile is not None:
-        network, probe = profile.evidence.network, profile.evidence.probe
+    evidence, scaled = Evidence() if profile is None else profile.evidence, None
+    network, probe = evidence.network, evidence.probe
     line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
     computed = network is not None and network.compute is not None
     if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):

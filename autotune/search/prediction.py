@@ -1,29 +1,35 @@
-"""Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
+"""Answer ``autotune estimate``: what fits, and what would fit otherwise; and what ``autotune plan`` asks of memory."""
 
 import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.dataset import RowContents
+from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.hardware import visible_devices
+from autotune.core.plan import Fleet, PlanFigure
+from autotune.core.profile import Profile
 from autotune.core.units import format_bytes, parse_bytes
-from autotune.decide.choose import default_layout, default_precision
+from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
     UNTRACED_SHARE,
     Expected,
+    Surroundings,
     expected_on_cpu,
     expected_on_gpu,
     largest_rows,
     ledger,
     peak_bytes,
 )
+from autotune.decide.plan import MemoryPlan
 from autotune.decide.prediction import Answer, PredictedModel
-from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms
+from autotune.decide.shape import largest_parameter_bytes
+from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
@@ -31,11 +37,11 @@ from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,
     MemoryEstimate,
-    Room,
+    assumed_contents,
+    contents_of,
     estimate_model,
 )
-from autotune.search.row_contents import assumed_contents, contents_of
-from trainer.config import ModelSettings, TrainConfig
+from trainer.config import ModelSettings, Strategy, TrainConfig
 from trainer.families import FAMILIES
 from trainer.progress import Update
 
@@ -152,6 +158,21 @@ def _card_here() -> Card | None:
     return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
+def _estimated(
+    config: TrainConfig, contents: RowContents, machine: Machine, budget_bytes: int, usual: Surroundings,
+    *, ranks: int, micro_batches: int = 2, max_rows: int = MAX_ROWS,
+) -> MemoryEstimate:  # fmt: skip
+    request = EstimateRequest(
+        config=config,
+        vocab_size=contents.vocab_size,
+        special_ids=contents.special_ids,
+        documents_per_row=contents.documents,
+        micro_batches=micro_batches,
+        ranks=ranks,
+    )
+    return estimate_model(request, machine, budget_bytes, usual, max_rows=max_rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tracer:
     """Predicts from traces of the step."""
@@ -162,8 +183,8 @@ class _Tracer:
 
     def predict(self, config: TrainConfig) -> PredictedModel:
         asked, target, hold, expected = self.asked, self.target, self.contents(config), self.target.expected
-        estimate, rows = self._traced(config)
-        if not rows:
+        estimate = self._traced(config)
+        if not (rows := estimate.most_rows):
             raise self._does_not_fit(config, estimate)
         law, budget, found = estimate.law, target.budget_bytes, ledger(estimate.law, rows, expected.usual)
         # With everything that is assumed at its most, and at its least.
@@ -206,25 +227,15 @@ class _Tracer:
             return assumed_contents(self.asked.vocab_size, config.layout, config.seq_length_tokens)
         return contents_of(self.asked.data, config.layout, config.seq_length_tokens)
 
-    def _traced(self, config: TrainConfig) -> tuple[MemoryEstimate, int]:
-        """Return the estimate with these settings, and the rows that fit."""
-        asked, target, hold = self.asked, self.target, self.contents(config)
-        request = EstimateRequest(
-            config=config,
-            vocab_size=hold.vocab_size,
-            special_ids=hold.special_ids,
-            documents_per_row=hold.documents,
-            micro_batches=2 if asked.accumulate else 1,
-            ranks=asked.ranks,
-        )
-        budget, usual, most = target.budget_bytes, target.expected.usual, asked.max_rows
-        estimate = estimate_model(request, self.machine, Room(budget_bytes=budget, surroundings=usual, max_rows=most))
-        return estimate, largest_rows(estimate.law, budget, usual, max_rows=most)
+    def _traced(self, config: TrainConfig) -> MemoryEstimate:
+        asked, budget, usual = self.asked, self.target.budget_bytes, self.target.expected.usual
+        several = {"micro_batches": 2 if asked.accumulate else 1, "ranks": asked.ranks, "max_rows": asked.max_rows}
+        return _estimated(config, self.contents(config), self.machine, budget, usual, **several)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
         """Return what fits with these settings, and a word on it: if there is no answer, why."""
         try:
-            rows = self._traced(config)[1]
+            rows = self._traced(config).most_rows
         except BadInput:
             return None, "not possible"
         except CannotTrace:
@@ -288,3 +299,91 @@ class _Tracer:
 
 def _is_known(config: TrainConfig) -> bool:
     return config.model.config["model_type"] in FAMILIES
+
+
+def memory_of_probe(profile: Profile) -> MemoryPlan | None:
+    """Return the terms that the profile's probe traced; None without them, or if they are a rank's share of it."""
+    probe, train = profile.evidence.probe, profile.train
+    if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
+        return None
+    if probe.local_ranks > 1 and train.parallel.strategy != "ddp":  # formulas would divide a share once more
+        return None
+    most = rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
+    return MemoryPlan(
+        parameters=PlanFigure(value=probe.parameters, basis="measured", source="counted by the probe"),
+        state=state_of_terms(probe.traced_terms_bytes),
+        micro_batch_rows=probe.feasible_max,
+        most_rows=max(train.micro_batch_rows, most),
+        largest_bytes=largest_parameter_bytes(train, probe.parameters),
+        source=f"the probe's trace; {probe.feasible_max} rows are the largest that were shown to fit",
+    )
+
+
+def traced(
+    train: TrainConfig, fleet: Fleet, card: Card | None, contents: RowContents, update: Update, *, rows_per_rank: int
+) -> MemoryPlan | CannotTrace:
+    """Trace the trainer's step now, as ``autotune estimate`` does."""
+    if fleet.device == "cpu":
+        usual = expected_on_cpu().usual
+    elif card is None:
+        usual = expected_on_gpu(None, fleet.ranks_per_node).usual
+    else:
+        usual = expected_on_gpu(card.compute_capability, fleet.ranks_per_node, card.usable_bytes).usual
+    # Under any other strategy a rank's share is traced, and formulas would divide it once more.
+    whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
+    config = train.model_copy(update={"parallel": whole})
+    with ForkServerMachine() as machine:
+        update(0, None, "loading torch")
+        machine.start()
+        update(0, None, f"tracing {train.model.name}")
+        try:
+            estimate = _estimated(config, contents, machine, fleet.memory_bytes, usual, ranks=fleet.ranks)
+        except CannotTrace as error:
+            return error
+    law, parameters, most = estimate.law, estimate.parameters, estimate.most_rows
+    with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
+    rows = max(1, min(with_headroom, rows_per_rank))
+    told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
+    return MemoryPlan(
+        parameters=PlanFigure(
+            value=parameters,
+            basis="assumed" if contents.assumed else "predicted",
+            source=f"counted in the model as it would be built{told}",
+        ),
+        state=state_of_terms(ledger(law, rows, usual).terms_bytes),
+        micro_batch_rows=rows,
+        most_rows=with_headroom,
+        largest_bytes=max(int(law.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
+        source="a trace of the trainer's step; what lies around it is assumed",
+    )
+
+
+def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_proven: bool) -> MemoryPlan:
+    """Return the same with every way of sharing the model among the ranks."""
+    tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
+    proven_bytes = memory.state.total_bytes if is_proven else 0  # a trial says that it fits, whatever a trace predicts
+    found = shares(
+        memory.state,
+        fleet.ranks,
+        largest_layer_bytes=memory.largest_bytes,
+        tensor_ranks=tensor,
+        pipeline_stages=stages,
+        budget_bytes=max(fleet.memory_bytes, proven_bytes),
+    )
+    return replace(memory, shares=found)
+
+
+def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
+    """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
+    whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
+    of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_rows
+    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
+    return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
+
+
+def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
+    """Return the profile's; if the model does not fit so, the first of the trainer's ways in which it does."""
+    if memory.most_rows > 0 or said != "ddp":
+        return said
+    names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
+    return next((names[one.name] for one in memory.shares if one.fits and one.name in names), "fsdp2")

@@ -1,6 +1,7 @@
 """Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from autotune.decide.choose import (
     knee_interval,
     rows_with_headroom,
 )
-from autotune.decide.memory import Expected, ledger
+from autotune.decide.memory import Expected, ledger, peak_bytes
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import of_windows
@@ -34,20 +35,16 @@ from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,
     MemoryEstimate,
-    Room,
     estimate_model,
-    predicted_bytes,
-    predicted_rows,
 )
-from autotune.search.rounds import unmeasured
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, unmeasured
 from trainer.batch import RowStatistics
 from trainer.config import TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 1)
-"""Warm-up and timed steps of a trial that asks whether a size fits: two optimizer steps after the rehearsal that begins
-a training, and an evaluation after each. The last one finds the allocator as an evaluation leaves it."""
+"""Warm-up and timed steps of a trial that asks whether a size fits, with an evaluation after each: the last one finds
+the allocator as an evaluation leaves it."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """The same of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
@@ -114,11 +111,7 @@ class Probe:
         return self.rows.most_documents if self.rows is not None and self.config.layout == "packed" else 1.0
 
     def trace(self, machine: Machine) -> MemoryEstimate:
-        """Trace the model's step, and predict its memory near the largest micro-batch.
-
-        Raises:
-            CannotTrace: If the model cannot be traced.
-        """
+        """Trace the model's step, and predict its memory near the largest micro-batch; ``CannotTrace`` if it fails."""
         request = EstimateRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -128,16 +121,8 @@ class Probe:
             ranks=self.local_ranks,
         )
         assert self.expected is not None
-        budget, most = self.memory_budget_bytes, self.request.max_rows
-        return estimate_model(
-            request, machine, Room(budget_bytes=budget, surroundings=self.expected.usual, max_rows=most)
-        )
-
-    def predicted_rows(self, traced: MemoryEstimate) -> int:
-        """Return the largest micro-batch that is predicted to fit."""
-        assert self.expected is not None
-        most = self.request.max_rows
-        return predicted_rows(traced, self.memory_budget_bytes, self.expected.usual, max_rows=most)
+        budget, usual = self.memory_budget_bytes, self.expected.usual
+        return estimate_model(request, machine, budget, usual, max_rows=self.request.max_rows)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +158,8 @@ class Search:
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
+        law, usual = self.estimate.law, expected.usual
+        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(law, rows, usual)))
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * self.granule),
             unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
@@ -181,16 +167,10 @@ class Search:
 
     def predicted_rows(self) -> int | None:
         """Return the largest micro-batch that the trace alone predicts; None without one."""
-        if self.estimate is None or self.probe.expected is None:
-            return None
-        return self.probe.predicted_rows(self.estimate) // self.granule * self.granule
+        return None if self.estimate is None else self.estimate.most_rows // self.granule * self.granule
 
     def find(self) -> None:
-        """Try sizes until the largest is verified on both sides.
-
-        Raises:
-            Undecided: If trials failed in a way that says nothing about memory.
-        """
+        """Try sizes until the largest is verified on both sides."""
         budget, most = self.probe.memory_budget_bytes, self.probe.request.max_rows // self.granule
         while True:
             size = next_rows(self.tried, budget, most, self.prediction)
@@ -256,16 +236,13 @@ class Search:
         return None
 
     def _point(self, rows: int, steps: tuple[int, int] | None = None, how_long: str = "") -> CurvePoint:
-        # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size
-        # is known to fit.
+        # Allocator settings that make a CPU's limit exact slow it down; speed is measured without, as the size fits.
         device = self.probe.config.device
         budget_bytes = self.probe.memory_budget_bytes if device == "cuda" else None
         label = f"{rows} rows, speed{how_long}"
         for attempt in range(MAX_FAILURES):
-            # Accumulation repeats what is measured here.
-            trial = step_trial(
-                self.probe, rows, steps or CURVE_STEPS[device], budget_bytes, attempt=attempt, micro_batches=1
-            )
+            steps = steps or CURVE_STEPS[device]  # of one micro-batch, which accumulation repeats
+            trial = step_trial(self.probe, rows, steps, budget_bytes, attempt=attempt, micro_batches=1)
             again = f", try {attempt + 1}" if attempt else ""
             outcome = self.runner.run(trial, f"{self.name}: {label}{again}", timed=True)
             if not isinstance(outcome, Crashed | Contaminated):
@@ -325,8 +302,7 @@ def probe_model(
 ) -> tuple[TrainConfig, ProbeEvidence]:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
-    ``traced`` is what ``probe.trace`` gave, if it was called before. Returns the settings with the chosen micro-batch,
-    and what was found.
+    ``traced`` is of ``probe.trace``, if it was called before. Returns the settings with the chosen micro-batch as well.
 
     Raises:
         DoesNotFit: If not even the smallest size fits.
@@ -374,14 +350,9 @@ def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) ->
 
 
 def step_trial(
-    probe: Probe,
-    rows: int,
-    steps: tuple[int, int],
-    budget_bytes: int | None,
-    *,
-    attempt: int = 0,
-    micro_batches: int | None = None,
-) -> Trial:
+    probe: Probe, rows: int, steps: tuple[int, int], budget_bytes: int | None,
+    *, attempt: int = 0, micro_batches: int | None = None,
+) -> Trial:  # fmt: skip
     """Return a trial of the trainer's own step; without a budget nothing is limited. Each attempt is another trial."""
     measured: dict[str, Any] = {
         "config": step_config(probe, rows, micro_batches=micro_batches).model_dump(mode="json"),

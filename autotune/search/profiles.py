@@ -20,6 +20,7 @@ from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.trials import TrialRunner, records_in
+from autotune.search.workers import with_data
 from autotune.store import LEDGER_DIRECTORY, write_atomically
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
@@ -114,10 +115,8 @@ def _with(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """The profile with these settings and this evidence of a command, and without what some commands found.
-
-    What the settings were worth is no longer said of others.
-    """
+    """The profile with these settings and this evidence of a command, and without what some commands found."""
+    # What the settings were worth is no longer said of others.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
     said = {"commands": commands if command is None else [*commands, command], **provenance}
@@ -137,10 +136,7 @@ def with_evidence(
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with what a command found, in place of what it found before, and with the settings it chose.
-
-    Without these it trains as before.
-    """
+    """Return the profile with what a command found, in place of what it found before, and with its settings if any."""
     resting = resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return _with(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
 
@@ -150,11 +146,7 @@ def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) 
     loader = {"loader_workers": found.chosen}
     if found.joint is not None and found.joint.adopted:
         loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
-    return with_evidence(profile, "workers", found, runner, _with_data(profile.train, loader))
-
-
-def _with_data(train: TrainConfig, data: Mapping[str, object]) -> TrainConfig:
-    return train.model_copy(update={"data": train.data.model_copy(update=data)})
+    return with_evidence(profile, "workers", found, runner, with_data(profile.train, loader))
 
 
 def with_network(
@@ -193,7 +185,7 @@ def rebased(profile: Profile, old: Path, new: Path) -> Profile:
     path = profile.train.data.path
     if path is None or old.parent.resolve() == new.parent.resolve():
         return profile
-    train = _with_data(profile.train, {"path": relative_data_path(old.parent / path, new)})
+    train = with_data(profile.train, {"path": relative_data_path(old.parent / path, new)})
     return profile.model_copy(update={"train": train})
 
 
@@ -203,7 +195,7 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
         return profile
     loader = {name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)}
-    train = _with_data(profile.train, loader)
+    train = with_data(profile.train, loader)
     return _with(profile, train, "workers", {"workers": old.evidence.workers}) if train == old.train else profile
 
 
@@ -242,16 +234,14 @@ def probed_here(stored: StoredProfile, refusals: Sequence[str] = ()) -> ProbeEvi
     Raises:
         ProfileRefused: If it was never probed, or not here.
     """
-    rows, path = stored.profile.train.micro_batch_rows, stored.path
-    command = probe_command(stored.profile, str(path))
-    probe = stored.profile.evidence.probe
+    rows, path, probe = stored.profile.train.micro_batch_rows, stored.path, stored.profile.evidence.probe
     if probe is None:
-        why = f"{path} has no probed micro-batch, at which everything else is measured"
-        raise ProfileRefused(why, next_step=f"Probe first: {command}")
-    if refusals:
-        why = f"{path} was not probed here: {'; '.join(refusals)}"
-        raise ProfileRefused(why, next_step=f"Probe here first: {command}")
-    if rows > probe.feasible_max:
+        why, first = f"{path} has no probed micro-batch, at which everything else is measured", "Probe first"
+    elif refusals:
+        why, first = f"{path} was not probed here: {'; '.join(refusals)}", "Probe here first"
+    elif rows > probe.feasible_max:
         why = f"micro_batch_rows = {rows} is more than the {probe.feasible_max} that were shown to fit"
-        raise ProfileRefused(why, next_step=f"Lower it in {path}, or probe again: {command}")
-    return probe
+        first = f"Lower it in {path}, or probe again"
+    else:
+        return probe
+    raise ProfileRefused(why, next_step=f"{first}: {probe_command(stored.profile, str(path))}")

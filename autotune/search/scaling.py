@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, ScalingRow
+from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.core.network import Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
@@ -147,20 +147,16 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
             "the profile does not say how many parameters the model has",
             next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
         )
-    row_s, fixed_s = _line(probe.curve)
+    # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
+    first, last = min(probe.curve, key=lambda point: point.rows), max(probe.curve, key=lambda point: point.rows)
+    row_s = last.step_s / last.rows
+    if last.rows > first.rows:
+        row_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
+    fixed_s = max(0.0, last.step_s - last.rows * row_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
     return RankCompute(row_s=row_s, micro_batch_s=fixed_s, update_s=0.0, gradients=gradients), (
         "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
     )
-
-
-def _line(curve: Sequence[CurvePoint]) -> tuple[float, float]:
-    """Return seconds of a row, and of what does not grow with rows, the update included: through the curve's ends."""
-    first, last = min(curve, key=lambda point: point.rows), max(curve, key=lambda point: point.rows)
-    row_s = last.step_s / last.rows
-    if last.rows > first.rows:
-        row_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
-    return row_s, max(0.0, last.step_s - last.rows * row_s)
 
 
 def _network(
@@ -206,11 +202,7 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
-    """Measure some micro-batches of a row's step, and add what further ones take.
-
-    Raises:
-        Undecided: If it could not be measured.
-    """
+    """Measure some micro-batches of a row's step, and add what further ones take."""
     dealt, few = Dealt(micro_batches=row.micro_batches, rows=row.rows), min(row.micro_batches, MOST_MICRO_BATCHES)
     wide = row.gradient_dtype == "fp32"
     exchange = row.exchange if wide else replace(row.exchange, gradient_dtype=tuning.request.half)
@@ -250,16 +242,12 @@ _OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "products_
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return what is known of links and, if steps were measured, of exchanges and of how far nodes are useful.
+    """Return what is known of links and, if steps were measured, of exchanges and of these counts of nodes.
 
-    Predicted for powers of two nodes, unless counts are given.
-
-    Raises:
-        ValueError: If no links were measured.
+    Without counts powers of two are predicted.
     """
     links, between = tuning.links, tuning.fits.get("between nodes")
-    if links is None:
-        raise ValueError("no links were measured")
+    assert links is not None
     of_links: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
     found = NetworkEvidence(
         **of_links,

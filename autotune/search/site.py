@@ -1,5 +1,6 @@
 """Where this program measures: the device, the host, the software; and the fingerprint that a profile keeps of them."""
 
+import itertools
 import math
 import os
 import shutil
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.core.cards import RESERVE_BYTES, Card, card_of
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
@@ -19,7 +21,9 @@ from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from autotune.measure.torch_gpus import gpus_of_torch
 from trainer.config import ModelSettings
-from trainer.dataset import Manifest
+from trainer.dataset import Manifest, read_manifest
+from trainer.errors import TrainerError
+from trainer.record import code_sha256
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -217,4 +221,30 @@ def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest | None, 
         data_filesystem=host.disks[0].filesystem_type if host.disks else None,
         model_sha256=model_sha256(settings),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
+    )
+
+
+def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
+    """Return what this node is, and which code and data it sees."""
+    gpus = visible_devices(monitor.devices(), os.environ)
+    links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
+    told = [link for link in links if not isinstance(link, Unavailable)]
+    linked: bool | None = all(told)
+    if linked and not (links and len(told) == len(links)):
+        linked = None
+    dataset, missing = None, None
+    try:
+        dataset = read_manifest(data_dir).dataset_hash
+    except TrainerError as error:
+        missing = error.message
+    return NodeFacts(
+        name=name,
+        allotted_cpus=host.facts([]).allotted_cpus,
+        gpu_names=tuple(gpu.name for gpu in gpus),
+        gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
+        nvlinked=linked,
+        code_sha256=code_sha256(),
+        dataset_hash=dataset,
+        dataset_place=str(data_dir),
+        dataset_missing=missing,
     )

@@ -1,29 +1,36 @@
-"""Run a trial, or take its result from the ledger when it has been run before."""
+"""Run a trial, or take its result from the ledger when it has been run before; and windows in rounds.
+
+Windows of a round are read one after the other, so that what a machine's minutes do to one they do to all. Every other
+round is read backwards: a drift within rounds cancels too. A round is taken from the trial log whole or not at all, as
+its windows are compared with each other.
+"""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from autotune.core.hardware import is_pretended
-from autotune.core.outcome import Measured, Outcome, OutOfMemory
+from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
+from autotune.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
-from autotune.errors import OutOfTime, StartAgain
+from autotune.errors import OutOfTime, StartAgain, Undecided
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
 from autotune.store import Ledger, read_ledger
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""
+ATTEMPTS = 3
+"""A window that somebody else spoiled is read again so often."""
+Key = TypeVar("Key")
 
 
 def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a ledger's trials of this version of the project, oldest first, and how many of its lines are none.
-
-    Those of all sites and writers are included.
-    """
+    """Return a ledger's trials of all sites and writers, oldest first, and how many of its lines are none."""
     lines, damaged = read_ledger(directory)
     found = [TrialRecord.of(line) for line in lines]
     return [record for record in found if record is not None], damaged + found.count(None)
@@ -117,7 +124,8 @@ class TrialRunner:
     def _check_time(self, trial: Trial, label: str) -> None:
         now_s, place = self.clock.utc_now().timestamp(), self.ledger.directory
         if self.budget_ends_s is not None:
-            left_s, usual_s = self.budget_ends_s - now_s, self.usual_trial_s or 0.0
+            left_s = self.budget_ends_s - now_s
+            usual_s = statistics.median([done.seconds for done in self.finished if not done.from_ledger] or [0.0])
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
@@ -130,12 +138,6 @@ class TrialRunner:
                 next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
                 "job's time.",
             )
-
-    @property
-    def usual_trial_s(self) -> float | None:
-        """Return the median seconds of the trials that were measured now; None before the first."""
-        fresh = [done.seconds for done in self.finished if not done.from_ledger]
-        return statistics.median(fresh) if fresh else None
 
     def _write(self, done: FinishedTrial) -> None:
         record = TrialRecord(
@@ -157,3 +159,80 @@ class TrialRunner:
             self._known[record.key] = done
         else:
             self._failed.add(record.key)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounds:
+    """Reads windows, and knows what they took."""
+
+    runner: TrialRunner
+    windows: int = 0
+    """That gave figures."""
+    seconds: float = 0.0
+    """Of all windows, those from the trial log included."""
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        """Windows and seconds, as evidence keeps them."""
+        return {"windows": self.windows, "seconds": round(self.seconds, 3)}
+
+    def read(
+        self,
+        number: int,
+        trials: Mapping[Key, tuple[Trial, str]],
+        check: Callable[[Key, Outcome, float], None],
+    ) -> dict[Key, Outcome]:
+        """Return the outcomes of a round; ``trials`` are windows with their labels.
+
+        What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
+        again. ``check`` is called after each window with its seconds, and ends the round by an exception.
+        """
+
+        def in_turn(*, anew: bool) -> dict[Key, Outcome]:
+            found = {}
+            for key in turn(number, list(trials)):
+                found[key] = self.run(*trials[key], anew=anew)
+                check(key, found[key], self.runner.finished[-1].seconds)
+            return found
+
+        late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
+        again = all(self.runner.has_failed(trials[key][0]) for key in late)
+        found = in_turn(anew=not again)
+        return in_turn(anew=True) if again and any(isinstance(found[key], Measured) for key in late) else found
+
+    def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
+        """Return a window's outcome; what others spoiled is read again."""
+        for attempt in range(ATTEMPTS):
+            outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
+            self.seconds += self.runner.finished[-1].seconds
+            if not isinstance(outcome, Contaminated):
+                break
+        self.windows += isinstance(outcome, Measured)
+        return outcome
+
+
+def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
+    """Return the error that a trial came to nothing that could be compared."""
+    detail = "" if isinstance(outcome, Measured) else outcome.detail
+    return Undecided(
+        f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
+        next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
+    )
+
+
+def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
+    """Train in both ways from one start on the same rows, the reference first; return whether they learn the same."""
+    every: list[tuple[float, ...]] = []
+    for name in names:
+        outcome = train(name)
+        if not isinstance(outcome, Measured):
+            return LossVerdict(equal=False, told=f"not checked: with {name} the run {describe(outcome)}")
+        every.append(tuple(outcome.figures["losses"]))
+        if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
+            return nothing
+    return compare_losses(every[0], every[1], names)
+
+
+def turn(number: int, keys: Sequence[Key]) -> list[Key]:
+    """Return the order of a round: backwards if it is odd."""
+    return list(keys if number % 2 == 0 else reversed(keys))

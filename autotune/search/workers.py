@@ -6,7 +6,7 @@ window depend on which samples fell into it.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import Undecided
-from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.site import Site
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from trainer.config import TrainConfig
 
 MIN_STEPS = 4
@@ -76,19 +75,8 @@ class WorkersDied(Exception):
     """The host had no room for the loader workers of a window."""
 
 
-NVML_SOURCE = (
-    "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a small "
-    "part of the GPU, or wait for other ranks"
-)
-GPM_SOURCE = "GPM counters over windows within the measured one"
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """What torch's loader says of workers that the kernel ended, or that found no shared memory."""
-
-
-def _workers_died(outcome: Outcome) -> bool:
-    if isinstance(outcome, Crashed):
-        return "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
-    return isinstance(outcome, HostOutOfMemory)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,14 +121,17 @@ class Sweep:
             Undecided: If a window could not be read for another reason.
         """
         names = [one.name for one in asked]
-        trials = {
-            place: (feed_trial(self.training, one, number, names), f"{one.name}, round {number + 1}")
-            for place, one in enumerate(asked)
-        }
+        trials = {}
+        for place, one in enumerate(asked):
+            trial = feed_trial(self.training, one.config, number, names, cached=one.cached)
+            trials[place] = trial, f"{one.name}, round {number + 1}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
-            if _workers_died(outcome):
+            died = isinstance(outcome, HostOutOfMemory)
+            if isinstance(outcome, Crashed):
+                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
+            if died:
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             if not isinstance(outcome, Measured):
                 raise unmeasured(f"the window of {label}", outcome, self.runner)
@@ -160,7 +151,7 @@ class Sweep:
         asked = [
             Asked(
                 name="batches from memory" if count is None else f"{count} loader workers",
-                config=with_loader(self.training.config, loader_workers=count or 0),
+                config=with_data(self.training.config, {"loader_workers": count or 0}),
                 cached=count is None,
             )
             for count in counts
@@ -199,17 +190,19 @@ class Sweep:
             self.limit = max(tried, fitting), refusal
 
 
-def with_loader(config: TrainConfig, **settings: int | bool) -> TrainConfig:
+def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:
     """Return the configuration with other settings of its ``data``."""
     return config.model_copy(update={"data": config.data.model_copy(update=settings)})
 
 
-def feed_trial(training: TrainingWindows, asked: Asked, number: int, beside: Sequence[str]) -> Trial:
+def feed_trial(
+    training: TrainingWindows, config: TrainConfig, number: int, beside: Sequence[str], *, cached: bool = False
+) -> Trial:
     """Return a window of training in round ``number``, beside the windows of these names."""
     request = training.request
     measured = {
-        "config": asked.config.model_dump(mode="json"),
-        "cached": asked.cached,
+        "config": config.model_dump(mode="json"),
+        "cached": cached,
         "round": number,
         "beside": list(beside),
         "storage": training.storage,
@@ -303,7 +296,12 @@ def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool = F
     gpus = [gpu for one in windows for gpu in one.gpus]
     lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "nothing was sampled")
     no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "nothing was counted")
-    read = any(gpu.utilisation_share is not None for gpu in gpus)
-    nvml = NVML_SOURCE if read else f"NVML utilisation: n/a ({lacking})"
-    gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
+    nvml, gpm = f"NVML utilisation: n/a ({lacking})", f"GPM: n/a ({no_counters})"
+    if any(gpu.utilisation_share is not None for gpu in gpus):
+        nvml = (
+            "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a "
+            "small part of the GPU, or wait for other ranks"
+        )
+    if any(gpu.gpm_windows for gpu in gpus):
+        gpm = "GPM counters over windows within the measured one"
     return f"{site.gpu.name}; {nvml}; {gpm}"

@@ -118,7 +118,7 @@ def explore_request(
             config = probe.config.model_copy(update=cell.model_dump())
             alike = replace(probe, rows=rows[cell.layout], config=config)
             try:
-                predicted = alike.predicted_rows(alike.trace(bench.machine))
+                predicted = alike.trace(bench.machine).most_rows
                 most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
             except CannotTrace:
                 most[cell.kind] = math.inf

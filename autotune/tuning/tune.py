@@ -224,7 +224,7 @@ class Tuning:
                 found = self._traced[stage.model] = probe.trace(bench.machine)
             except CannotTrace as error:
                 return error.message
-        rows, tokens = format_count(probe.predicted_rows(found)), probe.config.seq_length_tokens
+        rows, tokens = format_count(found.most_rows), probe.config.seq_length_tokens
         return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:

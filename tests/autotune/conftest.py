@@ -10,7 +10,7 @@ from autotune.core.profile import profile_to_toml
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
-from autotune.search import plan_memory, prediction
+from autotune.search import prediction
 from autotune.search.site import fingerprint, open_site
 from autotune.tuning import bench
 from tests.autotune.profiles import example_profile
@@ -98,5 +98,5 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Commands that are called in this process find their trial server started."""
-    for room in (bench, plan_memory, prediction):
+    for room in (bench, prediction):
         monkeypatch.setattr(room, "ForkServerMachine", lambda: Borrowed(started_server))

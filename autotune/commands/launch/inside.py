@@ -34,8 +34,8 @@ def preflight(
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
-    from autotune.search.node import look_at_node
     from autotune.search.profiles import read_profile
+    from autotune.search.site import look_at_node
 
     if require_approved:
         reviews.require_approved(profile, reports, expect_sha256=profile_sha256)

@@ -47,12 +47,12 @@ class Cluster:
         return self._links(trial.measured) if trial.job == "links" else self._steps(trial.measured)
 
     def _links(self, measured: dict[str, Any]) -> Outcome:
-        nodes = self.nodes
         pairs = [[size, all_reduce_s(size, self.network)] for size in measured["sizes_bytes"] for _ in range(3)]
         return Measured(
             figures={
-                "all": pairs, "within": [], "between": pairs, "nodes": nodes, "ranks_per_node": 1,
-                "neighbours_bytes_per_s": [1.0] * (nodes if nodes > 2 else 1), "products_flops_per_s": [1e9] * nodes,
+                "all": pairs, "within": [], "between": pairs, "nodes": self.nodes, "ranks_per_node": 1,
+                "neighbours_bytes_per_s": [1.0] * (self.nodes if self.nodes > 2 else 1),
+                "products_flops_per_s": [1e9] * self.nodes,
                 "backend": "gloo", "transport": "TCP sockets (gloo)", "interface": "eth0",
                 "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
             }
@@ -74,21 +74,18 @@ class Cluster:
         )
         compute = replace(COMPUTE, slowdown_share=self.slowdown_share)
         time = step_time(compute, rows, micro_batches, exchange, self.network)
-        second = time.step_s if measured["travels"] else micro_batches * COMPUTE.forward_backward_s(rows) + 0.01
-        halved = parallel.gradient_dtype != "fp32"
-        own = [micro_batches * COMPUTE.forward_backward_s(rows)] * measured["steps"]
+        own_s, steps = micro_batches * COMPUTE.forward_backward_s(rows), measured["steps"]
+        second = time.step_s if measured["travels"] else own_s + 0.01
+        factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss
         return Measured(
             figures={
-                "step_s": [second] * measured["steps"], "update_s": COMPUTE.update_s,
-                "communication_s": time.exposed_s, "compute_s_by_rank": [own] * ranks,
+                "step_s": [second] * steps, "update_s": COMPUTE.update_s,
+                "communication_s": time.exposed_s, "compute_s_by_rank": [[own_s] * steps] * ranks,
                 "forward_share": COMPUTE.forward_share,
                 "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
                 "micro_batches": micro_batches, "rows": rows,
                 "real_tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
-                "losses": [
-                    (5.0 - self.fall * number / measured["steps"]) * (self.halved_loss if halved else 1.0)
-                    for number in range(measured["steps"])
-                ],
+                "losses": [(5.0 - self.fall * number / steps) * factor for number in range(steps)],
             }
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ import pytest
 from autotune.core.plan import Goal
 from autotune.core.profile import Profile
 from autotune.errors import BadInput
-from autotune.search import plan_memory
+from autotune.search import prediction
 from autotune.search.plan import PlanRequest, plan
 from autotune.search.prediction import settings_of_step
 from autotune.search.profiles import StoredProfile
@@ -38,7 +38,7 @@ def no_trace(monkeypatch):
     def refuse():
         raise AssertionError("traced")
 
-    monkeypatch.setattr(plan_memory, "ForkServerMachine", refuse)
+    monkeypatch.setattr(prediction, "ForkServerMachine", refuse)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,9 @@ from autotune.search.profiles import (
     with_workers_of,
     write_profile,
 )
-from autotune.search.reviews import read_reviewed, require_approved, review, review_path
+from autotune.search.reviews import read_reviewed, require_approved, review, review_path, verify
 from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import records_in
-from autotune.search.verification import verify
 from autotune.store import Ledger
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.test_site import H200

@@ -3,10 +3,19 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.evidence import CurvePoint
-from autotune.errors import ProfileRefused
-from autotune.search.scaling import Assumed, evidence, known_of, measured_row, predict_scaling, with_measured
+from autotune.core.network import Link
+from autotune.errors import ProfileRefused, Undecided
+from autotune.search.scaling import (
+    Assumed,
+    evidence,
+    known_of,
+    links_in_place_of,
+    measured_row,
+    predict_scaling,
+    with_measured,
+)
 from tests.autotune.profiles import but, example_profile
-from tests.autotune.search.exchanges import Cluster, tuning_on
+from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 CARD = Assumed(bits_per_s=25e9)
 SHAPE = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256}
@@ -48,15 +57,6 @@ def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed()
     # Gradients by shape add up to the model, and embeddings come last.
     assert sum(part.elements for part in parts) == pytest.approx(500_000, rel=0.001)
     assert (parts[-1].ready_share, parts[-1].elements) == (1.0, 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256))
-
-
-def test_measured_links_and_computing_come_before_assumptions(tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.run()
-    found = known(probed(network=evidence(tuning)), assumed=None, ranks_per_node=None)
-    assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
-    assert found.load.compute.row_s == pytest.approx(0.02)
-    assert all("measured" in source for source in found.sources)
 
 
 def test_without_a_probe_nothing_is_predicted():
@@ -103,3 +103,143 @@ def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_
     four_s = 4 * model.load.compute.forward_backward_s(4)
     assert found.step_s == pytest.approx(cluster.run(trial).figures["step_s"][0] + four_s)
     assert found.real_tokens_per_s == pytest.approx(6400 / found.step_s)
+
+
+def tuned(tmp_path, cluster=None, **changes):
+    tuning = tuning_on(cluster or Cluster(), tmp_path, **changes)
+    tuning.run()
+    return tuning
+
+
+def with_rows(global_batch_rows, **changes):
+    return CONFIG.model_copy(update={"global_batch_rows": global_batch_rows} | changes)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory):
+    """A tuning of two nodes whose network limits."""
+    return tuned(tmp_path_factory.mktemp("two"))
+
+
+def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nodes):
+    between, compute = two_nodes.network().between, two_nodes.load().compute
+    assert [between.bytes_per_s, between.latency_s] == pytest.approx([LINK.bytes_per_s, LINK.latency_s], rel=1e-3)
+    found = [compute.row_s, compute.micro_batch_s]
+    assert found == pytest.approx([COMPUTE.row_s, COMPUTE.micro_batch_s], rel=1e-6)
+    assert compute.gradients == COMPUTE.gradients
+    assert two_nodes.slowdown_share == pytest.approx(0.0, abs=1e-3)
+    # They come before assumptions.
+    found = known(probed(network=evidence(two_nodes)), assumed=None, ranks_per_node=None)
+    assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
+    assert found.load.compute.row_s == pytest.approx(0.02)
+    assert all("measured" in source for source in found.sources)
+
+
+def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_the_same_global_batch(two_nodes):
+    chosen, gain = two_nodes.fastest()
+    assert chosen.candidate.exchange.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
+    assert gain.low > 1.2
+    assert "0.00% apart, within 1%" in two_nodes.equal_loss
+    for dealt in (one.candidate.dealt for one in two_nodes.tried):
+        assert dealt.rows <= 8
+        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_rows
+
+
+@pytest.mark.parametrize(
+    "cluster", [Cluster(nodes=4), Cluster(slowdown_share=0.3, link=Link(latency_s=1e-4, bytes_per_s=4e8))]
+)
+def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
+    tuning = tuned(tmp_path, cluster)
+    read = [one for one in tuning.tried if one.step_s is not None]
+    assert [one.candidate.time.step_s for one in read] == pytest.approx([one.step_s for one in read], rel=0.02)
+    assert tuning.slowdown_share == pytest.approx(cluster.slowdown_share, abs=0.01)  # found again in default's steps
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"halved_loss": 1.05}, "5.00% apart, not within 1%"),
+        ({"fall": 0.05}, "not checked: in 48 steps the loss went from 5.0000 to 4.9"),
+    ],
+)
+def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the_recipe(tmp_path, cluster, said):
+    measured = Cluster(**cluster)
+    tuning = tuned(tmp_path, measured, config=with_rows(16, warmup_steps=10_000))
+    assert said in tuning.equal_loss
+    assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+    checks = [trial.measured["config"] for trial in measured.trials if trial.measured.get("steps") == 48]
+    assert {config["warmup_steps"] for config in checks} == {8}  # the check does not wait for a long warm-up
+
+
+@pytest.mark.parametrize(
+    ("cluster", "outcome"),
+    [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
+)
+def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else_but_the_default(
+    tmp_path, cluster, outcome
+):
+    rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
+    assert set(rows) == {"ddp", "zero1", "fsdp2"}
+    assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
+    assert rows["zero1"].step_s > 0
+    with pytest.raises(Undecided, match="it does not run here"):
+        tuned(tmp_path / "default", Cluster(failing=("ddp",)))
+
+
+def test_fewer_than_three_rounds_prove_nothing_and_it_is_said_and_a_repeated_tuning_measures_nothing_again(tmp_path):
+    tuning, again = tuned(tmp_path, budget_s=0.0), Cluster()
+    assert tuning.fastest() == (tuning.tried[0], None)
+    assert "time for 1 of 3 rounds" in evidence(tuning).choice
+    tuned(tmp_path, again, budget_s=0.0)
+    assert again.trials == []
+
+
+def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
+    # 33 rows on 4 ranks: 9 micro-batches of one row have 36 places, 5 of two have 40.
+    tuning = tuned(tmp_path, Cluster(nodes=4), config=with_rows(33, micro_batch_rows=1), most_rows=2)
+    read = [one for one in tuning.tried if one.figures]
+    assert [one.rates()[0] for one in read] == pytest.approx([33 * 100.0 / one.step_s for one in read])
+
+
+def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_path):
+    # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
+    tuning = tuned(tmp_path, config=with_rows(10))
+    default = tuning.default()
+    assert tuning.micro_batch_rows(default) == 4
+    other = replace(default, dealt=default.dealt._replace(micro_batches=1, rows=5))
+    assert tuning.micro_batch_rows(other) == 8  # as large as gives the same, for other numbers of ranks
+
+
+def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
+    fast = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
+    tuning = tuned(tmp_path, fast, strategies=("ddp",), most_rows=4)
+    assert (tuning.equal_loss, tuning.fastest()) == (None, (tuning.tried[0], None))
+    assert evidence(tuning).choice.startswith("the default")
+
+
+def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
+    found = evidence(tuned(tmp_path, Cluster(link=Link(latency_s=1e-5, bytes_per_s=4e8)), strategies=("ddp",)))
+    assert found.useful_nodes >= 1
+    assert [(row.nodes, row.measured) for row in found.scaling][:2] == [(1, False), (2, False)]
+    assert all(row.efficiency_low <= row.efficiency + 1e-9 for row in found.scaling)
+    assert any("global batch" in lever for lever in found.levers)
+
+
+def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
+    default = tuned(tmp_path, config=with_rows(160), most_rows=4).tried[0]
+    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
+    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
+    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
+
+
+def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):
+    before = evidence(two_nodes)
+    tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path)
+    tuning.measure_links()
+    alone = evidence(tuning)
+    assert (alone.compute, alone.exchanges, alone.useful_nodes) == (None, [], None)
+    assert alone.links[0].scope == "between nodes"
+    found = links_in_place_of(before, alone)
+    assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
+    assert found.exchanges == before.exchanges
+    assert links_in_place_of(before.model_copy(update={"nodes": 8}), alone).exchanges == []

@@ -5,8 +5,7 @@ import pytest
 from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.core.hardware import GpuFacts
 from autotune.errors import BadInput, MachineLacks
-from autotune.search.node import look_at_node
-from autotune.search.site import Site, local_ranks, memory_budget, open_site
+from autotune.search.site import Site, local_ranks, look_at_node, memory_budget, open_site
 from tests.autotune.search.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
@@ -25,27 +24,28 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
 
 NVL = find_card("h100-nvl-94gb")
 FREE_BYTES = H200.total_bytes - 500 * MIB
+READ = site((H200,))
+SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 
 @pytest.mark.parametrize(
-    ("asked_bytes", "as_card", "expected"),
+    ("here", "asked_bytes", "as_card", "expected"),
     [
-        (None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
-        (FREE_BYTES, None, FREE_BYTES),
-        (None, NVL, NVL.usable_bytes - RESERVE_BYTES),
-        (80 * 10**9, NVL, 80 * 10**9),
-        (94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
-        (int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
+        (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
+        (READ, FREE_BYTES, None, FREE_BYTES),
+        (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
+        (READ, 80 * 10**9, NVL, 80 * 10**9),
+        (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
+        (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
+        # If used memory cannot be read, the default is what a process sees of the GPU.
+        (SILENT, None, None, find_card("h200").usable_bytes - RESERVE_BYTES),
+        (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
     ],
 )
-def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_imitated(asked_bytes, as_card, expected):
-    assert memory_budget(site((H200,)), asked_bytes, as_card) == expected
-
-
-def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
-    for name, expected in (("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)):
-        silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
-        assert memory_budget(silent, None) == expected - RESERVE_BYTES
+def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_imitated(
+    here, asked_bytes, as_card, expected
+):
+    assert memory_budget(here, asked_bytes, as_card) == expected
 
 
 @pytest.mark.parametrize(
@@ -141,25 +141,17 @@ def test_the_gpu_that_is_measured_is_named(opened):
     assert opened(**UNREADABLE, visible="1").gpu == SECOND
 
 
-def linked_gpu(number: int, linked: list[str] | None) -> FakeGpu:
-    return FakeGpu(facts=replace(H200, uuid=f"GPU-{number}", index=number), nvlinked=linked)
-
-
-def test_a_node_is_described_with_its_code_and_data(monkeypatch, patterned_dataset):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = look_at_node("n1", patterned_dataset, FakeHost(), FakeGpuMonitor([linked_gpu(0, None)]))
-    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",))
-    assert found.code_sha256 == code_sha256()
-    assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
-    assert found.nvlinked is None  # one GPU has nobody to be linked with
-    bare = look_at_node("n1", patterned_dataset.parent, FakeHost(), FakeGpuMonitor())
-    assert bare.dataset_hash is None
-    assert "not a dataset" in bare.dataset_missing
+def looked_at(data_dir, *links: list[str] | None):
+    """A node with a GPU for each list of those it is linked with; None of one that does not say."""
+    facts = [replace(H200, uuid=f"GPU-{number}", index=number) for number in range(len(links))]
+    gpus = [FakeGpu(facts=one, nvlinked=listed) for one, listed in zip(facts, links, strict=True)]
+    return look_at_node("n1", data_dir, FakeHost(), FakeGpuMonitor(gpus))
 
 
 @pytest.mark.parametrize(
     ("links", "linked"),
     [
+        ((None,), None),  # one GPU has nobody to be linked with
         ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
         ((["GPU-1"], ["GPU-2"], []), False),
         ((None, None, None), None),
@@ -167,7 +159,14 @@ def test_a_node_is_described_with_its_code_and_data(monkeypatch, patterned_datas
         (([], None, None), False),
     ],
 )
-def test_gpus_are_linked_when_every_pair_is_and_nobody_guesses(monkeypatch, patterned_dataset, links, linked):
+def test_a_node_is_described_with_its_code_and_data_and_its_gpus_are_linked_when_every_pair_is(
+    monkeypatch, patterned_dataset, links, linked
+):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monitor = FakeGpuMonitor([linked_gpu(number, listed) for number, listed in enumerate(links)])
-    assert look_at_node("n1", patterned_dataset, FakeHost(), monitor).nvlinked is linked
+    found = looked_at(patterned_dataset, *links)
+    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",) * len(links))
+    assert (found.nvlinked, found.code_sha256) == (linked, code_sha256())
+    assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
+    bare = looked_at(patterned_dataset.parent)
+    assert bare.dataset_hash is None
+    assert "not a dataset" in bare.dataset_missing

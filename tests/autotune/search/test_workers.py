@@ -11,8 +11,8 @@ from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.core.trial import FeedFigures, GpuUseFigures, Trial
 from autotune.errors import Undecided
 from autotune.search.joint import gap_remains, search_joint, study_of
-from autotune.search.rounds import ATTEMPTS
-from autotune.search.workers import Asked, evidence, gpu_source, with_loader
+from autotune.search.trials import ATTEMPTS
+from autotune.search.workers import Asked, evidence, gpu_source, with_data
 from tests.autotune.search.feeds import (
     CEILING,
     CONFIG,
@@ -253,14 +253,9 @@ def test_settings_that_memory_does_not_hold_are_not_tried_and_those_whose_worker
     assert not found.adopted
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    made = sweep_on(FeedMachine(knee_at(2)), tmp_path)
-    made.run()
-    return made
-
-
-def test_the_study_holds_the_ratio_of_every_window_to_the_ceiling_of_its_round(sweep):
+def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_round(tmp_path):
+    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    sweep.run()
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
     expected = [count for count in sweep.runner.machine.counts if count is not None]
     assert [trial.params["loader_workers"] for trial in study.trials] == expected
@@ -271,18 +266,14 @@ def test_the_study_holds_the_ratio_of_every_window_to_the_ceiling_of_its_round(s
         assert trial.value == pytest.approx(expected, rel=0.005)
     with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
     assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
-
-
-def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
-    before = len(study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials)
     others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
     windows = [
-        Asked(name=name, config=with_loader(CONFIG, loader_workers=count, prefetch_batches=ahead))
+        Asked(name=name, config=with_data(CONFIG, {"loader_workers": count, "prefetch_batches": ahead}))
         for name, (count, ahead) in others.items()
     ]
-    sweep.read_round(100, [Asked(name="without its ceiling", config=with_loader(CONFIG, loader_workers=1))])
+    sweep.read_round(100, [Asked(name="without its ceiling", config=with_data(CONFIG, {"loader_workers": 1}))])
     sweep.read_round(101, [Asked(name="ceiling", config=CONFIG, cached=True), *windows])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
     sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
-    assert [trial.params for trial in study.trials[before:]] == [{"loader_workers": 1, "prefetch_batches": 4}]
+    further = study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials[len(study.trials) :]
+    assert [trial.params for trial in further] == [{"loader_workers": 1, "prefetch_batches": 4}]

@@ -75,11 +75,11 @@ class Stages:
 
         def trace(machine):
             self.does("estimate", name)
-            return f"trace of {name}"
+            return SimpleNamespace(of=name, most_rows=20)
 
         return SimpleNamespace(
             local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
-            config=request.config, trace=trace, predicted_rows=lambda traced: 20,
+            config=request.config, trace=trace,
         )  # fmt: skip
 
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
@@ -194,7 +194,7 @@ def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_trace
     _, result = stages.run()
     assert (stage_of(result, "estimate").status, told(result, "estimate")) == ("done", "no meta kernel")
     assert told(result, "estimate", "b") == "20 rows of 128 tokens predicted to fit 1 GiB"
-    assert stages.traced == [None, "trace of b"]
+    assert stages.traced == [None, SimpleNamespace(of="b", most_rows=20)]
 
 
 def test_a_model_that_does_not_fit_does_not_stop_the_other_one_and_without_any_there_is_no_report(stages):
