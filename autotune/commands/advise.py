@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.options import REPORTS, AsJson, Reports
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, profiles
 from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ def advise(
     profile: Annotated[
         Path | None, typer.Option(help="The profile that a run was started from.", autocompletion=profiles)
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
-    ] = None,
+    data: ProfileData = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as are meant. Default: as measured.")] = None,
     hf_args: Annotated[
         Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.options import AsJson, OneProfile, ProfileData
+from autotune.commands.options import AsJson, NodeRanks, OneProfile, ProfileData
 
 
 def export(
@@ -24,9 +24,7 @@ def export(
         ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that are to train together.")] = 1,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")
-    ] = None,
+    ranks: NodeRanks = None,
     data: ProfileData = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards, models, profiles
-from autotune.commands.options import AsJson, ProfileData, parsed, request_of
+from autotune.commands.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
 from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 

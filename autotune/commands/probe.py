@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards
 from autotune.commands.jobs import JobOptions, JobRequest
-from autotune.commands.options import ModelOptions, grouped
+from autotune.commands.options import Checkpointing, Layout, ModelOptions, cards, grouped
 from autotune.core.defaults import HEADROOM_SHARE
 from autotune.errors import UsageError
 
@@ -20,13 +19,8 @@ def probe(
     context: typer.Context,
     *,
     options: ModelOptions,
-    layout: Annotated[
-        Literal["packed", "bucketed", "padded"] | None,
-        typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
-    ] = None,
-    checkpointing: Annotated[
-        Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
-    ] = "none",
+    layout: Layout = None,
+    checkpointing: Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
         typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.jobs import JobOptions, JobRequest, arguments_of
+from autotune.commands.jobs import JobOptions, JobRequest
 from autotune.commands.options import ModelOptions, Reports, Window, grouped
 from autotune.core.defaults import WINDOW_S
 from autotune.errors import AutotuneError
@@ -96,7 +96,7 @@ def tune(
         result = tuning.run()
     except AutotuneError:
         if tuning.has_saved:
-            again = shlex.join(["autotune", *arguments_of(context), *(["--slurm"] if number else [])])
+            again = shlex.join(["autotune", *context.find_root().obj, *(["--slurm"] if number else [])])
             sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
     if number is not None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.completion import profiles, sites
 from autotune.commands.launch import inside
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
 
 if TYPE_CHECKING:
     from autotune.cluster.training import TrainRequest
