@@ -75,9 +75,7 @@ def plan(
     from autotune.show.plan import plan_text
     from trainer.progress import progress
 
-    def amount(text: str | None, option: str) -> float | None:
-        return None if text is None else parsed(parse_amount, text, option)
-
+    amounts = {"global_batch_tokens": global_batch_tokens, "tokens_per_s": tokens_per_s}
     asked = request_of(
         PlanRequest,
         context,
@@ -86,9 +84,11 @@ def plan(
         goal=_goal(context),
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
-        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
         links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
-        tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
+        **{
+            name: None if text is None else parsed(parse_amount, text, f"--{name.replace('_', '-')}")
+            for name, text in amounts.items()
+        },
     )
     with progress("plan") as update:
         found = plan(asked, update)
@@ -134,6 +134,5 @@ def _source(
             )
         return read_profile(profile)
     length = seq_length or SEQ_LENGTH_TOKENS
-    return settings_of_step(
-        model_settings(model or ""), "cuda", layout=None, precision=precision, seq_length_tokens=length
-    )
+    settings = model_settings(model or "")
+    return settings_of_step(settings, "cuda", layout=None, precision=precision, seq_length_tokens=length)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.commands.options import REPORTS, AsJson, OneProfile, ProfileData, Reports, profiles
+from autotune.errors import UsageError
 
 app = typer.Typer(help="Build tuning reports, sign profiles off.", no_args_is_help=True)
 
@@ -51,7 +52,6 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
-    from autotune.errors import UsageError
     from autotune.search.reviews import read_reviewed
     from autotune.search.reviews import review as keep
     from autotune.show.answers import answer_json

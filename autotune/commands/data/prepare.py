@@ -18,10 +18,8 @@ from autotune.show.answers import answer_json, plain
 from autotune.show.dataset import counts_of, facts_of, facts_text
 from trainer.progress import progress
 
-_VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
 """What the paper's recipe pads every sample to."""
-_MANY_UNKNOWN = 0.1
 
 
 @grouped
@@ -108,7 +106,7 @@ def prepare(
         sources=tuple(sources),
         options=SourceOptions(field=field, unit=text_unit),
         tokenizer=given or tokenizer,
-        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
+        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // 64) * 64,
         limit=LengthLimit(max_tokens=max_tokens, long=long),
     )
     started_s = time.monotonic()
@@ -126,20 +124,20 @@ def prepare(
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         print(f"left out {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
-    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
+    manifest, source = prepared.manifest, prepared.manifest.source
+    more = source.rejected - len(prepared.first_rejects)
     if more > 0:
         print(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
-    manifest, source = prepared.manifest, prepared.manifest.source
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
-    if unknown > _MANY_UNKNOWN:
+    if unknown > 0.1:
         print(
             f"note: the tokenizer does not know {format_share(unknown)} of all tokens; "
             "--tokenizer bpe knows every text, a larger --vocab-size more words",
             file=sys.stderr,
         )
-    # What storing masks would add: a byte a token; and rows padded to the paper's width, ids and masks.
-    masks, samples = tokens, manifest.train.samples + manifest.validation.samples
+    # What storing masks, a byte a token, would add; and rows padded to the paper's width, ids and masks.
+    samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_ROW_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
         answer = counts_of(out, manifest) | {
@@ -147,7 +145,7 @@ def prepare(
             "used_vocab_size": manifest.used_vocab_size,
             **plain(source),
             "reduction": 1 - source.token_bytes / source.raw_bytes,
-            "mask_bytes_not_stored": masks,
+            "mask_bytes_not_stored": tokens,
             "padded_with_masks_bytes": padded,
             "other_files": prepared.other_files,
             "rejects": out / "rejects.jsonl",
@@ -156,7 +154,7 @@ def prepare(
         print(answer_json(answer))
         return
     facts = facts_of(manifest) | {
-        "masks not stored": f"would add {format_bytes(masks)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
+        "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
         f"{format_bytes(padded)}",
         "samples": f"{format_count(manifest.train.samples)} to train, "
         f"{format_count(manifest.validation.samples)} for validation",
