@@ -75,7 +75,9 @@ def plan(
     from autotune.show.plan import plan_text
     from trainer.progress import progress
 
-    amounts = {"global_batch_tokens": global_batch_tokens, "tokens_per_s": tokens_per_s}
+    def amount(text: str | None, option: str) -> float | None:
+        return None if text is None else parsed(parse_amount, text, option)
+
     asked = request_of(
         PlanRequest,
         context,
@@ -85,10 +87,8 @@ def plan(
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
         links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
-        **{
-            name: None if text is None else parsed(parse_amount, text, f"--{name.replace('_', '-')}")
-            for name, text in amounts.items()
-        },
+        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
+        tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
     )
     with progress("plan") as update:
         found = plan(asked, update)

@@ -10,9 +10,6 @@ from autotune.commands.options import Checkpointing, Layout, ModelOptions, cards
 from autotune.core.defaults import HEADROOM_SHARE
 from autotune.errors import UsageError
 
-_MINUTES_PER_MODEL = 3
-"""What a probe takes in the mean: ten to twenty trials, most of which end in seconds."""
-
 
 @grouped
 def probe(
@@ -73,7 +70,7 @@ def probe(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
         ledger=", ".join(str(job.reports / (one or f"{name}-*") / "ledger") for name in names),
-        expected_minutes=1 + _MINUTES_PER_MODEL * len(names),
+        expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",
