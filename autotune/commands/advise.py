@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.options import REPORTS, AsJson, Reports
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, profiles
 from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
     from autotune.decide.advice.situation import Situation
-
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
 
@@ -31,9 +29,7 @@ def advise(
     profile: Annotated[
         Path | None, typer.Option(help="The profile that a run was started from.", autocompletion=profiles)
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
-    ] = None,
+    data: ProfileData = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as are meant. Default: as measured.")] = None,
     hf_args: Annotated[
         Path | None,
@@ -95,10 +91,9 @@ def _default_place() -> Path:
     profiles = _profiles()
     if len(profiles) == 1:
         return profiles[0]
-    none = f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/"
     several = f"there are {len(profiles)} profiles in {_PROFILES}/"
     raise UsageError(
-        several if profiles else none,
+        several if profiles else f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/",
         next_step="Name one: autotune advise PROFILE, or autotune advise RUN. To make a profile: autotune tune "
         "--model M --data DIR",
     )
@@ -111,10 +106,7 @@ def _profiles() -> list[Path]:
 
 
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
-    """Write the safe changes into a new profile, nothing where there are none, and say what was done.
-
-    ``profile`` is the new one, ``of`` the old one, and ``kept`` one that lay where the new one was written.
-    """
+    """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
     from autotune.decide.advice.table import safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text

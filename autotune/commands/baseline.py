@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from autotune.commands.jobs import JobOptions, job_of_profile
-from autotune.commands.options import SweepOptions, grouped
-from autotune.core.defaults import BASELINE_ROUNDS
+from autotune.commands.options import SweepOptions, Window, grouped
+from autotune.core.defaults import BASELINE_ROUNDS, WINDOW_S
 
 
 @grouped
@@ -14,6 +14,7 @@ def baseline(
     context: typer.Context,
     *,
     sweep: SweepOptions,
+    window_s: Window = WINDOW_S,
     rounds: Annotated[
         int, typer.Option(min=1, max=100, help="Windows of each at most; fewer where ratios are known to 5 %.")
     ] = BASELINE_ROUNDS,
@@ -32,7 +33,7 @@ def baseline(
     stored = read_profile(sweep.profile)
     probed_here(stored)
     train = stored.profile.train
-    request = sweep.request(stored, job.reports, minutes)
+    request = sweep.request(stored, job.reports, minutes, window_s=window_s)
     purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."
     if job.goes_elsewhere(context, job_of_profile("baseline", purpose, stored, request)):
         return

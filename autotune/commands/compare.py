@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.options import AsJson
+from autotune.commands.options import AsJson, profiles
 from autotune.errors import NotCheckable, Slower, Undecided, UsageError
 
 

@@ -26,9 +26,7 @@ def doctor(
     as_json: AsJson = False,
     path: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--path", help="A place whose disk to look at, by default the working directory; may be repeated."
-        ),
+        typer.Option(help="A place whose disk to look at, by default the working directory; may be repeated."),
     ] = None,
 ) -> None:
     """Say what this machine is, and what would spoil a measurement on it."""
@@ -70,12 +68,12 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     if as_json:
         from autotune.show.answers import answer_json
 
-        slurm = machine.slurm
-        derived = {
+        answer = {
+            "machine": machine,
             "allotted_cpus": machine.host.allotted_cpus,
-            "in_job": slurm.in_job,
-            "is_login_node": slurm.is_login_node,
-            "seconds_left": slurm.seconds_left(machine.time_utc),
+            "in_job": machine.slurm.in_job,
+            "is_login_node": machine.slurm.is_login_node,
+            "seconds_left": machine.slurm.seconds_left(machine.time_utc),
         }
-        return answer_json({"machine": machine, **derived, "findings": findings, "next": NEXT_COMMAND})
+        return answer_json(answer | {"findings": findings, "next": NEXT_COMMAND})
     return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"

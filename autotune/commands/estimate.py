@@ -5,18 +5,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards, models
-from autotune.commands.options import AsJson, SeqLength, request_of
-from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
+from autotune.commands.options import AsJson, Checkpointing, Layout, StepOptions, cards, grouped, request_of
+from autotune.core.defaults import VOCAB_SIZE
 from autotune.errors import AutotuneError, DoesNotFit
 
 
+@grouped
 def estimate(
     context: typer.Context,
     *,
-    model: Annotated[
-        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
-    ],
+    options: StepOptions,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -33,16 +31,9 @@ def estimate(
         Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = VOCAB_SIZE,
-    seq_length: SeqLength = SEQ_LENGTH_TOKENS,
-    layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
-    precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
+    layout: Layout = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
-    attention_dropout: Annotated[
-        float | None, typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use varlen.")
-    ] = None,
-    checkpointing: Annotated[
-        Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
-    ] = "none",
+    checkpointing: Checkpointing = "none",
     head: Annotated[
         Literal["masked", "dense"], typer.Option(help="Places that the prediction head computes.")
     ] = "masked",
@@ -52,7 +43,6 @@ def estimate(
     ] = True,
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
-    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = MAX_ROWS,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,12 +54,13 @@ def estimate(
     from trainer.presets import model_settings
     from trainer.progress import progress
 
-    named = {name: model_settings(name) for name in model}
-    settings = {
-        name: context.params[name]
-        for name in ("layout", "precision", "attention", "attention_dropout", "checkpointing", "head")
-    }
-    configs = (settings_of_step(one, device, seq_length_tokens=seq_length, **settings) for one in named.values())
+    named = {name: model_settings(name) for name in options.model}
+    length = options.seq_length
+    step = {name: context.params[name] for name in ("layout", "precision", "attention_dropout", "checkpointing")}
+    configs = [
+        settings_of_step(one, device, seq_length_tokens=length, attention=attention, head=head, **step)
+        for one in named.values()
+    ]
     asked = request_of(PredictionRequest, context, configs=tuple(configs))
     target = find_target(asked)
     with progress("estimate") as update:
@@ -81,27 +72,21 @@ def estimate(
         data=data or "DIR",
         memory=memory,
         device=device if device == "cpu" else None,
-        seq_length=seq_length,
-        layout=layout,
-        precision=precision,
-        attention_dropout=attention_dropout,
-        checkpointing=checkpointing,
+        seq_length=length,
+        **step,
         ranks=ranks if ranks > 1 else None,
-        max_rows=max_rows,
+        max_rows=options.max_rows,
         accumulate=accumulate,
-    ) + _remark({"the masked head": head != "masked", "the attention that it chooses": attention != "auto"})
+    )
+    unlike = ["the masked head"] * (head != "masked") + ["the attention that it chooses"] * (attention != "auto")
+    if unlike:  # for want of an option
+        probe += f"  # measures {' and '.join(unlike)}"
     if as_json:
         print(answer_json(answer))
     elif text := estimate_text(answer, probe):
         print(text)
     if refused:
         raise _refusal(list(refused.values()), probe)
-
-
-def _remark(unlike: dict[str, bool]) -> str:
-    """In what the probe differs from what was predicted, for want of an option."""
-    differs = [what for what, is_so in unlike.items() if is_so]
-    return f"  # measures {' and '.join(differs)}" if differs else ""
 
 
 def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:

@@ -3,11 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.commands.options import AsJson, OneProfile, ProfileData
+from autotune.commands.options import AsJson, NodeRanks, OneProfile, ProfileData
+from autotune.core.units import format_count
+from autotune.show.tables import inert, text_table
+
+if TYPE_CHECKING:
+    from autotune.decide.export import Export
 
 
 def export(
@@ -24,9 +29,7 @@ def export(
         ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that are to train together.")] = 1,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")
-    ] = None,
+    ranks: NodeRanks = None,
     data: ProfileData = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +39,6 @@ def export(
     from autotune.search.estimate import rows_hold
     from autotune.search.profiles import read_profile
     from autotune.show.answers import answer_json
-    from autotune.show.export import export_text
     from autotune.store import write_atomically
 
     stored = read_profile(profile)
@@ -44,7 +46,7 @@ def export(
     found = export_profile(stored.profile, rows_hold(stored, data), nodes=nodes, ranks_per_node=ranks_per_node)
     answer, arguments = answer_json(found), json.dumps(found.arguments, indent=2)
     if not as_json:
-        sys.stderr.write(export_text(found) + "\n")
+        sys.stderr.write(_export_text(found) + "\n")
     if out is not None:
         remarks = out.with_name(f"{out.stem}.remarks.json")
         write_atomically(out, arguments + "\n")
@@ -52,3 +54,33 @@ def export(
         print(answer if as_json else f"settings: {out}\nremarks:  {remarks}")
     else:
         print(answer if as_json else arguments)
+
+
+def _export_text(export: "Export") -> str:
+    """Everything that the settings file does not say; settings that mean the same are only counted."""
+    same = sum(one.equivalence == "same" and one.value is not None for one in export.settings)
+    near = [
+        [
+            one.setting,
+            one.argument or "" if one.value is None else f"{one.argument} = {json.dumps(one.value)}",
+            one.remark,
+        ]
+        for one in export.settings
+        if one.equivalence == "near"
+    ]
+    lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
+    batch = export.batch
+    tokens, exported = (format_count(one) for one in (batch.real_tokens_per_step, batch.exported_real_tokens_per_step))
+    return "\n\n".join(
+        [
+            f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.rows_per_step:,} rows with "
+            f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
+            f"in {batch.accumulation_steps} micro-batches of {batch.samples_per_microbatch_per_rank} on each rank",
+            f"{same} settings mean the same there. Others come near:",
+            text_table(("here", "there", "how it differs"), near),
+            "No equivalent:",
+            text_table(("here", "instead"), lost),
+            "In the program that calls it:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
+            "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
+        ]
+    )

@@ -16,30 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.commands.completion import sites
-from autotune.commands.options import REPORTS, AsJson, Here, Reports
+from autotune.cluster.slurm import Ended, follow, read_slurm, submit
+from autotune.commands.options import REPORTS, AsJson, Reports, sites
+from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:
     from autotune.search.profiles import StoredProfile
     from autotune.search.workers import SweepRequest
 
-Slurm = Annotated[
-    str | None,
-    typer.Option(
-        "--slurm",
-        metavar="[SITE]",
-        help="Submit this as a SLURM job, by the cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
-        show_default=False,
-        autocompletion=sites,
-    ),
-]
-Wait = Annotated[bool, typer.Option("--wait", help="With --slurm: wait for the job's end, and exit with its code.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the job's script, and do nothing.")]
-
 START_UP_S = 60.0
 """What a job takes until its first trial begins: starting, and loading torch from a network file system."""
-_UNKNOWN_JOB = "JOB"
-"""Stands for the first job's id where nothing is submitted."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
 
 
@@ -73,103 +59,107 @@ class JobRequest:
     """Makes a second job, which begins once the first has succeeded, from the first one's id."""
 
 
-def submitted(
-    context: typer.Context, request: JobRequest, slurm: str | None, *, wait: bool, dry_run: bool, as_json: bool
-) -> bool:
-    """Do what ``--slurm`` asks for; the caller has nothing left to do if this returns True.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """Whether a command runs as a job, and what it says."""
 
-    Raises:
-        UsageError: If the options do not go together.
-        AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
-    """
-    from autotune.cluster.batch import MeasureJob, Shape, cpus_of, measure_script, read_template
-    from autotune.cluster.site import SiteFile, find_site, read_site
-    from autotune.errors import BadInput, UsageError
+    slurm: Annotated[
+        str | None,
+        typer.Option(
+            "--slurm",
+            metavar="[SITE]",
+            help="Submit this as a SLURM job, by the cluster's site file. "
+            "Default: AUTOTUNE_SITE, else ./site.toml if any.",
+            show_default=False,
+            autocompletion=sites,
+        ),
+    ] = None
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --slurm: wait for the job's end, and exit with its code.")
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --slurm: print the job's script, and do nothing.")
+    ] = False
+    as_json: AsJson = False
 
-    if slurm is None:
-        if wait or dry_run:
-            raise UsageError(
-                f"{'--wait' if wait else '--dry-run'} means nothing without --slurm", next_step="Add --slurm."
+    def submitted(self, context: typer.Context, request: JobRequest) -> bool:
+        """Do what ``--slurm`` asks for; the caller has nothing left to do if this returns True.
+
+        Raises:
+            UsageError: If the options do not go together.
+            AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
+        """
+        from autotune.cluster.batch import MeasureJob, Shape, cpus_of, measure_script, read_template
+        from autotune.cluster.site import SiteFile, find_site, read_site
+
+        if self.slurm is None:
+            if self.wait or self.dry_run:
+                option = "--wait" if self.wait else "--dry-run"
+                raise UsageError(f"{option} means nothing without --slurm", next_step="Add --slurm.")
+            return False
+        site_path = find_site(self.slurm, os.environ)
+        site = SiteFile() if site_path is None else read_site(site_path)
+        template = read_template("measure", site, site_path)
+
+        def script_of(one: JobRequest) -> str:
+            if one.trial_timeout_s is not None and START_UP_S + one.trial_timeout_s > site.slurm.time_s:
+                raise BadInput(
+                    f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
+                    f"({one.trial_timeout_s:g} s)",
+                    next_step=f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or bound trials: "
+                    f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
+                )
+            gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
+            cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
+            words = command_in_job(context.find_root().obj) if one.command is None else one.command
+            job = MeasureJob(
+                name=one.name,
+                purpose=one.purpose,
+                command=[site.python or sys.executable, "-m", "autotune", *words],
+                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
+                log=one.reports / "jobs" / f"{one.name}-%j.log",
+                directory=Path.cwd(),
+                with_srun=one.with_srun,
+                variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
+                typed=one.command is None,
             )
-        return False
-    site_path = find_site(slurm, os.environ)
-    site = SiteFile() if site_path is None else read_site(site_path)
-    template = read_template("measure", site, site_path)
+            return measure_script(job, site, template)
 
-    def script_of(one: JobRequest) -> str:
-        if one.trial_timeout_s is not None and START_UP_S + one.trial_timeout_s > site.slurm.time_s:
-            raise BadInput(
-                f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
-                f"({one.trial_timeout_s:g} s)",
-                next_step=f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or bound trials: "
-                f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
-            )
-        gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
-        cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
-        words = command_in_job(arguments_of(context)) if one.command is None else one.command
-        job = MeasureJob(
-            name=one.name,
-            purpose=one.purpose,
-            command=[site.python or sys.executable, "-m", "autotune", *words],
-            shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
-            log=one.reports / "jobs" / f"{one.name}-%j.log",
-            directory=Path.cwd(),
-            with_srun=one.with_srun,
-            variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
-            typed=one.command is None,
-        )
-        return measure_script(job, site, template)
-
-    if dry_run:
-        print(script_of(request), end="")
+        if self.dry_run:
+            second = request.then and request.then("JOB")  # which has no number yet
+            print("\n".join(script_of(one) for one in (request, second) if one is not None), end="")
+            return True
+        jobs = [_submit(request, script_of(request), site.slurm.time)]
         if request.then is not None:
-            print("\n" + script_of(request.then(_UNKNOWN_JOB)), end="")
+            second = request.then(jobs[0]["job"])
+            jobs.append(_submit(second, script_of(second), site.slurm.time, after=jobs[0]["job"]))
+        _tell(jobs, wait=self.wait, as_json=self.as_json)
         return True
-    jobs = [_submit(request, script_of(request), site.slurm.time)]
-    if request.then is not None:
-        first = jobs[0]["job"]
-        second = request.then(first)
-        jobs.append(_submit(second, script_of(second), site.slurm.time, after=first))
-    _tell(jobs, wait=wait, as_json=as_json)
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(SlurmOptions):
     """Where a measuring command runs, and what it says."""
 
-    slurm: Slurm = None
-    wait: Wait = False
-    dry_run: DryRun = False
-    here: Here = False
+    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False
     reports: Reports = REPORTS
-    as_json: AsJson = False
 
     def goes_elsewhere(self, context: typer.Context, request: JobRequest) -> bool:
-        """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``here`` says so."""
-        if submitted(context, request, self.slurm, wait=self.wait, dry_run=self.dry_run, as_json=self.as_json):
+        """Do as ``submitted``; keep what is to run here off login nodes, which many people share, unless ``here``.
+
+        Raises:
+            MachineLacks: If jobs can be submitted from here and this is none; it says the command as a job.
+        """
+        if self.submitted(context, request):
             return True
-        if not self.here:
-            refuse_login_node(["autotune", *arguments_of(context)])
+        if not self.here and read_slurm(os.environ, shutil.which).is_login_node:
+            as_job = shlex.join(["autotune", *context.find_root().obj, "--slurm"])
+            raise MachineLacks(
+                "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a "
+                "compute node",
+                next_step=f"Submit it: {as_job}. To measure here all the same: --here.",
+            )
         return False
-
-
-def refuse_login_node(command: Sequence[str]) -> None:
-    """Keep measurements off a node that many people share, and that is not the one that will train.
-
-    Raises:
-        MachineLacks: If jobs can be submitted from here and this is none; it says ``command`` as a job.
-    """
-    from autotune.cluster.slurm import read_slurm
-    from autotune.errors import MachineLacks
-
-    if not read_slurm(os.environ, shutil.which).is_login_node:
-        return
-    raise MachineLacks(
-        "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
-        "node",
-        next_step=f"Submit it: {shlex.join([*command, '--slurm'])}. To measure here all the same: --here.",
-    )
 
 
 def job_of_profile(
@@ -188,12 +178,6 @@ def job_of_profile(
         cpus=stored.profile.fingerprint.allotted_cpus,
         reports=request.reports,
     )
-
-
-def arguments_of(context: typer.Context) -> tuple[str, ...]:
-    """Return the command line without the program, as the command line's own module has made it plain."""
-    told = context.find_root().obj
-    return tuple(told) if isinstance(told, tuple) else tuple(sys.argv[1:])
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
@@ -229,7 +213,6 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
-    from autotune.cluster.slurm import submit
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
@@ -248,12 +231,7 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
 
 
 def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
-    """Say what was submitted, and follow it if that is asked for.
-
-    Raises:
-        SystemExit: If a job that was waited for failed, with its code.
-    """
-    from autotune.cluster.slurm import Ended, follow
+    """Say what was submitted, and follow it if that is asked for; exit with the code of a job that failed."""
     from autotune.show.answers import answer_json
 
     for number, told in enumerate(() if as_json else jobs):

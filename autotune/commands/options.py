@@ -1,4 +1,7 @@
-"""Options that several commands have, each said once; those that go together are a group, a dataclass of them."""
+"""Options that several commands have, each said once; those that go together are a group, a dataclass of them.
+
+Shells offer models, GPUs, profiles and site files after an option, and complete file names if nothing is offered.
+"""
 
 import dataclasses
 import functools
@@ -10,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from autotune.commands.completion import models, profiles
-from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,28 +21,90 @@ if TYPE_CHECKING:
     from autotune.search.profiles import StoredProfile
     from autotune.search.workers import SweepRequest
 
+_PROFILES = "profiles"
+_NO_PROFILES = ("pyproject.toml", "site.toml")
+
+
+def models(incomplete: str) -> list[str]:
+    """Return presets that begin so."""
+    from trainer.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def cards(incomplete: str) -> list[tuple[str, str]]:
+    """Return GPUs that begin so, each with its full name."""
+    from autotune.core.cards import CARDS
+
+    return [(card.key, card.name) for card in CARDS if card.key.startswith(incomplete.lower())]
+
+
+def profiles(incomplete: str) -> list[str]:
+    """Return profiles that begin so, but none that was replaced: in the directory typed, here, and ``profiles/``."""
+    return [
+        name
+        for name in dict.fromkeys([*_tables(incomplete), *_tables(f"{_PROFILES}/")])
+        if name.startswith(incomplete) and not name.endswith(".previous.toml") and Path(name).name not in _NO_PROFILES
+    ]
+
+
+def sites(incomplete: str) -> list[str]:
+    """Return TOML files that begin so and lie where no profiles do."""
+    return [name for name in _tables(incomplete) if not name.startswith(f"{_PROFILES}/") and name != _NO_PROFILES[0]]
+
+
+def _tables(incomplete: str) -> list[str]:
+    directory, slash, begun = incomplete.rpartition("/")
+    try:
+        names = sorted(entry.name for entry in Path(directory + slash or ".").expanduser().glob("*.toml"))
+    except OSError:
+        return []
+    return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Reports = Annotated[Path, typer.Option(help="Where ledgers and reports lie.")]
 REPORTS = Path("reports")
-Here = Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")]
 OneProfile = Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)]
 TrialTimeout = Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")]
 ProfileData = Annotated[
     Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
-
-SeqLength = Annotated[int, typer.Option(min=8, help="Tokens in a row.")]
+NodeRanks = Annotated[int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")]
+Layout = Annotated[
+    Literal["packed", "bucketed", "padded"] | None,
+    typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
+]
+Checkpointing = Annotated[
+    Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
+]
 Window = Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")]
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """Models to measure on a dataset, and how."""
+class StepOptions:
+    """Models, and settings of their step."""
 
     model: Annotated[
         list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
     ]
+    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = SEQ_LENGTH_TOKENS
+    precision: Annotated[
+        Literal["bf16", "fp32"] | None,
+        typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
+    ] = None
+    attention_dropout: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
+    ] = None
+    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(StepOptions):
+    """Models to measure on a dataset, and how."""
+
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")]
     device: Annotated[
         Literal["auto", "cuda", "cpu"],
@@ -52,15 +116,6 @@ class ModelOptions:
             help="Budget of one rank, such as 80GB or 2GiB. Default: free GPU memory less 512 MiB; half the RAM."
         ),
     ] = None
-    seq_length: SeqLength = SEQ_LENGTH_TOKENS
-    precision: Annotated[
-        Literal["bf16", "fp32"] | None,
-        typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
-    ] = None
-    attention_dropout: Annotated[
-        float | None,
-        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
-    ] = None
     global_batch_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Non-padding tokens of an optimizer step over all ranks. Default: 524288."),
@@ -68,7 +123,6 @@ class ModelOptions:
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
     ] = None
-    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_ROWS
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S
 
     def probes(
@@ -106,16 +160,15 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """A probed profile to measure windows of."""
+    """A probed profile to measure the training of."""
 
     profile: Annotated[
-        Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
+        Path, typer.Option(help="A profile that autotune probe wrote on such a machine.", autocompletion=profiles)
     ]
     data: ProfileData = None
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
+        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was probed.")
     ] = None
-    window_s: Window = WINDOW_S
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S
 
     def request(
@@ -133,7 +186,6 @@ class SweepOptions:
             reports=reports,
             minutes=minutes,
             ranks=self.ranks,
-            window_s=self.window_s,
             trial_timeout_s=self.trial_timeout,
             **more,
         )

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards, models, profiles
-from autotune.commands.options import AsJson, ProfileData, parsed, request_of
+from autotune.commands.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
 from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
@@ -87,8 +86,8 @@ def plan(
         goal=_goal(context),
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
-        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
         links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
+        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
         tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
     )
     with progress("plan") as update:
@@ -135,6 +134,5 @@ def _source(
             )
         return read_profile(profile)
     length = seq_length or SEQ_LENGTH_TOKENS
-    return settings_of_step(
-        model_settings(model or ""), "cuda", layout=None, precision=precision, seq_length_tokens=length
-    )
+    settings = model_settings(model or "")
+    return settings_of_step(settings, "cuda", layout=None, precision=precision, seq_length_tokens=length)

@@ -5,14 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards
 from autotune.commands.jobs import JobOptions, JobRequest
-from autotune.commands.options import ModelOptions, grouped
+from autotune.commands.options import Checkpointing, Layout, ModelOptions, cards, grouped
 from autotune.core.defaults import HEADROOM_SHARE
 from autotune.errors import UsageError
-
-_MINUTES_PER_MODEL = 3
-"""What a probe takes in the mean: ten to twenty trials, most of which end in seconds."""
 
 
 @grouped
@@ -20,13 +16,8 @@ def probe(
     context: typer.Context,
     *,
     options: ModelOptions,
-    layout: Annotated[
-        Literal["packed", "bucketed", "padded"] | None,
-        typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
-    ] = None,
-    checkpointing: Annotated[
-        Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
-    ] = "none",
+    layout: Layout = None,
+    checkpointing: Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
         typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
@@ -79,7 +70,7 @@ def probe(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
         ledger=", ".join(str(job.reports / (one or f"{name}-*") / "ledger") for name in names),
-        expected_minutes=1 + _MINUTES_PER_MODEL * len(names),
+        expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",

@@ -1,11 +1,9 @@
 """``autotune profile``: read a profile, verify it on this machine, learn why it says what it says."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, OneProfile, ProfileData, Reports
 
 app = typer.Typer(help="Read, check and explain profiles.", no_args_is_help=True, rich_markup_mode=None)
@@ -14,7 +12,7 @@ app = typer.Typer(help="Read, check and explain profiles.", no_args_is_help=True
 @app.command("show")
 def show(
     *,
-    profile: Annotated[Path, typer.Argument(help="A profile that autotune probe wrote.", autocompletion=profiles)],
+    profile: OneProfile,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
@@ -33,9 +31,7 @@ def show(
 @app.command("verify")
 def verify(
     *,
-    profile: Annotated[
-        Path, typer.Argument(help="The profile that is held against this machine.", autocompletion=profiles)
-    ],
+    profile: OneProfile,
     data: ProfileData = None,
     require_approved: Annotated[
         bool, typer.Option("--require-approved", help="Refuse it as well unless it was approved as it is.")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
+from autotune.commands.options import REPORTS, AsJson, OneProfile, ProfileData, Reports, profiles
+from autotune.errors import UsageError
 
 app = typer.Typer(help="Build tuning reports, sign profiles off.", no_args_is_help=True)
 
@@ -22,9 +22,7 @@ def build(
         typer.Option(help="HTML file; Markdown and JSON lie beside it. Default: reports/<profile>/report.html."),
     ] = None,
     reports: Reports = REPORTS,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with the places of all three.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
     from autotune.search.profiles import report_directory
@@ -42,7 +40,7 @@ def build(
 @app.command("review")
 def review(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile that is reviewed.", autocompletion=profiles)],
+    profile: OneProfile,
     approve: Annotated[bool, typer.Option("--approve", help="It may be trained from, as it is now.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="It may not.")] = False,
     by: Annotated[str | None, typer.Option(metavar="NAME", help="Who says so.")] = None,
@@ -54,7 +52,6 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
-    from autotune.errors import UsageError
     from autotune.search.reviews import read_reviewed
     from autotune.search.reviews import review as keep
     from autotune.show.answers import answer_json

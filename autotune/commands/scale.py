@@ -1,20 +1,20 @@
 """``autotune scale``: how many nodes are useful at the user's global batch, predicted, and measured where they are."""
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, TrialTimeout, parsed
+from autotune.commands.jobs import JobRequest, SlurmOptions
+from autotune.commands.options import REPORTS, NodeRanks, ProfileData, Reports, TrialTimeout, grouped, parsed, profiles
 from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
-_MINUTES_PER_COUNT = 1.5
 
 
+@grouped
 def scale(
     context: typer.Context,
     *,
@@ -29,9 +29,7 @@ def scale(
         str | None, typer.Option(help="Assume this line rate of a node's card, such as 25Gbit, instead of measured.")
     ] = None,
     latency: Annotated[str, typer.Option(help="With --bandwidth: of a hop between nodes.")] = "25us",
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")
-    ] = None,
+    ranks: NodeRanks = None,
     global_batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Real tokens of a step over all ranks. Default: the profile's.")
     ] = None,
@@ -39,11 +37,8 @@ def scale(
         bool, typer.Option("--16-bit-gradients", help="As if a check had found the loss with 16-bit gradients equal.")
     ] = False,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
-    slurm: Slurm = None,
-    wait: Wait = False,
-    dry_run: DryRun = False,
     reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    job: SlurmOptions,
 ) -> None:
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
     from autotune.core.units import parse_bits_per_s, parse_seconds
@@ -53,19 +48,22 @@ def scale(
     from autotune.show.network import scaling_text
     from autotune.tuning.network import scale_profile
 
-    if nodes is None and slurm is not None:
+    if nodes is None and job.slurm is not None:
         raise UsageError(
             "--slurm asks for as many nodes as the largest number, and none was given",
             next_step="Say on which numbers of nodes to measure: --nodes 1,2,4",
         )
-    counts = _counts(nodes or DEFAULT_NODES)
+    parts = [part.strip() for part in (nodes or DEFAULT_NODES).split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--nodes {nodes}: not numbers of nodes", next_step="Write them with commas: --nodes 1,2,4")
+    counts = sorted({int(part) for part in parts})
     every = [read_profile(path) for path in profile]
     first = every[0].profile
-    job = JobRequest(
+    asked = JobRequest(
         name="scale",
         purpose=f"Measures {', '.join(one.profile.train.model.name for one in every)} on up to {max(counts)} nodes.",
         ledger=", ".join(str(reports / one.path.stem / "ledger") for one in every),
-        expected_minutes=1 + _MINUTES_PER_COUNT * len(counts) * len(every),
+        expected_minutes=1 + 1.5 * len(counts) * len(every),
         trial_timeout_s=trial_timeout,
         nodes=max(counts),
         ranks=ranks or ranks_of(first),
@@ -74,7 +72,7 @@ def scale(
         with_srun=False,
         reports=reports,
     )
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+    if job.submitted(context, asked):
         return
     assumed = None
     if bandwidth is not None:
@@ -82,21 +80,15 @@ def scale(
             bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth"),
             latency_s=parsed(parse_seconds, latency, "--latency"),
         )
-    found = []
-    for stored in every:
-        known = known_of(
-            stored.profile,
-            assumed=assumed,
-            ranks_per_node=ranks,
-            global_batch_tokens=global_batch_tokens,
-            sixteen_bit=sixteen_bit,
-        )
-        found.append(scale_profile(stored, known, counts, data=data, reports=reports, trial_timeout_s=trial_timeout))
-    print(answer_json(found) if as_json else scaling_text(found))
-
-
-def _counts(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--nodes {text}: not numbers of nodes", next_step="Write them with commas: --nodes 1,2,4")
-    return sorted({int(part) for part in parts})
+    know = functools.partial(
+        known_of,
+        assumed=assumed,
+        ranks_per_node=ranks,
+        global_batch_tokens=global_batch_tokens,
+        sixteen_bit=sixteen_bit,
+    )
+    found = [
+        scale_profile(one, know(one.profile), counts, data=data, reports=reports, trial_timeout_s=trial_timeout)
+        for one in every
+    ]
+    print(answer_json(found) if job.as_json else scaling_text(found))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.jobs import JobOptions, JobRequest, arguments_of
+from autotune.commands.jobs import JobOptions, JobRequest
 from autotune.commands.options import ModelOptions, Reports, Window, grouped
 from autotune.core.defaults import WINDOW_S
 from autotune.errors import AutotuneError
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from autotune.core.tuning import TuningResult
     from autotune.tuning.tune import TuneRequest
 
-_PROBE_MINUTES = 3.0
-"""Of one model, in the mean: not part of the budget, which it takes from all the same."""
-MINUTES, EXPLORING_MINUTES = 15.0, 15.0
-"""For each model, by default; and more with ``--explore``."""
 Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
 """A stage that can be left out."""
 
@@ -73,7 +69,7 @@ def tune(
         ),
         out=out,
         device=options.device,
-        minutes=minutes or (MINUTES + EXPLORING_MINUTES * explore) * len(models),
+        minutes=minutes or 15.0 * (1 + explore) * len(models),
         skip=left_out,
         nodes=nodes,
         window_s=window_s,
@@ -82,7 +78,7 @@ def tune(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
         ledger=str(job.reports / "*" / "ledger"),
-        expected_minutes=1 + request.minutes + _PROBE_MINUTES * len(models),
+        expected_minutes=1 + request.minutes + 3.0 * len(models),  # a probe, on average, beside the budget
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",
@@ -96,7 +92,7 @@ def tune(
         result = tuning.run()
     except AutotuneError:
         if tuning.has_saved:
-            again = shlex.join(["autotune", *arguments_of(context), *(["--slurm"] if number else [])])
+            again = shlex.join(["autotune", *context.find_root().obj, *(["--slurm"] if number else [])])
             sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
     if number is not None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.commands.jobs import JobOptions, job_of_profile
-from autotune.commands.options import SweepOptions, grouped, parsed
-from autotune.core.defaults import JOINT_TRIALS
+from autotune.commands.options import SweepOptions, Window, grouped, parsed
+from autotune.core.defaults import JOINT_TRIALS, WINDOW_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def workers(
     context: typer.Context,
     *,
     sweep: SweepOptions,
+    window_s: Window = WINDOW_S,
     max_workers: Annotated[
         int | None,
         typer.Option(
@@ -54,7 +55,9 @@ def workers(
     stored = read_profile(sweep.profile)
     probe = probed_here(stored)
     train = stored.profile.train
-    request = sweep.request(stored, job.reports, minutes, max_workers=max_workers, replayed_step_s=replayed_step_s)
+    request = sweep.request(
+        stored, job.reports, minutes, window_s=window_s, max_workers=max_workers, replayed_step_s=replayed_step_s
+    )
     purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
     if job.goes_elsewhere(context, job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)):
         return

@@ -84,10 +84,19 @@ def test_workers_refuses_a_profile_of_another_dataset(refused, patterned_dataset
     refused("workers", "--profile", "p.toml", "--data", patterned_dataset, code=6, words=words)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--help"]])
-def test_the_process_never_imports_torch(here, arguments):
-    code = f"import sys; from autotune.cli import run; code = run({arguments!r})\n"
-    code += "sys.exit(code or str({'torch', 'transformers', 'optuna'} & set(sys.modules) or '') or 0)"
+LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--help"])
+
+
+@pytest.mark.parametrize(
+    ("does", "heavy"),
+    [
+        *((f"from autotune.cli import run; code = run({line!r})", "torch transformers optuna") for line in LINES),
+        ("import autotune.commands.doctor", "torch transformers numpy optuna psutil pynvml rich"),
+        ("import autotune.commands.data", "numpy tokenizers capstone distributed pyarrow torch"),
+    ],
+)
+def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
+    code = f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) & set(sys.modules) or '') or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
 

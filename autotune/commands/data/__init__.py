@@ -55,11 +55,7 @@ def inspect(
 
 
 @app.command("verify")
-def verify(
-    *,
-    directory: Dataset,
-    as_json: AsJson = False,
-) -> None:
+def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
     """Read a whole dataset and check every hash, offset and id. Ends with 3 when anything is wrong."""
     from autotune.corpus.verify import verify as verify_dataset
 

@@ -9,9 +9,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from autotune.commands.completion import sites
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
-from autotune.commands.options import AsJson
+from autotune.commands.jobs import JobRequest, SlurmOptions
+from autotune.commands.options import grouped, request_of, sites
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
@@ -19,12 +18,11 @@ from autotune.show.answers import answer_json, plain
 from autotune.show.dataset import counts_of, facts_of, facts_text
 from trainer.progress import progress
 
-_VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
 """What the paper's recipe pads every sample to."""
-_MANY_UNKNOWN = 0.1
 
 
+@grouped
 def prepare(
     context: typer.Context,
     *,
@@ -81,11 +79,8 @@ def prepare(
         Path | None,
         typer.Option(metavar="SITE", help="Use SLURM jobs as workers, set up by a site file.", autocompletion=sites),
     ] = None,
-    slurm: Slurm = None,
-    wait: Wait = False,
-    dry_run: DryRun = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
-    as_json: AsJson = False,
+    job: SlurmOptions,
 ) -> None:
     """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
     from autotune.corpus.encode import LengthLimit
@@ -97,23 +92,21 @@ def prepare(
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
     if given is not None and vocab_size is not None:
         raise UsageError("--vocab-size has no effect with a given tokenizer", next_step="Leave out one of the two.")
-    if sum(map(bool, (scheduler, slurm_workers, slurm is not None))) > 1:
+    if sum(map(bool, (scheduler, slurm_workers, job.slurm is not None))) > 1:
         raise UsageError(
             "--scheduler, --slurm-workers and --slurm all say where to work", next_step="Leave out all but one."
         )
     name = out.resolve().name
-    job = JobRequest(name=f"prepare-{name}", purpose=f"Prepares the dataset {name}.", on_gpus=False, cpus=workers)
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+    asked = JobRequest(name=f"prepare-{name}", purpose=f"Prepares the dataset {name}.", on_gpus=False, cpus=workers)
+    if job.submitted(context, asked):
         return
-    request = Request(
+    request = request_of(
+        Request,
+        context,
         sources=tuple(sources),
         options=SourceOptions(field=field, unit=text_unit),
-        max_samples=max_samples,
-        keep_duplicates=keep_duplicates,
-        validation_share=validation_share,
-        split_seed=split_seed,
-        tokenizer=given or tokenizer,  # type: ignore[arg-type]  # one of the two kinds by now
-        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
+        tokenizer=given or tokenizer,
+        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // 64) * 64,
         limit=LengthLimit(max_tokens=max_tokens, long=long),
     )
     started_s = time.monotonic()
@@ -131,28 +124,28 @@ def prepare(
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         print(f"left out {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
-    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
+    manifest, source = prepared.manifest, prepared.manifest.source
+    more = source.rejected - len(prepared.first_rejects)
     if more > 0:
         print(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
-    manifest, source = prepared.manifest, prepared.manifest.source
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
-    if unknown > _MANY_UNKNOWN:
+    if unknown > 0.1:
         print(
             f"note: the tokenizer does not know {format_share(unknown)} of all tokens; "
             "--tokenizer bpe knows every text, a larger --vocab-size more words",
             file=sys.stderr,
         )
-    # What storing masks would add: a byte a token; and rows padded to the paper's width, ids and masks.
-    masks, samples = tokens, manifest.train.samples + manifest.validation.samples
+    # What storing masks, a byte a token, would add; and rows padded to the paper's width, ids and masks.
+    samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_ROW_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
-    if as_json:
+    if job.as_json:
         answer = counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size,
             "used_vocab_size": manifest.used_vocab_size,
             **plain(source),
             "reduction": 1 - source.token_bytes / source.raw_bytes,
-            "mask_bytes_not_stored": masks,
+            "mask_bytes_not_stored": tokens,
             "padded_with_masks_bytes": padded,
             "other_files": prepared.other_files,
             "rejects": out / "rejects.jsonl",
@@ -161,7 +154,7 @@ def prepare(
         print(answer_json(answer))
         return
     facts = facts_of(manifest) | {
-        "masks not stored": f"would add {format_bytes(masks)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
+        "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
         f"{format_bytes(padded)}",
         "samples": f"{format_count(manifest.train.samples)} to train, "
         f"{format_count(manifest.validation.samples)} for validation",

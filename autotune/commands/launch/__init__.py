@@ -1,20 +1,19 @@
 """``autotune launch``: training from a profile, here or as a SLURM job; and how it is doing."""
 
-import dataclasses
 import importlib.metadata
 import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.completion import profiles, sites
 from autotune.commands.launch import inside
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
+from autotune.errors import BadInput, MachineLacks, ProfileRefused, UsageError
 
 if TYPE_CHECKING:
     from autotune.cluster.training import TrainRequest
@@ -53,12 +52,8 @@ class TrainOptions:
         """Read the profile and look at the dataset before anything is started.
 
         ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
-
-        Raises:
-            TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
         """
         from autotune.cluster.training import TrainRequest, default_ranks
-        from autotune.errors import MachineLacks, ProfileRefused
         from autotune.search.profiles import read_profile
         from autotune.search.reviews import refuse_other_settings, require_approved
         from trainer.dataset import read_manifest
@@ -69,13 +64,12 @@ class TrainOptions:
         must_be_approved = self.require_approved or site_requires_approval
         approved = require_approved(self.profile, self.reports) if must_be_approved else None
         approved_sha256 = None if approved is None else approved.file_sha256
-        stored = (read_profile(self.profile) if approved is None else approved).profile
+        stored = (approved or read_profile(self.profile)).profile
         assignments = self.assignments or []
         resolved = resolve(self.profile, assignments=assignments, data=self.data, expect_sha256=approved_sha256)
         if approved is not None:
             refuse_other_settings(approved, resolved.config)
-        there = read_manifest(resolved.data_dir).dataset_hash
-        tuned_on = stored.fingerprint.dataset_hash
+        there, tuned_on = read_manifest(resolved.data_dir).dataset_hash, stored.fingerprint.dataset_hash
         if tuned_on != there:
             raise ProfileRefused(
                 f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, "
@@ -171,7 +165,6 @@ def slurm(
     from autotune.cluster.site import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.cluster.training import train_script
-    from autotune.errors import UsageError
     from autotune.show.answers import answer_json
     from autotune.store import write_atomically
 
@@ -188,8 +181,7 @@ def slurm(
         site_requires_approval=cluster.require_approved,
         torch_of_profile=bool(cluster.python or cluster.command_prefix) or _installed_torch() is None,
     )
-    python = cluster.python or sys.executable
-    request = dataclasses.replace(request, python=python, nodes=nodes, chain=chain, time=time)
+    request = replace(request, python=cluster.python or sys.executable, nodes=nodes, chain=chain, time=time)
     script = train_script(request, cluster, read_template("train", cluster, site_path))
     if dry_run:
         print(script, end="")
@@ -224,7 +216,6 @@ def status(
 ) -> None:
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
     from autotune.cluster.slurm import queued_jobs
-    from autotune.errors import BadInput
     from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
     from autotune.show.answers import answer_json
     from autotune.show.tuning import standings_text
@@ -243,7 +234,6 @@ def status(
 
 
 def _installed_torch() -> str | None:
-    """Return the version of the torch that is installed here; None without one."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune.commands.options import REPORTS, Reports
+from autotune.errors import ProfileRefused, UsageError
 
 Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]
 
@@ -30,7 +31,6 @@ def preflight(
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
     from autotune.cluster.preflight import describe, problems_of
-    from autotune.errors import ProfileRefused
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
@@ -54,11 +54,7 @@ def preflight(
     print(f"preflight: {describe(node)}")
 
 
-def meet(
-    *,
-    job: Annotated[int, typer.Option(min=0, help="The job's number.")],
-    interface: Interface = None,
-) -> None:
+def meet(*, job: Annotated[int, typer.Option(min=0, help="The job's number.")], interface: Interface = None) -> None:
     """Print where the torchruns of this job are to meet: this node's address, and a free port."""
     from autotune.cluster.torchrun import choose_port, is_free, own_address, read_addresses, resolve_own_name
 
@@ -71,10 +67,7 @@ def meet(
     print(f"{here}:{port}")
 
 
-def address(
-    *,
-    interface: Interface = None,
-) -> None:
+def address(*, interface: Interface = None) -> None:
     """Print this node's address, as other nodes reach it, and the name of its interface."""
     from autotune.cluster.torchrun import interface_of, own_address, read_addresses, resolve_own_name
 
@@ -94,11 +87,8 @@ def ended(
     """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
     from autotune.cluster.ending import PATIENCE_HERE_S, PATIENCE_S, ending_of, goes_on
 
-    if link is None:
-        patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
-        ending = ending_of(run, said_before, job_code, patience_s=patience_s)
-    else:
-        ending = goes_on(run, link)
+    patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
+    ending = ending_of(run, said_before, job_code, patience_s=patience_s) if link is None else goes_on(run, link)
     sys.stderr.write(f"launch: {ending.words}\n")
     raise typer.Exit(ending.code)
 
@@ -114,7 +104,6 @@ def outside(
 ) -> None:
     """Let the job's script, outside of the container, start something on several nodes; wait for its end."""
     from autotune.cluster.torchrun import STARTER_VARIABLE, start_outside
-    from autotune.errors import UsageError
 
     if not os.environ.get(STARTER_VARIABLE):
         raise UsageError("no script of a job starts anything here", next_step="This is called inside of jobs only.")

@@ -1,4 +1,4 @@
-from autotune.commands.completion import cards, models, profiles, sites
+from autotune.commands.options import cards, models, profiles, sites
 from autotune.core.cards import CARDS
 from trainer.presets import PRESETS
 
