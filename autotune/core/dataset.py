@@ -1,10 +1,4 @@
-"""Sizes of a dataset: its vocabulary, how long its samples are, and what a row length does to them. Pure.
-
-All figures come from a histogram, so they are estimates with a known error. A bin ``[a, b)`` is taken as evenly filled
-with the whole numbers in it. Then a mean, truncated or not, is off by at most half the span of the widest bin that is
-not wholly past the truncation: by at most 3.5 tokens for ``HISTOGRAM_EDGES`` and truncation up to 1,024. The last bin
-has no end; it counts at its lower edge, so a mean that reaches into it is a lower bound.
-"""
+"""Sizes of a dataset: its vocabulary, how long its samples are, and what a row length does to them. Pure."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,13 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.dataset import Manifest, SpecialIds
 
-FINE_STEP_TOKENS = 8
-FINE_END_TOKENS = 1024
 # Rows of pretraining encoders end at a few thousand tokens: fine below, coarse beyond.
-HISTOGRAM_EDGES: tuple[int, ...] = (
-    *range(0, FINE_END_TOKENS, FINE_STEP_TOKENS),
-    *(2**power for power in range(10, 21)),
-)
+HISTOGRAM_EDGES: tuple[int, ...] = (*range(0, 1024, 8), *(2**power for power in range(10, 21)))
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """A sample becomes [CLS] ids [SEP] when it is read into a row."""
 
@@ -33,6 +22,9 @@ MIN_VOCAB_SIZE = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthDistribution:
     """Sample lengths in tokens, special tokens not counted: ``counts[i]`` samples lie in ``[edges[i], edges[i + 1])``.
+
+    A bin is taken as evenly filled with whole numbers, the last one, which has no end, as at its lower edge. So a mean
+    is off by half the span of the widest bin below the truncation: 3.5 tokens by ``HISTOGRAM_EDGES`` up to 1,024.
 
     Raises:
         ValueError: If the two differ in length, edges do not ascend from 0 or more, or a count is negative.

@@ -10,9 +10,9 @@ from autotune.errors import ProfileRefused
 from autotune.search.profiles import read_profile
 from autotune.search.workers import SweepRequest
 from autotune.tuning import bench as bench_room
-from autotune.tuning import explore
-from autotune.tuning.explore import explore_request, explore_settings
+from autotune.tuning import sweeps
 from autotune.tuning.probe import asked_config, probe_models
+from autotune.tuning.sweeps import explore_request, explore_settings
 from tests.autotune.profiles import but
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
@@ -62,7 +62,7 @@ class Workbench:
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
     """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
-    monkeypatch.setattr(explore.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sweeps.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(bench_room, "SystemClock", lambda: clock)
 
@@ -175,9 +175,9 @@ def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
     make, monkeypatch, train, asked, device, compiler, name, values, said
 ):
     bench = make().bench
-    monkeypatch.setattr(explore.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(sweeps.shutil, "which", lambda name: compiler)
     bench = replace(bench, site=replace(bench.site, device=device))
-    levels, left_out = explore._levels(bench, train, asked_config(train.model, **asked))
+    levels, left_out = sweeps._levels(bench, train, asked_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
 
