@@ -1,7 +1,4 @@
-"""What a machine is, as values: its GPUs, its host, its place in a SLURM cluster. No reading happens here.
-
-A figure that the machine does not give is ``None``, or ``Unavailable`` with the reason; never 0.
-"""
+"""What a machine is, as values; a figure that it does not give is ``None``, or ``Unavailable`` with the reason."""
 
 import itertools
 import math

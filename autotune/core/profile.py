@@ -1,7 +1,4 @@
-"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk.
-
-It holds no code, no absolute paths and nothing to execute. The trainer reads ``[train]``, people review the rest.
-"""
+"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk."""
 
 from typing import Annotated, Any, Literal
 
