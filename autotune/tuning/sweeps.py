@@ -38,10 +38,10 @@ COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 def explore_settings(
     bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
-) -> tuple[StoredProfile, ExploreEvidence]:
+) -> ExploreEvidence:
     """Search, and write what was found; settings that are proven to be faster are probed and taken.
 
-    What the user fixed in the ``probe_request`` is not explored. Returns the profile as it is now, and what was found.
+    What the user fixed in the ``probe_request`` is not explored.
 
     Raises:
         ProfileRefused: If the profile is of another machine, model or dataset.
@@ -55,9 +55,8 @@ def explore_settings(
         explored = prove(search)
     profile, explored = _settle(bench, stored, probe_request, search, explored)
     found = exploration.evidence(search, explored)
-    profile = with_evidence(profile, "explore", found, runner)
-    write_atomically(stored.path, profile_to_toml(profile))
-    return replace(stored, profile=profile, intact=True), found
+    write_atomically(stored.path, profile_to_toml(with_evidence(profile, "explore", found, runner)))
+    return found
 
 
 def _settle(

@@ -199,7 +199,7 @@ class Tuning:
             trial_timeout_s=asked.trial_timeout_s,
         )  # fmt: skip
         if stage.name == "explore":
-            return explore_settings(bench, stored, asked, request)[1].choice
+            return explore_settings(bench, stored, asked, request).choice
         if stage.name == "workers":
             found = count_workers(bench, stored, request)
             return f"{found.chosen} loader workers: {found.choice}"
