@@ -128,14 +128,16 @@ class FakeGpuMonitor:
         return None if self._script else self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        return self._next(uuid, "used_bytes")
+        found: int | Unavailable = self._next(uuid, "used_bytes")
+        return found
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         sample = self._next(uuid, "samples")
         return sample if isinstance(sample, Unavailable) else replace(sample, time_s=self._clock.monotonic_s())
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        return self._next(uuid, "processes")
+        found: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")
+        return found
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
         links = self._script[uuid].nvlinked if {uuid, other} <= self._script.keys() and not self._closed else None
