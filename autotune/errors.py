@@ -27,80 +27,61 @@ class AutotuneError(Exception):
 
     exit_code = 70
 
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        cls.exit_code = exit_code or cls.exit_code
+
     def __init__(self, message: str, *, next_step: str) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)
 
 
-class UsageError(AutotuneError):
+class UsageError(AutotuneError, exit_code=2):
     """The command line is wrong."""
 
-    exit_code = 2
 
-
-class BadInput(AutotuneError):
+class BadInput(AutotuneError, exit_code=3):
     """A given file, name or value cannot be used."""
 
-    exit_code = 3
 
-
-class DoesNotFit(AutotuneError):
+class DoesNotFit(AutotuneError, exit_code=4):
     """Not even the smallest case fits the memory budget."""
 
-    exit_code = 4
 
-
-class MachineLacks(AutotuneError):
+class MachineLacks(AutotuneError, exit_code=5):
     """This machine has no such device, library or permission."""
 
-    exit_code = 5
 
-
-class ProfileRefused(AutotuneError):
+class ProfileRefused(AutotuneError, exit_code=6):
     """The profile does not belong to this machine, model or data, or its order of tuning was not kept."""
 
-    exit_code = 6
 
-
-class NotCheckable(AutotuneError):
+class NotCheckable(AutotuneError, exit_code=7):
     """Nothing on this machine can confirm or deny it."""
 
-    exit_code = 7
 
-
-class Undecided(AutotuneError):
+class Undecided(AutotuneError, exit_code=8):
     """Trials ran, and what came back does not support an answer."""
-
-    exit_code = 8
 
 
 class OutOfTime(Undecided):
     """The next trial would end after the time that you gave; what was measured is in the trial log."""
 
 
-class Slower(AutotuneError):
+class Slower(AutotuneError, exit_code=9):
     """What was compared is slower than allowed, beyond noise."""
 
-    exit_code = 9
 
-
-class InternalError(AutotuneError):
+class InternalError(AutotuneError, exit_code=70):
     """A bug of this project."""
 
-    exit_code = 70
 
-
-class StartAgain(AutotuneError):
+class StartAgain(AutotuneError, exit_code=75):
     """Time ran out, or a node was lost; what was finished is saved, and the same command goes on."""
 
-    exit_code = 75
 
-
-class StoppedWaiting(AutotuneError):
+class StoppedWaiting(AutotuneError, exit_code=130):
     """Somebody pressed Ctrl-C while waiting for a job, which goes on."""
-
-    exit_code = 130
 
 
 EXIT_INTERRUPTED = 130

@@ -79,9 +79,8 @@ def unwritable_means_bad_input(path: Path) -> Iterator[None]:
 class Ledger:
     """An append-only list of trial records in a directory; one file per writer, merged on read.
 
-    Each line is JSON with a checksum and is synced to disk before ``append`` returns. A torn last line, which a crash
-    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own. The directory
-    is created on the first append; ``writer`` is a name that no other has at the same time.
+    Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
+    never written after: ``writer`` is a name that no other has at the same time.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:

@@ -30,8 +30,8 @@ from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest, feed_trial
 from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, open_bench
-from autotune.tuning.explore import explore_request
 from autotune.tuning.probe import asked_config, probe_models
+from autotune.tuning.sweeps import explore_request
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings
 from trainer.presets import model_settings

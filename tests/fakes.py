@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from autotune.core.hardware import (
     DiskFacts,
@@ -23,9 +23,6 @@ from autotune.core.trial import Trial
 from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.gpu_sampler import Reading, series_of
 from autotune.measure.nvml import GpuMonitor
-
-T = TypeVar("T")
-
 
 HOST = HostFacts(
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_total_bytes=32 * 2**30,
@@ -103,6 +100,7 @@ class FakeGpu:
     samples: Sequence[GpuSample | Unavailable] = (Unavailable(reason="not scripted"),)
     processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
+    begun: Sequence[Unavailable] = (Unavailable(reason="the first window has only begun"),)
     nvlinked: Sequence[str] | None = None
     """UUIDs of the GPUs that it reaches over NVLink; None if nobody can tell."""
 
@@ -130,14 +128,16 @@ class FakeGpuMonitor:
         return None if self._script else self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        return self._next(uuid, "used_bytes", lambda gpu: gpu.used_bytes)
+        found: int | Unavailable = self._next(uuid, "used_bytes")
+        return found
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
-        sample = self._next(uuid, "sample", lambda gpu: gpu.samples)
+        sample = self._next(uuid, "samples")
         return sample if isinstance(sample, Unavailable) else replace(sample, time_s=self._clock.monotonic_s())
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        return self._next(uuid, "processes", lambda gpu: gpu.processes)
+        found: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")
+        return found
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
         links = self._script[uuid].nvlinked if {uuid, other} <= self._script.keys() and not self._closed else None
@@ -146,20 +146,17 @@ class FakeGpuMonitor:
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
         """Give the next scripted window since the last call."""
         start_s, self._counted_s[uuid] = self._counted_s.get(uuid), self._clock.monotonic_s()
-        if start_s is None:
-            return self._next(uuid, "begun", lambda _: (Unavailable(reason="the first window has only begun"),))
-        window = self._next(uuid, "gpm", lambda gpu: gpu.gpm)
-        return (
-            window if isinstance(window, Unavailable) else replace(window, start_s=start_s, end_s=self._counted_s[uuid])
-        )
+        window = self._next(uuid, "begun" if start_s is None else "gpm")
+        times = {"start_s": start_s, "end_s": self._counted_s[uuid]}
+        return window if isinstance(window, Unavailable) else replace(window, **times)
 
     def close(self) -> None:
         self._closed = True
 
-    def _next(self, uuid: str, what: str, values: Callable[[FakeGpu], Sequence[T | Unavailable]]) -> T | Unavailable:
+    def _next(self, uuid: str, what: str) -> Any:
         if uuid not in self._script or self._closed:
             return Unavailable(reason=f"no readable GPU has the UUID {uuid}, or the monitor is closed")
-        listed = values(self._script[uuid])
+        listed = getattr(self._script[uuid], what)
         self._position[uuid, what] += 1
         return listed[min(self._position[uuid, what], len(listed)) - 1]
 

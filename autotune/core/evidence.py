@@ -4,18 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autotune.core.exploration import ExploreEvidence, RatioBounds
+from autotune.core.exploration import (
+    ExploreEvidence,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    RatioBounds,
+)
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
-from autotune.core.trial import GpuUse
+from autotune.core.trial import GpuUse, Share
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 SettingValue = str | int | float | bool | None
 RecipeName = Literal["paper", "hf-trainer", "tuned"]
 
@@ -36,9 +38,8 @@ class CurvePoint(Table):
     @property
     def slot_rate(self) -> Interval:
         """Slot tokens/s with their bounds."""
-        return Interval.of(
-            self.slot_tokens_per_s, self.slot_tokens_per_s_low, self.slot_tokens_per_s_high, SHOWN_CONFIDENCE
-        )
+        low, high = self.slot_tokens_per_s_low, self.slot_tokens_per_s_high
+        return Interval.of(self.slot_tokens_per_s, low, high, SHOWN_CONFIDENCE)
 
 
 class ProbeEvidence(Table):
@@ -149,14 +150,12 @@ class WorkersEvidence(Table):
     joint: JointChoice | None = None
     local_ranks: Positive
     max_workers: NonNegative
-    """Most that was allowed to be tried."""
     max_workers_because: str
     consumer: str
     """What took the batches: the training step, or a replay of one."""
     window_s: PositiveFloat
     """Least time of a window."""
     windows: Positive
-    """Of all counts, and of the ceiling."""
     seconds: NonNegativeFloat
     data_filesystem: str | None = None
     data_on_network: bool = False
@@ -290,7 +289,6 @@ class ScalingRow(ExchangeSplit):
 
     nodes: Positive
     step_s: PositiveFloat
-    """Of an optimizer step."""
     real_tokens_per_s: PositiveFloat
     """Of all nodes."""
     efficiency: PositiveFloat
@@ -303,7 +301,6 @@ class ScalingRow(ExchangeSplit):
     limit_share: Share | None = None
     """Part of the step that it costs; None where that is next to nothing, or where a figure was measured."""
     measured: bool
-    """Whether it ran, or is predicted."""
 
 
 class NetworkEvidence(Table):
@@ -338,7 +335,6 @@ class NetworkEvidence(Table):
     equal_loss: str | None = None
     """What a check of 16-bit gradients against 32-bit ones found; None where there was none."""
     windows: NonNegative
-    """Rounds of steps and messages."""
     seconds: NonNegativeFloat
 
 
@@ -358,7 +354,6 @@ class RecipeRow(Table):
     """One way to train the same model on the same data, by the same trainer."""
 
     name: RecipeName
-    """Whose settings."""
     differences: list[SettingDifference] = Field(default_factory=list)
     """From the tuned settings, in what bears on speed."""
     real_tokens_per_s: list[PositiveFloat]
@@ -369,9 +364,8 @@ class RecipeRow(Table):
     """95 % confidence bounds; None where too few windows show a spread."""
     speedup_high: PositiveFloat | None = None
     data_wait_share: Share | None = None
-    """Median."""
     outcome: str
-    """What became of it: ``ran``, or why it did not."""
+    """``ran``, or why it did not."""
 
     @property
     def bounded_speedup(self) -> Interval | None:
@@ -386,9 +380,7 @@ class BaselineEvidence(Table):
     rows: list[RecipeRow]
     local_ranks: Positive
     window_s: PositiveFloat
-    """Least time of a window."""
     windows: Positive
-    """Of all settings."""
     seconds: NonNegativeFloat
 
 

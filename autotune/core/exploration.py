@@ -10,6 +10,7 @@ from trainer.config import Attention, Checkpointing, Layout, Precision, TrainCon
 from trainer.schema import Table
 
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
@@ -59,7 +60,7 @@ class ExploredRow(Table):
     """What was tried, and what it gave."""
 
     settings: Configuration
-    windows: Annotated[int, Field(ge=0)]
+    windows: NonNegative
     """Full and short ones."""
     real_tokens_per_s: PositiveFloat | None = None
     """Median; None where it did not run."""
@@ -86,10 +87,10 @@ class ExploreEvidence(RatioBounds):
 
     cells: Positive
     """Of the space, in which every cell is a way to train that fits, as far as memory is predicted."""
-    trials: Annotated[int, Field(ge=0)]
+    trials: NonNegative
     """Different cells that were tried, those that did not run included."""
-    windows: Annotated[int, Field(ge=0)]
-    pruned: Annotated[int, Field(ge=0)]
+    windows: NonNegative
+    pruned: NonNegative
     """Cells that one short window was enough for."""
     unexplored: Configuration
     chosen: Configuration

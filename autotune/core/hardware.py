@@ -1,8 +1,6 @@
-"""What a machine is, as values: its GPUs, its host, its place in a SLURM cluster. No reading happens here.
+"""What a machine is, as values; a figure that it does not give is ``None``, or ``Unavailable`` with the reason."""
 
-A figure that the machine does not give is ``None``, or ``Unavailable`` with the reason; never 0.
-"""
-
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -263,31 +261,23 @@ def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str])
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return tuple(devices)
-    entries: list[str] = []
-    found: list[GpuFacts] = []
-    for entry in (part.strip() for part in text.split(",")):
-        device = _device_named(devices, entry)
-        if device is None:
-            break
-        if entry in entries:
-            return ()
-        entries.append(entry)
-        if device not in found:  # two slices of one GPU are one GPU
-            found.append(device)
-    return tuple(found)
+    entries = [part.strip() for part in text.split(",")]
+    named = [_devices_named(devices, entry) for entry in entries]
+    found = list(itertools.takewhile(lambda those: len(those) == 1, named))
+    if len(set(entries[: len(found)])) < len(found):
+        return ()
+    return tuple(dict.fromkeys(one for (one,) in found))  # two slices of one GPU are one GPU
 
 
-def _device_named(devices: Sequence[GpuFacts], entry: str) -> GpuFacts | None:
-    matches = []
+def _devices_named(devices: Sequence[GpuFacts], entry: str) -> list[GpuFacts]:
     if entry.isascii() and entry.isdecimal():
-        matches = [device for device in devices if device.index == int(entry)]
-    elif entry.startswith(("GPU-", "MIG-GPU-")):
+        return [device for device in devices if device.index == int(entry)]
+    if entry.startswith(("GPU-", "MIG-GPU-")):
         # Drivers before 470 named a slice by its GPU: MIG-GPU-<uuid>/<instance>/<compute instance>.
         prefix = entry.removeprefix("MIG-").split("/")[0]
-        matches = [device for device in devices if device.uuid.startswith(prefix)]
-    elif entry.startswith("MIG-"):
-        matches = [device for device in devices if any(uuid.startswith(entry) for uuid in device.mig_uuids)]
-    return matches[0] if len(matches) == 1 else None
+        return [device for device in devices if device.uuid.startswith(prefix)]
+    sliced = devices if entry.startswith("MIG-") else ()
+    return [device for device in sliced if any(uuid.startswith(entry) for uuid in device.mig_uuids)]
 
 
 _NETWORK_FILESYSTEMS = (

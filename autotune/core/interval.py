@@ -31,9 +31,3 @@ class Interval:
         """Return all of it times a positive factor."""
         low, high = (None if end is None else factor * end for end in (self.low, self.high))
         return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
-
-    @property
-    def inverse(self) -> "Interval":
-        """Of a ratio, the other way round."""
-        low, high = (None if not end else 1 / end for end in (self.high, self.low))
-        return Interval.of(1 / self.value, low, high, self.confidence)

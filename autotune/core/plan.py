@@ -1,9 +1,4 @@
-"""Nouns of a plan: what a training is going to take, said before it is paid for.
-
-Every figure carries one of four words. *Given*: the user said it, or it follows from that alone. *Measured*: a
-profile's evidence or a dataset says it. *Predicted*: computed from what was measured or given. *Assumed*: something
-that nobody measured here goes into it; what is computed from such a figure is assumed as well.
-"""
+"""Nouns of a plan: what a training is going to take, said before it is paid for."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +8,8 @@ from autotune.core.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = get_args(Basis)
-"""From the best known to the least."""
+"""From the best known to the least: *given* by the user, or following from that alone; *measured*, by a profile or a
+dataset; *predicted* from those; *assumed*, if anything in it was not measured here."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
 GOALS: tuple[GoalKind, ...] = get_args(GoalKind)

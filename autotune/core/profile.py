@@ -1,21 +1,17 @@
-"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk.
-
-It holds no code, no absolute paths and nothing to execute. The trainer reads ``[train]``, people review the rest.
-"""
+"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from autotune.core.evidence import Evidence
+from autotune.core.exploration import NonNegative, Positive
 from autotune.core.hardware import is_pretended
 from autotune.errors import BadInput
 from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
 HASH_KEY = "content_sha256"
 
 _HEADER = (

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 
 from autotune.errors import BadInput
@@ -92,10 +93,7 @@ def parse_bits_per_s(text: str) -> float:
     Raises:
         ValueError: If the text is not a positive rate in bits.
     """
-    rate = _times_unit(text, _BITS_PER_S)
-    if not rate:
-        raise ValueError(f"{text!r} is not a line rate: write bits per second, such as 25Gbit")
-    return rate
+    return _quantity(text, _BITS_PER_S, "a line rate: write bits per second, such as 25Gbit")
 
 
 def parse_seconds(text: str) -> float:
@@ -104,10 +102,7 @@ def parse_seconds(text: str) -> float:
     Raises:
         ValueError: If the text is not a time with a unit.
     """
-    duration_s = _times_unit(text, _SECONDS)
-    if duration_s is None:
-        raise ValueError(f"{text!r} is not a time: write a number and s, ms or us, such as 25us")
-    return duration_s
+    return _quantity(text, _SECONDS, "a time: write a number and s, ms or us, such as 25us", least=0.0)
 
 
 def parse_amount(text: str) -> float:
@@ -116,16 +111,15 @@ def parse_amount(text: str) -> float:
     Raises:
         ValueError: If the text is not a positive number, with K, M, B or T behind it or nothing.
     """
-    amount = _times_unit(text, _AMOUNTS)
-    if not amount or math.isinf(amount):
-        raise ValueError(f"{text!r} is not an amount: write a positive number, such as 45.2B, 2T or 1e22")
-    return amount
+    return _quantity(text, _AMOUNTS, "an amount: write a positive number, such as 45.2B, 2T or 1e22")
 
 
-def _times_unit(text: str, units: Mapping[str, float]) -> float | None:
+def _quantity(text: str, units: Mapping[str, float], what: str, *, least: float = sys.float_info.min) -> float:
     match = _NUMBER.fullmatch(text)
-    factor = None if match is None else units.get(match[2].lower())
-    return None if match is None or factor is None else float(re.sub("[_,]", "", match[1])) * factor
+    value = float(re.sub("[_,]", "", match[1])) * units.get(match[2].lower(), math.nan) if match else math.nan
+    if least <= value < math.inf:
+        return value
+    raise ValueError(f"{text!r} is not {what}")
 
 
 def format_amount(value: float | None) -> str:

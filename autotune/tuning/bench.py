@@ -189,10 +189,7 @@ def site_here(
 def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Bench]:
     """Settle on a device and start the trial server, which takes some seconds.
 
-    Args:
-        choice: The device.
-        data_dir: The dataset.
-        without_gpu: What to do if a GPU is asked for and there is none; None for the usual advice.
+    ``without_gpu`` says what to do if a GPU is asked for and there is none; None for the usual advice.
 
     Raises:
         TrainerError: If there is no dataset.

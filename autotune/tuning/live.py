@@ -14,8 +14,6 @@ from autotune.show.tuning import best_words, stage_words, stages_text
 from autotune.tuning.bench import Display
 from trainer.progress import Update, progress
 
-REFRESHES_PER_S = 2
-
 
 @dataclass(slots=True, kw_only=True)
 class TuningView(Display):
@@ -52,7 +50,7 @@ class TuningView(Display):
         from rich.text import Text
 
         with Live(
-            get_renderable=lambda: Text(self._text()), console=Console(stderr=True), refresh_per_second=REFRESHES_PER_S
+            get_renderable=lambda: Text(self._text()), console=Console(stderr=True), refresh_per_second=2
         ) as live:
             yield
             live.refresh()

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
@@ -19,13 +19,7 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.profiles import StoredProfile, probed_here, report_directory, with_evidence, with_network
-from autotune.search.scaling import (
-    evidence,
-    links_in_place_of,
-    measured_row,
-    predict_scaling,
-    with_measured,
-)
+from autotune.search.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.search.site import DeviceChoice, local_ranks
 from autotune.search.workers import SweepRequest
 from autotune.show.answers import plain
@@ -37,16 +31,6 @@ from trainer.events import utc_now
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.progress import progress
 
-SCALING_STEPS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherBench(Bench):
-    """Ranks that have joined, at the site of the first node."""
-
-    nodes: int
-    ranks_per_node: int
-
 
 def nodes_here() -> int:
     """Of the SLURM job that this process is in; 1 outside of one."""
@@ -57,8 +41,8 @@ def nodes_here() -> int:
 @contextlib.contextmanager
 def open_together(
     choice: DeviceChoice, data_dir: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
-) -> Iterator[TogetherBench]:
-    """Start ranks on this node, or on the first nodes of this job, and let them find each other.
+) -> Iterator[Bench]:
+    """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
     A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
     nodes should see.
@@ -96,10 +80,7 @@ def open_together(
                 f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
             )
             ranks_together.start()
-            yield TogetherBench(
-                site=site, manifest=manifest, server=ranks_together, machine=ranks_together, nodes=nodes,
-                ranks_per_node=each,
-            )  # fmt: skip
+            yield Bench(site=site, manifest=manifest, server=ranks_together, machine=ranks_together)
 
 
 def tune_network(
@@ -125,7 +106,7 @@ def tune_network(
     ranks = request.ranks or probed_here(stored).local_ranks
     with open_together(train.device, request.data, place, nodes, ranks) as opened:
         bench = opened if display is None else replace(opened, display=display)
-        asked = _network_request(bench, stored, bench.check_belongs(stored), request)
+        asked = _network_request(stored, bench.check_belongs(stored), request, nodes, local_ranks(bench.site, ranks))
         with bench.stage("network", stored, request, 1 if links_only else 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             if links_only:
@@ -135,8 +116,7 @@ def tune_network(
     found = evidence(tuning)
     if tuning.tried:
         chosen = tuning.fastest()[0].candidate
-        rows = tuning.micro_batch_rows(chosen)
-        changed = with_network(stored.profile, found, chosen.exchange, rows, runner)
+        changed = with_network(stored.profile, found, chosen.exchange, tuning.micro_batch_rows(chosen), runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = with_evidence(stored.profile, "network", found, runner)
@@ -145,7 +125,7 @@ def tune_network(
 
 
 def _network_request(
-    bench: TogetherBench, stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest
+    stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest, nodes: int, ranks_per_node: int
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None and before.default_rows is not None:
@@ -153,7 +133,7 @@ def _network_request(
         train = train.model_copy(update={"micro_batch_rows": before.default_rows})
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
-    every = bench.nodes * bench.ranks_per_node
+    every = nodes * ranks_per_node
     if train.global_batch_rows < every:
         raise BadInput(
             f"a global batch of {train.global_batch_rows} rows is fewer than the {every} ranks",
@@ -163,8 +143,8 @@ def _network_request(
     return NetworkRequest(
         config=train,
         data_dir=str(request.data.resolve()),
-        nodes=bench.nodes,
-        ranks_per_node=bench.ranks_per_node,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
         most_rows=max(train.micro_batch_rows, most),
         real_tokens_per_row=probe.mean_real_tokens_per_row,
         budget_s=request.budget_s,
@@ -192,9 +172,9 @@ def scale_profile(
     there, measured = nodes_here(), {}
     for row in predicted.rows:
         if 1 < there >= row.nodes:
-            step = measured[row.nodes] = _on_nodes(
-                stored, known, row, stored.data_dir(data), place, trial_timeout_s=trial_timeout_s
-            )
+            data_dir = stored.data_dir(data)
+            step = _on_nodes(stored, known, row, data_dir, place, trial_timeout_s=trial_timeout_s)
+            measured[row.nodes] = step
             sys.stderr.write(
                 f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
             )
@@ -220,7 +200,7 @@ def _on_nodes(
         )
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
             runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
-            return measured_row(NetworkTuning(request=request, runner=runner), known, row, SCALING_STEPS)
+            return measured_row(NetworkTuning(request=request, runner=runner), known, row, steps=8)
 
 
 def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:

@@ -1,8 +1,6 @@
-"""A whole tuning: the stages of all models in their order, on one machine that stays open.
+"""A whole tuning: the stages of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
 
-Order matters (arXiv 2509.05258, footnote 2): micro-batch first, then accumulation to the global batch, then what else
-the step has, then loader workers at that step, then the exchange of gradients. Every stage leaves its trials in a
-ledger and what it decided in the profile, so that the same command goes on after anything that ended this process.
+Every stage leaves its trials in a ledger and what it decided in the profile, so that the same command continues.
 """
 
 import math
@@ -27,12 +25,11 @@ from autotune.search.site import DeviceChoice
 from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
 from autotune.tuning.bench import Bench, open_bench
-from autotune.tuning.explore import explore_settings
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import nodes_here, tune_network
 from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
-from autotune.tuning.sweeps import compare_recipes, count_workers
+from autotune.tuning.sweeps import compare_recipes, count_workers, explore_settings
 from trainer.schema import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
@@ -41,8 +38,6 @@ OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 """Seconds that a trial takes beside what it measures, until some have run."""
-
-
 BASELINE_MINUTES = 2.0
 """At most, once the network between nodes is known."""
 
@@ -204,7 +199,7 @@ class Tuning:
             trial_timeout_s=asked.trial_timeout_s,
         )  # fmt: skip
         if stage.name == "explore":
-            return explore_settings(bench, stored, asked, request)[1].choice
+            return explore_settings(bench, stored, asked, request).choice
         if stage.name == "workers":
             found = count_workers(bench, stored, request)
             return f"{found.chosen} loader workers: {found.choice}"

@@ -1,12 +1,6 @@
 """Complete profiles for tests."""
 
-from autotune.core.evidence import (
-    CurvePoint,
-    Evidence,
-    ProbeEvidence,
-    WorkersEvidence,
-    WorkersRow,
-)
+from autotune.core.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from autotune.errors import BadInput
 from autotune.store import Ledger, check_writable, json_rows, read_ledger, write_atomically
 
+_ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+
 
 def _numbers(directory) -> list[int]:
     return [record["number"] for record in read_ledger(directory)[0]]
@@ -28,7 +30,7 @@ def test_records_come_back_in_the_order_of_their_times_whoever_wrote_them(tmp_pa
     assert _numbers(tmp_path) == [0, 1, 2, 3]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@_ANEW
 @given(cut=st.integers(0, 400))
 def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
     path = _append(tmp_path_factory.mktemp("ledger"), 0, 1, 2)
@@ -41,7 +43,7 @@ def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
     assert _numbers(path.parent) == [*numbers, 9]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@_ANEW
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_a_changed_byte_never_becomes_another_record(tmp_path_factory, place, value):
     path = _append(tmp_path_factory.mktemp("ledger"), 0)
@@ -68,16 +70,12 @@ def test_a_file_is_replaced_whole_and_nothing_else_is_left_there(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
-    blocked = tmp_path / "file"
+def test_a_place_that_cannot_be_written_and_a_full_disk_are_bad_input(tmp_path):
+    blocked, ledger = tmp_path / "file", Ledger(tmp_path, "w")
     blocked.write_text("")
     for refuse in (lambda: check_writable(blocked / "x"), lambda: write_atomically(blocked / "x", "")):
         with pytest.raises(BadInput, match="cannot write"):
             refuse()
-
-
-def test_a_full_disk_is_bad_input(tmp_path):
-    ledger = Ledger(tmp_path, "w")
     ledger._file.symlink_to("/dev/full")
     with pytest.raises(BadInput, match="No space left"):
         ledger.append({"number": 1})

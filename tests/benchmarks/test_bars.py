@@ -25,8 +25,7 @@ def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
 
 
 @pytest.mark.parametrize(
-    ("figures", "code"),
-    [([0.1], 0), ([0.1, 0.2], 0), ([0.1, 0.9], 1), ([0.1, None], 2), ([None, 0.9], 1), ([], 2)],
+    ("figures", "code"), [([0.1], 0), ([0.1, 0.2], 0), ([0.1, 0.9], 1), ([0.1, None], 2), ([None, 0.9], 1), ([], 2)]
 )
 def test_exit_code_is_the_worst_of_the_bars(figures, code):
     assert exit_code([bar(figure) for figure in figures]) == code
@@ -67,8 +66,7 @@ def test_the_median_and_the_imports_decide():
 
 
 @pytest.mark.parametrize(
-    "command",
-    [(sys.executable, "-c", "import json, sys; sys.exit('broken')"), ("/nowhere/python", "-c", "pass")],
+    "command", [(sys.executable, "-c", "import json, sys; sys.exit('broken')"), ("/nowhere/python", "-c", "pass")]
 )
 def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMAND", command)

@@ -93,16 +93,13 @@ def test_a_process_that_dies_is_no_answer_and_its_last_words_are_kept():
     assert "seq_length_tokens" in found.note
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
-        RuntimeError("could not create a memory object"),
-        RuntimeError("std::bad_alloc"),
-        MemoryError(),
-    ],
-    ids=str,
-)
+WORDS = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.", "could not create a memory object",
+    "std::bad_alloc",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", [*map(RuntimeError, WORDS), MemoryError()], ids=str)
 def test_both_tools_understand_every_refusal_and_another_error_is_left_alone(refusal):
     memory = pytest.importorskip("accelerate.utils.memory")
     lightning_memory = pytest.importorskip("lightning.pytorch.utilities.memory")

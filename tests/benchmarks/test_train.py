@@ -18,11 +18,7 @@ def match(tmp_path_factory):
     return replace(found, config=TrainConfig(**config), samples_per_step=16)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Ours, Paper, HuggingFace, lambda match: Ours(recipes(match)[0]), lambda match: Ours(recipes(match)[1])],
-    ids=["ours", "paper", "HF Trainer", "paper recipe", "hf-trainer recipe"],
-)
+@pytest.mark.parametrize("make", [Ours, Paper, HuggingFace, *(lambda m, n=n: Ours(recipes(m)[n]) for n in (0, 1))])
 def test_every_contender_takes_one_step_of_so_many_samples_a_turn(make, match):
     contender = make(match)
     # transformers' loader is a batch ahead, which it makes in the first turn.

@@ -10,9 +10,9 @@ from autotune.errors import ProfileRefused
 from autotune.search.profiles import read_profile
 from autotune.search.workers import SweepRequest
 from autotune.tuning import bench as bench_room
-from autotune.tuning import explore
-from autotune.tuning.explore import explore_request, explore_settings
+from autotune.tuning import sweeps
 from autotune.tuning.probe import asked_config, probe_models
+from autotune.tuning.sweeps import explore_request, explore_settings
 from tests.autotune.profiles import but
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
@@ -56,13 +56,16 @@ class Workbench:
         return explore_request(self.bench, self.before, *self.requests(**changes))
 
     def explored(self):
-        return explore_settings(self.bench, self.before, *self.requests())
+        found = explore_settings(self.bench, self.before, *self.requests())
+        stored = read_profile(self.path)
+        assert stored.intact
+        return stored, found
 
 
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
     """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
-    monkeypatch.setattr(explore.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sweeps.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(bench_room, "SystemClock", lambda: clock)
 
@@ -82,7 +85,6 @@ def make(monkeypatch, tmp_path, patterned_dataset):
 def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_kept_profile_and_the_same_again(make):
     work = make()
     stored, found = work.explored()
-    assert read_profile(work.path) == stored
     train, evidence = stored.profile.train, stored.profile.evidence
     assert found.adopted
     assert (train.precision, train.layout, train.checkpointing) == ("bf16", "packed", "none")
@@ -138,7 +140,6 @@ def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said
     assert not found.adopted
     assert found.chosen == found.unexplored == Configuration.of(before.train)
     assert (stored.profile.train, stored.profile.evidence.probe) == (before.train, before.evidence.probe)
-    assert read_profile(work.path).profile == stored.profile
     assert found.unexplored.micro_batch_rows == rows[0]
     assert rows[1] in (None, found.candidate.micro_batch_rows)
     assert said in found.choice
@@ -175,9 +176,9 @@ def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
     make, monkeypatch, train, asked, device, compiler, name, values, said
 ):
     bench = make().bench
-    monkeypatch.setattr(explore.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(sweeps.shutil, "which", lambda name: compiler)
     bench = replace(bench, site=replace(bench.site, device=device))
-    levels, left_out = explore._levels(bench, train, asked_config(train.model, **asked))
+    levels, left_out = sweeps._levels(bench, train, asked_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
 

@@ -18,18 +18,6 @@ def view():
     return TuningView(stages=stages, clock=FakeClock(), budget_s=600.0)
 
 
-@pytest.fixture
-def on_a_terminal(monkeypatch, capsys):
-    """A function that makes standard error one; pytest puts another one there when the test begins."""
-
-    def make():
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
-        monkeypatch.setenv("TERM", "xterm")
-
-    return make
-
-
 def fed(rate):
     trial = Trial(job="feed", measured={"cached": False}, timeout_s=1.0)
     outcome, label = Measured(figures=FEED | {"real_tokens_per_s": rate}), "1 loader workers, round 1"
@@ -71,8 +59,10 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     assert probe.best.startswith("9,000 ")
 
 
-def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view, on_a_terminal, capsys):
-    on_a_terminal()
+def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    monkeypatch.setenv("TERM", "xterm")
     probe = view.stages[0]
     with pytest.raises(KeyboardInterrupt), view.open():
         raise KeyboardInterrupt

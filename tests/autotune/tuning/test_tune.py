@@ -15,14 +15,7 @@ from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import asked_config
-from autotune.tuning.tune import (
-    ASSUMED_TRIAL_S,
-    BASELINE_MINUTES,
-    TuneRequest,
-    Tuning,
-    measure_between_nodes,
-    next_steps,
-)
+from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
@@ -55,12 +48,9 @@ class Stages:
             probes=probes, out=place / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"})
         )
 
-    def tuning(self, **changes):
-        return Tuning(request=replace(self.asked, **changes), clock=self.clock)
-
     def run(self, **changes):
-        tuning = self.tuning(**changes)
-        return tuning, tuning.run()
+        self.tuning = Tuning(request=replace(self.asked, **changes), clock=self.clock)
+        return self.tuning, self.tuning.run()
 
     def does(self, stage, model, asked=None):
         self.calls.append((stage, model))
@@ -89,7 +79,7 @@ class Stages:
 
     def explore_settings(self, bench, stored, probe, asked):
         self.does("explore", stored.profile.train.model.name, asked)
-        return stored, SimpleNamespace(choice="nothing is faster")
+        return SimpleNamespace(choice="nothing is faster")
 
     def count_workers(self, bench, stored, asked):
         self.does("workers", stored.profile.train.model.name, asked)
@@ -197,7 +187,12 @@ def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_trace
     assert stages.traced == [None, SimpleNamespace(of="b", most_rows=20)]
 
 
-def test_a_model_that_does_not_fit_does_not_stop_the_other_one_and_without_any_there_is_no_report(stages):
+def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_other_one(stages):
+    stages.errors["workers", "a"] = Undecided("the window crashed", next_step="Mend that.")
+    tuning, result = stages.run()
+    assert [stage_of(result, name).status for name in ("workers", "baseline")] == ["failed", "done"]
+    assert (len(result.profiles), [error.message for error in tuning.failed]) == (2, ["the window crashed"])
+    stages.calls.clear()
     stages.errors["probe", "a"] = DoesNotFit("not even one row fits\nat all", next_step="Raise --memory.")
     tuning, result = stages.run()
     assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
@@ -213,14 +208,6 @@ def test_a_model_that_does_not_fit_does_not_stop_the_other_one_and_without_any_t
     assert len(tuning.failed) == 2
 
 
-def test_a_stage_that_comes_to_nothing_leaves_the_later_ones_of_its_model(stages):
-    stages.errors["workers", "a"] = Undecided("the window crashed", next_step="Mend that.")
-    tuning, result = stages.run()
-    assert [stage_of(result, name).status for name in ("workers", "baseline")] == ["failed", "done"]
-    assert len(result.profiles) == 2
-    assert [error.message for error in tuning.failed] == ["the window crashed"]
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -231,18 +218,17 @@ def test_a_stage_that_comes_to_nothing_leaves_the_later_ones_of_its_model(stages
 )
 def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     stages.errors["workers", "a"] = error
-    tuning = stages.tuning()
     with pytest.raises(type(error)):
-        tuning.run()
+        stages.run()
     assert stages.calls[-1] == ("workers", "a")
-    workers = next(one for one in tuning.stages if one.name == "workers")
+    workers = stage_of(stages.tuning, "workers")
     assert (workers.status, workers.told) == ("failed", words)
     assert f"workers a: failed: {words}" in capsys.readouterr().err
 
 
 def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, tmp_path):
     with pytest.raises(UsageError, match="names one file for 2 models"):
-        stages.tuning(out=tmp_path / "one.toml").run()
+        stages.run(out=tmp_path / "one.toml")
     assert stages.benches == 0
 
 
@@ -275,11 +261,10 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(st
 def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    one, many = next_steps([path], nodes=1), next_steps([path], nodes=4)
+    one, many = tune.next_steps([path], nodes=1), tune.next_steps([path], nodes=4)
     assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune launch local --profile '{path}'")
     assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
     assert "the network between nodes was not measured" in many[2]
-    assert next_steps([], nodes=1) == ()
 
 
 @pytest.mark.parametrize(
