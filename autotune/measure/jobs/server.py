@@ -30,8 +30,12 @@ from autotune.process import end_with_parent
 POLL_S = 0.01
 GRACE_S = 2.0
 """When a rank has failed, the others get so long to notice it and write what they know."""
-_MODULES = ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo")
-"""The trainer, the jobs that use it, and what torch would import in the first step."""
+
+
+def preload_trainer() -> None:
+    """Import the trainer, the jobs that use it, and what torch would import in the first step."""
+    for module in ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo"):
+        importlib.import_module(module)
 
 
 @functools.cache
@@ -184,8 +188,7 @@ def serve() -> None:
     def ended(within_s: float) -> bool:
         return bool(select.select([0], [], [], within_s)[0])  # nothing is asked meanwhile: this is the end
 
-    for module in _MODULES:
-        importlib.import_module(module)
+    preload_trainer()
     send({"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
     with open(0, "rb", buffering=0) as requests:  # unbuffered, so that its end is seen in a trial
         for line in iter(requests.readline, b""):
