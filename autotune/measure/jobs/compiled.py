@@ -44,13 +44,9 @@ _TENSOR = "a tensor"
 
 
 class Compiled:
-    """A function as ``torch.compile`` would run it; graphs are shared by functions that are alike.
+    """A function as ``torch.compile`` would run it; ``graphs`` are shared by functions that are alike.
 
-    Args:
-        function: To be called instead of the compiled one.
-        module: Whose parameters and buffers it uses; None for a function of its arguments.
-        tape: Told what its kernels allocate.
-        graphs: Graphs that were made before, by what they depend on.
+    ``module`` is the one whose parameters and buffers it uses; None for a function of its arguments.
     """
 
     def __init__(
