@@ -55,13 +55,8 @@ class Shards:
     """FSDP2 on one rank: a layer's weights are whole while it computes, and all others' while a micro-batch does.
 
     Backward gathers each layer's weights while the one before it computes, and copies a layer's gradients into one
-    block to send them.
-
-    Args:
-        training: Its optimizer and step are given shards to update.
-        layers: Parts of the model that are gathered one at a time.
-        ranks: That share one copy of the weights.
-        tape: Told what a rank holds.
+    block to send them. The training's optimizer and step are given shards to update; ``ranks`` share one copy of the
+    weights.
     """
 
     def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: Tape) -> None:

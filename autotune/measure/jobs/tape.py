@@ -46,11 +46,7 @@ _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
 
 class Tape(TorchDispatchMode):
-    """Allocations of what runs inside its ``with`` block.
-
-    Args:
-        within: Operators that allocate within themselves, and what.
-    """
+    """Allocations of what runs inside its ``with`` block; ``within`` says what operators allocate within themselves."""
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -286,11 +282,8 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
 def own_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
     """Let the innermost module that is being called own what is allocated, until the hooks are removed.
 
-    Args:
-        tape: Told who owns.
-        module: The whole model; what it allocates itself before its encoder is inputs, and after it the loss.
-        head: Parts whose allocations all count as the head's.
-        hooks: Removes them.
+    What ``module``, the whole model, allocates itself before its encoder is inputs, and after it the loss; whatever
+    parts of ``head`` allocate is the head's.
     """
     names: WeakIdKeyDictionary = WeakIdKeyDictionary({part: activations_of(part) for part in module.modules()})
     for part in head:
