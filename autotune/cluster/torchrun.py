@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import MachineLacks
@@ -21,6 +20,8 @@ Version = tuple[int, int]
 Start = Callable[[Sequence[str]], list[str]]
 Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
+Meeting = tuple[int, str, str]
+"""Where the torchruns of several nodes find each other: how many nodes, ``address:port`` of the first, and a name."""
 
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -36,24 +37,6 @@ _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
 """torchrun passes on fewer signals than the trainer hears; the others would end it at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where the torchruns of several nodes find each other.
-
-    Each text stands in the command line as it is: a literal value, or a shell's variable for it.
-    """
-
-    nodes: int
-    endpoint: str
-    """``address:port``, of the first node."""
-    job: str
-    """Tells this meeting from others at the same place."""
-    address: str
-    """Of this node, as the others reach it: its name may mean nothing to them."""
-    node_rank: str
-    """Number of this node: 0 keeps the meeting's store, and has the first ranks."""
-
-
 def torchrun_command(
     python: str,
     arguments: Sequence[str],
@@ -66,15 +49,17 @@ def torchrun_command(
     """Return one node's torchrun, which restarts nothing: what is started again is the whole job. Pure.
 
     Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and leave
-    after a signal, which an older torch than that cannot be told. ``meeting`` is None for one node alone.
+    after a signal, which an older torch than that cannot be told. ``meeting`` is None for one node alone; else a shell
+    fills in the node's number (0 keeps the meeting's store) and its address, as its name may mean nothing to others.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
         words.append("--standalone")
     else:
+        nodes, endpoint, name = meeting
         words += [
-            f"--nnodes={meeting.nodes}", f"--node-rank={meeting.node_rank}", "--rdzv-backend=static",
-            f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}",
+            f"--nnodes={nodes}", "--node-rank=$SLURM_NODEID", "--rdzv-backend=static", f"--rdzv-endpoint={endpoint}",
+            f"--rdzv-id={name}", "--local-addr=$address",
         ]  # fmt: skip
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     if shutdown_s is not None and version_of(torch_version) >= _SHUTDOWN_TIMEOUT_SINCE:
@@ -106,9 +91,7 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
     def command(arguments: Sequence[str]) -> list[str]:
         here = own_address(interface, read_addresses(), resolve_own_name())
         port, _ = choose_port(int(job), lambda port: is_free(here, port))
-        meeting = Meeting(
-            nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", node_rank="$SLURM_NODEID"
-        )
+        meeting = nodes, f"{here}:{port}", job
         words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
         asking = f"{shlex.quote(sys.executable)} -m autotune launch address{option}"
         # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.

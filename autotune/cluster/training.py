@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.cluster.batch import Shape, cpus_of, lines_of, prefixed, render, shared_values
 from autotune.cluster.site import SiteFile, SlurmSettings
-from autotune.cluster.torchrun import Meeting, torchrun_command
+from autotune.cluster.torchrun import torchrun_command
 from autotune.core.profile import Profile
 from autotune.errors import BadInput
 from trainer.config import TrainConfig, accumulation_steps
@@ -87,15 +87,12 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
             f"({lead_s} s)",
             next_step="Raise it: --time, or slurm.time in the site file.",
         )
-    meeting = Meeting(
-        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", node_rank="$SLURM_NODEID"
-    )
     torchrun = torchrun_command(
         request.python,
         [],
         ranks=request.ranks,
         torch_version=request.torch_version,
-        meeting=meeting,
+        meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"),
         shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
     )
     autotune = [request.python, "-m", "autotune"]

@@ -14,8 +14,7 @@ from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts
 from autotune.decide.suitability import find_unsuitable
 from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.host import Host, SystemHost
-from autotune.measure.nvml import GpuMonitor, NvmlMonitor
-from autotune.measure.torch_gpus import gpus_of_torch
+from autotune.measure.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
 from autotune.show.doctor import doctor_text
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"

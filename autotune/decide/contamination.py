@@ -85,10 +85,10 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     return outcome
 
 
-def describe_other_users(use: GpuHolders, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
+def describe_other_users(use: GpuHolders) -> str | None:
     """Say who uses a GPU that this program has not touched yet; None if no more than the driver's reserve is taken."""
     listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
-    taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > limit_bytes
+    taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > MAX_UNEXPLAINED_GPU_BYTES
     if not (listed or taken):
         return None
     return f"{use.gpu} is in use already: {_shown(use.used_bytes)} are taken ({_holders(use.processes)})"

@@ -35,12 +35,7 @@ Reading = tuple[str, Literal["sample", "gpm"], GpuSample | GpmWindow | Unavailab
 
 
 class GpuSampler:
-    """Samples GPUs in a process of its own, so that this one's work and its locks delay no sample.
-
-    Args:
-        uuids: The GPUs.
-        program: What samples.
-    """
+    """Samples GPUs in a process of its own (``program``), so that this one's work and its locks delay no sample."""
 
     def __init__(
         self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.measure.gpu_sampler")
@@ -116,12 +111,7 @@ def _receive(stream: IO[bytes], keep: Callable[[Reading], None]) -> None:
 
 
 def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dict[str, GpuSeries]:
-    """Sort readings by GPU; the last reason for a missing one stays until there is one.
-
-    Args:
-        readings: In order of time.
-        last: What was given before, by UUID.
-    """
+    """Sort readings, in order of time, by GPU; the last reason for a missing one stays until there is one."""
 
     def why(of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None) -> str | None:
         if not of_kind:
@@ -151,12 +141,7 @@ def sample_gpus(
 ) -> None:
     """Read GPUs every ``MIN_INTERVAL_S``, and GPM counters in windows of ``GPM_WINDOW_S`` that lie end to end.
 
-    Args:
-        monitor: Where readings come from.
-        uuids: The GPUs.
-        write: Keeps a reading.
-        ended: Waits so many seconds, or until it is to end, and returns whether it is.
-        clock: The time.
+    ``write`` keeps a reading; ``ended`` waits so many seconds, or until it is to end, and returns whether it is.
     """
     counted_s = -math.inf
     while True:

@@ -141,12 +141,7 @@ class SystemHost:
                 yield max(0, limit - used), source, limit
 
     def _control_groups(self, mounts: Sequence[_Mount], controller: str | None) -> Iterator[Path]:
-        """Directories of this process's control group and its visible ancestors, innermost first.
-
-        Args:
-            mounts: The mount table.
-            controller: A version 1 controller, or ``None`` for version 2.
-        """
+        """This process's group (of a version 1 controller, or version 2) and its visible ancestors, innermost first."""
         for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
             mine = controllers == "" if controller is None else controller in controllers.split(",")
@@ -155,10 +150,8 @@ class SystemHost:
             mount = next(holds, None)
             if not mine or mount is None:
                 continue
-            try:
-                inside = PurePosixPath(group).relative_to(mount.root)
-            except ValueError:
-                inside = PurePosixPath()
+            path = PurePosixPath(group)
+            inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
             # In a container the path may be the host's while only our own subtree is mounted: its top is our group.
             if ".." in inside.parts:
                 inside = PurePosixPath()

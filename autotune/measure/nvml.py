@@ -5,9 +5,12 @@ One monitor per process: it holds one lock per GPU, because concurrent GPM calls
 may never return: each runs in a separate thread, and once one is late, NVML is not asked again.
 """
 
+import ctypes
 import functools
 import importlib
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -41,6 +44,12 @@ _GPM_METRICS = (
     ("dram_active", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01),
     ("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", float(2**20)),
 )
+
+TORCH_WITHIN_S = 120.0
+TORCHS_GPUS = """
+import torch
+print(*(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())), sep="\\n")
+"""
 
 T = TypeVar("T")
 
@@ -296,3 +305,18 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
         else None
         for slot, (field, _, factor) in enumerate(_GPM_METRICS)
     }
+
+
+def gpus_of_torch() -> tuple[str, ...]:
+    """Return the names of the GPUs that PyTorch sees, asked of a child process; empty without a driver or PyTorch."""
+    try:
+        ctypes.CDLL("libcuda.so.1")  # without it there is nothing to see, and no need to wait for PyTorch
+    except OSError:
+        return ()
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", TORCHS_GPUS], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ()
+    return tuple(child.stdout.split("\n")[:-1]) if child.returncode == 0 and child.stdout.strip() else ()

@@ -35,10 +35,7 @@ Start = Callable[[Sequence[str]], Sequence[str]]
 class TogetherMachine(StartedMachine):
     """Runs trials one after the other on ranks that have joined once; after a failure they are started anew.
 
-    Args:
-        start: The command that starts the ranks.
-        device: ``cpu`` or ``cuda``.
-        scratch: A directory of its own, which the first node's ranks see, and better all nodes' do.
+    ``scratch`` is a directory of its own, which the first node's ranks see, and better all nodes' do.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path) -> None:

@@ -35,12 +35,8 @@ class WatchedMachine:
     noticed: nothing tells its memory from the trial's own. Figures of a window of time get what the GPUs did in it.
     A trace uses no GPU, and is not watched.
 
-    Args:
-        machine: Where trials run; closed with this one.
-        monitor: Reads the GPUs; whoever made it closes it.
-        uuids: The GPUs in use. What they hold now is the baseline, so nothing of this program may be on them yet.
-        sampler: Samples these GPUs; stopped with this machine.
-        clock: The time.
+    What the GPUs hold now is the baseline, so nothing of this program may be on them yet. The machine and the sampler
+    are closed with this one; whoever made the monitor closes it.
     """
 
     def __init__(

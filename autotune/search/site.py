@@ -18,8 +18,7 @@ from autotune.core.units import floor_gib, format_bytes
 from autotune.decide.suitability import MEND_NVML
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import Host
-from autotune.measure.nvml import GpuMonitor
-from autotune.measure.torch_gpus import gpus_of_torch
+from autotune.measure.nvml import GpuMonitor, gpus_of_torch
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import TrainerError

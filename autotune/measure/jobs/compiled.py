@@ -44,13 +44,9 @@ _TENSOR = "a tensor"
 
 
 class Compiled:
-    """A function as ``torch.compile`` would run it; graphs are shared by functions that are alike.
+    """A function as ``torch.compile`` would run it; ``graphs`` are shared by functions that are alike.
 
-    Args:
-        function: To be called instead of the compiled one.
-        module: Whose parameters and buffers it uses; None for a function of its arguments.
-        tape: Told what its kernels allocate.
-        graphs: Graphs that were made before, by what they depend on.
+    ``module`` is the one whose parameters and buffers it uses; None for a function of its arguments.
     """
 
     def __init__(
@@ -124,9 +120,7 @@ class _Plan:
     """The graph of one forward or backward, whose values are recorded on the tape where they are in memory."""
 
     def __init__(self, graph: fx.GraphModule, tape: Tape) -> None:
-        self._tape = tape
-        self._nodes = list(graph.graph.nodes)
-        self._attributes = graph
+        self._tape, self._attributes, self._nodes = tape, graph, list(graph.graph.nodes)
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
@@ -134,12 +128,10 @@ class _Plan:
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
 
-        found: set[fx.Node] = set()
+        found = {node for node in self._nodes if _is_library(node)}
         for node in self._nodes:
-            if node.op == "output" or _is_library(node):
+            if node.op == "output" or node in found:
                 found |= {_base(one) for one in node.all_input_nodes}
-            if _is_library(node):
-                found.add(node)
         reads: dict[fx.Node, set[fx.Node]] = {}
         self._reducing: set[fx.Node] = set()
         """Values that a kernel computes which also reduces."""

@@ -59,7 +59,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         # As in training, the host is one step ahead of the device, no further.
         (results[-2] if number else results[-1]).updated.wait()
         if passes is not None:
-            owns.append(passes.take())
+            owns.append((passes.began, passes.turned, passes.ready))
     results[-1].updated.wait()
     dataset.close()
     return {
@@ -78,26 +78,24 @@ class _LastPass:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._began = self._turned = mark(device)
-        self._ready: list[tuple[int, Mark]] = []
+        self.began = self.turned = mark(device)
+        """When forward began, and backward."""
+        self.ready: list[tuple[int, Mark]] = []
+        """Elements of each gradient and when it was there."""
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._turn)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._note)
 
-    def take(self) -> tuple[Mark, Mark, list[tuple[int, Mark]]]:
-        """Return when forward began, when backward did, and elements of each gradient and when it was there."""
-        return self._began, self._turned, self._ready
-
     def _begin(self, *_: object) -> None:
-        self._began, self._ready = mark(self._device), []
+        self.began, self.ready = mark(self._device), []
 
     def _turn(self, *_: object) -> None:
-        self._turned = mark(self._device)
+        self.turned = mark(self._device)
 
     def _note(self, parameter: torch.Tensor) -> None:
-        self._ready.append((parameter.numel(), mark(self._device)))
+        self.ready.append((parameter.numel(), mark(self._device)))
 
 
 def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:

@@ -59,15 +59,14 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     dataset = TokenDataset.open(Path(place["data_dir"]))
     config = in_rows(config, dataset)
     micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))  # they stand for any number
-    changed = {
+    config = config.model_copy(update={
         "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
         "global_batch_tokens": None,
         "global_batch_samples": None,
         "max_epochs": None,  # no end: the window decides
         # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
         "seed": config.seed + measured["round"],
-    }
-    config = config.model_copy(update=changed)
+    })  # fmt: skip
     consumer: Consumer
     if (replayed_s := measured["replayed_step_s"]) is not None:
         consumer = ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
@@ -81,7 +80,11 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     ready = workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
-    step_s = _warm_up(loader, consumer, warm_up)
+    for _ in range(warm_up):
+        started_s = time.perf_counter()
+        consumer.step(loader)
+        consumer.finish()
+    step_s = time.perf_counter() - started_s
     # Workers that began together are where they were after so many steps: a window that cuts a volley miscounts.
     volley = max(1, workers // math.gcd(workers, micro_batches))
     figures = _measure(measured, loader, consumer, ranks, volley=volley, step_s=step_s)
@@ -133,11 +136,10 @@ class TrainingStep:
 
 
 class ReplayedStep:
-    """Devices that take a known time for a micro-batch. This process keeps one CPU busy meanwhile.
+    """Devices that take a known time for a micro-batch; this process keeps one CPU busy meanwhile, as a launching host.
 
-    So does a host that launches kernels and waits for them; it holds up no other thread of its process. A step begins
-    when all ranks have their data, as they exchange gradients. What it leaves out: copies to the device, and memory
-    bandwidth that a step on the host's side takes.
+    A step begins when all ranks have their data, as they exchange gradients. What it leaves out: copies to the device,
+    and memory bandwidth that a step on the host's side takes.
 
     Args:
         micro_batch_s: Of a micro-batch of full rows on the device.
@@ -226,15 +228,6 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
         if number >= ready and time.perf_counter() - asked_s > NOT_READY_S:
             return number + 1
     return 2 * ready
-
-
-def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer, steps: int) -> float:
-    """Take the first steps; gives the seconds of the last one."""
-    for _ in range(steps):
-        started_s = time.perf_counter()
-        consumer.step(loader)
-        consumer.finish()
-    return time.perf_counter() - started_s
 
 
 def _measure(

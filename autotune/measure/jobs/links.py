@@ -14,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
 from trainer.parallel import Ranks
 from trainer.stopwatch import Mark, mark
@@ -48,8 +49,11 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         ``ranks_per_node``; what ``_carrier`` says.
     """
     del place
-    nodes = ranks.world_size // ranks.local_world_size
-    within, between = _groups(ranks, nodes)
+    size = ranks.local_world_size
+    nodes = ranks.world_size // size
+    # This rank's own node, and the first ranks of all nodes; every rank must make every group.
+    within = [dist.new_group(list(range(node * size, (node + 1) * size))) for node in range(nodes)][ranks.rank // size]
+    between = dist.new_group([node * size for node in range(nodes)])
     sizes, repeats, limit_s = measured["sizes_bytes"], measured["repeats"], measured["seconds"]
 
     def times(group: dist.ProcessGroup | None, members: int, *, takes_part: bool) -> list[tuple[int, float]]:
@@ -58,30 +62,18 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         return _all_reduces(group, sizes, repeats, limit_s, ranks, takes_part=takes_part)
 
     everybody = times(None, ranks.world_size, takes_part=True)
-    found = {
+    return {
         "all": everybody,
         # With one node, or one rank a node, these are all ranks over again.
-        "within": everybody if nodes == 1 else times(within, ranks.local_world_size, takes_part=True),
-        "between": everybody
-        if ranks.local_world_size == 1
-        else times(between, nodes, takes_part=ranks.local_rank == 0),
-    }
-    return found | {
+        "within": everybody if nodes == 1 else times(within, size, takes_part=True),
+        "between": everybody if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
         "neighbours_bytes_per_s": _neighbours(ranks, nodes, limit_s) if nodes > 1 else [],
         "products_flops_per_s": ranks.each(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
-        "ranks_per_node": ranks.local_world_size,
+        "ranks_per_node": size,
         **_carrier(ranks),
     }
-
-
-def _groups(ranks: Ranks, nodes: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """This rank's own node, and the first ranks of all nodes; every rank must make every group."""
-    size = ranks.local_world_size
-    of_node = [dist.new_group(list(range(node * size, (node + 1) * size))) for node in range(nodes)]
-    firsts = dist.new_group([node * size for node in range(nodes)])
-    return of_node[ranks.rank // size], firsts
 
 
 def _all_reduces(
@@ -178,20 +170,18 @@ def _slowdown(ranks: Ranks) -> float:
     multiply, _ = _multiplier(SMALL_PRODUCT_SIZE, ranks)
     message = torch.zeros(MOVED_BYTES[ranks.device.type] // 4, device=ranks.device)
     dist.all_reduce(message)  # connects
-    travel = _travel_on_gpu if ranks.device.type == "cuda" else _travel_on_host
     lost = []
     for _ in range(SLOWDOWN_ROUNDS):
         alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
         ranks.sum(0.0)
-        lost.append(lost_share(*travel(message, multiply, alone_s, ranks), alone_s))
+        on_gpu = ranks.device.type == "cuda"
+        ends = _travel_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _travel_on_host(message, multiply)
+        lost.append(lost_share(*ends, alone_s))
     return ranks.sum(statistics.median(lost))[0] / ranks.world_size
 
 
-def _travel_on_host(
-    message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
-) -> tuple[list[float], float]:
+def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
     """When each product ended while a message travelled, and when that was there, in seconds."""
-    del alone_s, ranks
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None
@@ -235,7 +225,10 @@ def _products(ranks: Ranks) -> float:
 def _carrier(ranks: Ranks) -> dict[str, Any]:
     """``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``, of the first rank."""
     if ranks.device.type != "cuda":
-        name = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of_name()
+        # gloo takes the interface that has the address which this host's name means.
+        own = next(iter(resolve_own_name()), None)
+        named = (interface for interface, listed in read_addresses().items() if own in listed)
+        name = os.environ.get("GLOO_SOCKET_IFNAME") or next(named, None)
         return {
             "backend": "gloo",
             "transport": "TCP sockets (gloo)",
@@ -260,16 +253,6 @@ def _nccl_log() -> str:
         return ""
     file = Path(pattern.replace("%h", socket.gethostname().split(".")[0]).replace("%p", str(os.getpid())))
     return file.read_text(errors="replace")[: 2**20] if file.is_file() else ""
-
-
-def _interface_of_name() -> str | None:
-    """The interface that has the address which this host's name means: gloo takes that one."""
-    try:
-        own = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None
-    found = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == own for one in addresses))
-    return next(found, None)
 
 
 def _ethernet_bytes_per_s(name: str | None) -> int | None:

@@ -30,12 +30,11 @@ from autotune.process import end_with_parent
 POLL_S = 0.01
 GRACE_S = 2.0
 """When a rank has failed, the others get so long to notice it and write what they know."""
-_MODULES = ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo")
 
 
 def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and what torch would import in the first step."""
-    for module in _MODULES:
+    for module in ("trainer.loop", "autotune.measure.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo"):
         importlib.import_module(module)
 
 
@@ -68,11 +67,6 @@ class RankProcess:
             self.bury()
         return self.exit_code is None
 
-    def kill(self) -> None:
-        """End it."""
-        self.killed = True
-        os.kill(self.pid, signal.SIGKILL)  # its group follows; it may not have made one yet
-
     def bury(self) -> None:
         """Wait for its end, and end its group before its number can become somebody else's."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -86,16 +80,14 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
     """Run a trial in as many processes as it has local ranks.
 
     Args:
-        request: ``job``, ``measured`` (of which ``local_ranks``), ``place``, ``timeout_s`` and ``directory``, the
-            trial's own.
+        request: ``job``, ``measured``, ``place``, ``timeout_s`` and ``directory``, the trial's own.
         parent_gone: Waits for so many seconds, and says whether nobody wants the answer any more.
 
     Returns:
         ``timed_out``, ``killed_by_kernel`` and ``ranks``, as ``classify`` reads them.
     """
-    directory = Path(request["directory"])
-    kills_before = _kernel_kills()
-    server, local_ranks = os.getpid(), request["measured"].get("local_ranks", 1)
+    kills_before, server = _kernel_kills(), os.getpid()
+    local_ranks = request["measured"].get("local_ranks", 1)
     ranks: list[RankProcess] = []
     for rank in range(local_ranks):
         pid = os.fork()
@@ -106,7 +98,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
     return {
         "timed_out": timed_out,
         "killed_by_kernel": _kernel_kills() > kills_before,
-        "ranks": [_account(process, directory, rank) for rank, process in enumerate(ranks)],
+        "ranks": [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)],
     }
 
 
@@ -121,7 +113,8 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
         gone = parent_gone(0 if late else POLL_S)
         if late or gone:
             for process in running:
-                process.kill()
+                process.killed = True
+                os.kill(process.pid, signal.SIGKILL)  # its group follows; it may not have made one yet
             for process in running:
                 process.bury()
             if gone:
@@ -161,8 +154,7 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     try:
         from autotune.measure.jobs.child import run_job
 
-        measured = run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place)
-        code = 0 if measured else 1
+        code = 0 if run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place) else 1
     finally:
         os._exit(code)  # no interpreter shutdown: handlers of the server are not the child's to run
 

@@ -38,7 +38,6 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gra
         for parameter in sorted(group["params"], key=torch.Tensor.numel, reverse=True):
             owners[id(parameter)] = rank = held.index(min(held))
             held[rank] += parameter.numel()
-    most = held.index(max(held))
     everything = [one for group in optimizer.param_groups for one in group["params"]]
 
     def no_gradients(*_: object) -> None:
@@ -47,6 +46,7 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gra
 
     if not keeps_gradients:
         optimizer.register_step_post_hook(no_gradients)  # its own zero_grad knows its part alone
+    most = held.index(max(held))
     for group in optimizer.param_groups:
         group["params"] = [one for one in group["params"] if owners[id(one)] == most]
 
@@ -55,13 +55,8 @@ class Shards:
     """FSDP2 on one rank: a layer's weights are whole while it computes, and all others' while a micro-batch does.
 
     Backward gathers each layer's weights while the one before it computes, and copies a layer's gradients into one
-    block to send them.
-
-    Args:
-        training: Its optimizer and step are given shards to update.
-        layers: Parts of the model that are gathered one at a time.
-        ranks: That share one copy of the weights.
-        tape: Told what a rank holds.
+    block to send them. The training's optimizer and step are given shards to update; ``ranks`` share one copy of the
+    weights.
     """
 
     def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: Tape) -> None:
@@ -79,7 +74,11 @@ class Shards:
         """Output block of the last all-gather, from which weights are copied."""
         self._sent: torch.Tensor | None = None
         tape.owner = Term.PARAMETERS
-        self._shards = {id(one): nn.Parameter(_shard_of(one, ranks)) for one in everything}
+        self._shards = {
+            # A rank's share of the first dimension, rounded up.
+            id(one): nn.Parameter(torch.empty((-(-one.shape[0] // ranks), *one.shape[1:]), device=one.device))
+            for one in everything
+        }
         tape.drop(everything)
         training.step.parameters = [self._shards[id(one)] for one in everything]
         for group in training.optimizer.param_groups:
@@ -120,9 +119,11 @@ class Shards:
     def _needed(self, part: Part) -> None:
         """Gather weights, unless they are whole."""
         if id(part) not in self._whole:
-            # The block of the last gather is released when this one has been written.
-            self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING)
+            self._gather(part)  # the block of the last gather is released when this one has been written
             self._make_whole(part)
+
+    def _gather(self, part: Part) -> None:
+        self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING)
 
     def _make_whole(self, part: Part) -> None:
         with self._tape.owning(Term.PARAMETERS):
@@ -147,7 +148,7 @@ class Shards:
     def _gather_ahead(self, number: int) -> None:
         self._gathered = None
         if number >= 0:
-            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, Term.PARAMETERS, _GATHERING)
+            self._gather(self._layers[number][1])
 
     def _accumulated(self, _: nn.Parameter) -> None:
         self._missing -= 1
@@ -203,11 +204,6 @@ def _trained(parameters: Iterable[nn.Parameter]) -> Part:
     return [one for one in parameters if one.requires_grad]
 
 
-def _shard_of(parameter: nn.Parameter, ranks: int) -> torch.Tensor:
-    """A rank's share of the first dimension, rounded up."""
-    return torch.empty((-(-parameter.shape[0] // ranks), *parameter.shape[1:]), device=parameter.device)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
     parameters: list[nn.Parameter] = field(default_factory=list)
@@ -225,7 +221,7 @@ class GradientBuckets:
 
     def __init__(self, module: nn.Module, config: TrainConfig, tape: Tape) -> None:
         self._module, self._config, self._tape = module, config, tape
-        self._parameters = [one for one in module.parameters() if one.requires_grad]
+        self._parameters = _trained(module.parameters())
         self._backwards = 0
         self._left: dict[int, int] = {}
         self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
@@ -235,11 +231,10 @@ class GradientBuckets:
 
     def keep(self, hooks: contextlib.ExitStack) -> None:
         """Make the buckets, and fill them until the hooks are removed."""
-        pieces = [one.size_bytes for one in _assigned(self._parameters, [_BROADCAST_BYTES])]
         blocks = [torch.empty(0)] * 2
-        for number, size_bytes in enumerate(pieces):
+        for number, piece in enumerate(_assigned(self._parameters, [_BROADCAST_BYTES])):
             blocks[number % 2] = torch.empty(0)
-            blocks[number % 2] = self._made(size_bytes)
+            blocks[number % 2] = self._made(piece.size_bytes)
         del blocks
         self._lay_out(_assigned(self._parameters, []))
         for one in self._parameters:

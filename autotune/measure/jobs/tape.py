@@ -46,11 +46,7 @@ _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
 
 class Tape(TorchDispatchMode):
-    """Allocations of what runs inside its ``with`` block.
-
-    Args:
-        within: Operators that allocate within themselves, and what.
-    """
+    """Allocations of what runs inside its ``with`` block; ``within`` says what operators allocate within themselves."""
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,9 +55,8 @@ class Tape(TorchDispatchMode):
         self.stream = 0
         """On which they are used."""
         self._within = within
-        self._sizes: list[int] = []
+        self._sizes: list[tuple[int, int]] = []  # of each allocation, in bytes, and its stream
         self._owners: list[str] = []
-        self._streams: list[int] = []
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._repeats_from = 0
@@ -83,8 +78,7 @@ class Tape(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         passes = self._passes.get(func)
         if passes is None:
-            returns = func._schema.returns
-            passes = self._passes[func] = all(one.alias_info is not None for one in returns)
+            passes = self._passes[func] = all(one.alias_info is not None for one in func._schema.returns)
         with self.requested(func, args, kwargs or {}) if func in self._within else nullcontext():
             if passes:  # views and operators in place; and those that return nothing
                 return func(*args, **(kwargs or {}))
@@ -94,24 +88,19 @@ class Tape(TorchDispatchMode):
                 return args[0]
             return self._result(func, args, kwargs or {})
 
-    def _request(self, requests: Requests, held: dict[Block, int]) -> None:
-        """Record a part of what a kernel requests; ``held`` are the blocks that it has."""
-        for block in requests:
-            if block in held:
-                self._events.append(-1 - held.pop(block))
-            else:
-                held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
-
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
         """Record what a kernel requests beside its results, which are recorded within the block."""
         rule = self._within.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
-        split = requests.index(OUTPUTS) if requests else 0
         held: dict[Block, int] = {}
-        self._request(requests[:split], held)
-        yield
-        self._request(requests[split + 1 :], held)
+        for block in requests or (OUTPUTS,):
+            if block is OUTPUTS:
+                yield
+            elif block in held:
+                self._events.append(-1 - held.pop(block))
+            else:
+                held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
 
     def passing(self, size_bytes: int) -> None:
         """Record a block that is released at once."""
@@ -120,9 +109,8 @@ class Tape(TorchDispatchMode):
 
     def _taken(self, size_bytes: int, term: str) -> int:
         number = len(self._sizes)
-        self._sizes.append(size_bytes)
+        self._sizes.append((size_bytes, self.stream))
         self._owners.append(term)
-        self._streams.append(self.stream)
         self._events.append(number)
         return number
 
@@ -189,7 +177,7 @@ class Tape(TorchDispatchMode):
             predicted_tokens=predicted_tokens,
             allocations=tuple(
                 Allocation(size_bytes=size, term=owner, stream=stream)
-                for size, owner, stream in zip(self._sizes, self._owners, self._streams, strict=True)
+                for (size, stream), owner in zip(self._sizes, self._owners, strict=True)
             ),
             events=tuple(self._events),
             repeats_from=self._repeats_from,
@@ -203,9 +191,7 @@ class Tape(TorchDispatchMode):
         key = _key((func, args, kwargs))
         shapes = None if key is None else self._shapes.get(key)
         if shapes is not None:
-            made = [
-                torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in shapes
-            ]
+            made = [torch.empty_strided(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in shapes]
             self._all_made(func, made)
             return made[0] if func in self._single else tuple(made)
         result = func(*args, **kwargs)
@@ -226,11 +212,8 @@ class Tape(TorchDispatchMode):
     def _made(self, tensor: torch.Tensor) -> bool:
         """Record a tensor's storage; whether that is a whole one that was not there before."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live:
-            return False
-        size_bytes = storage.nbytes()
-        if not size_bytes:
+        key, size_bytes = storage._cdata, storage.nbytes()
+        if key in self._live or not size_bytes:
             return False
         number = self._taken(size_bytes, self.owner)
 
@@ -299,18 +282,12 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
 def own_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
     """Let the innermost module that is being called own what is allocated, until the hooks are removed.
 
-    Args:
-        tape: Told who owns.
-        module: The whole model; what it allocates itself before its encoder is inputs, and after it the loss.
-        head: Parts whose allocations all count as the head's.
-        hooks: Removes them.
+    What ``module``, the whole model, allocates itself before its encoder is inputs, and after it the loss; whatever
+    parts of ``head`` allocate is the head's.
     """
-    names: WeakIdKeyDictionary = WeakIdKeyDictionary()
-    for part in module.modules():
-        names[part] = activations_of(part)
+    names: WeakIdKeyDictionary = WeakIdKeyDictionary({part: activations_of(part) for part in module.modules()})
     for part in head:
-        for inner in part.modules():
-            names[inner] = Term.HEAD
+        names.update(dict.fromkeys(part.modules(), Term.HEAD))
     names[module] = Term.INPUTS
     stack: list[str] = []
 

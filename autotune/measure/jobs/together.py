@@ -26,7 +26,14 @@ def serve(directory: Path, device: str) -> int:
 
     from trainer.parallel import join_ranks, leave_ranks
 
-    ranks = join_ranks(_joining(device))
+    joining = {  # as much of a configuration as joining needs
+        "model": {"name": "none", "config": {"model_type": "none"}},
+        "device": device,
+        "micro_batch_rows": 1,
+        "global_batch_rows": 1,
+        "parallel": {"timeout_s": 86400.0},  # whoever asks decides how long a trial may take
+    }
+    ranks = join_ranks(TrainConfig.model_validate(joining))
     if ranks.leads:
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
         write_atomically(directory / "joined.json", json.dumps({"versions": versions}), durable=False)
@@ -41,19 +48,6 @@ def serve(directory: Path, device: str) -> int:
         measured = run_job(trial["job"], place / f"rank-{ranks.rank}.json", trial["measured"], trial["place"], ranks)
         number += 1
     return 1
-
-
-def _joining(device: str) -> TrainConfig:
-    """As much of a configuration as joining needs."""
-    return TrainConfig.model_validate(
-        {
-            "model": {"name": "none", "config": {"model_type": "none"}},
-            "device": device,
-            "micro_batch_rows": 1,
-            "global_batch_rows": 1,
-            "parallel": {"timeout_s": 86400.0},  # whoever asks decides how long a trial may take
-        }
-    )
 
 
 def _next(request: Path, end: Path, parent: int) -> str:

@@ -1,7 +1,7 @@
 """The ``trace`` job: one rank's training steps on the meta device, as the sequence of what they would allocate.
 
 The model, its loss and its step are the trainer's own; only tensors hold nothing. What the device would do differently
-is imposed by its rules. Shapes: B rows of a micro-batch, S places of a row, N samples in it, K slots of the head.
+is imposed by its rules. Shapes: K slots of the head, V words.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
 from autotune.measure.jobs.shards import GradientBuckets, Shards, keep_largest_part
 from autotune.measure.jobs.tape import Tape, own_by_module
-from autotune.measure.jobs.worst_case import documents_of
+from autotune.measure.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import IGNORED_LABEL, most_predicted
+from trainer.masking import IGNORED_LABEL
 from trainer.model import family_of, model_layers
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
@@ -49,12 +49,9 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
             "global_batch_rows": rows * measured["micro_batches"] * measured["ranks"],
         }
         config = parse_table(TrainConfig, table, where="trial")
+        documents, ranks = measured["documents_per_row"], measured["ranks"]
         trace, model = trace_steps(
-            config,
-            measured["vocab_size"],
-            special_ids,
-            documents_per_row=measured["documents_per_row"],
-            ranks=measured["ranks"],
+            config, measured["vocab_size"], special_ids, documents_per_row=documents, ranks=ranks
         )
         found["traces"].append(trace.to_json())
         found |= model
@@ -76,6 +73,7 @@ def trace_steps(
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = accumulation_steps(config, ranks)
+    fullest = fullest_batch(config, vocab_size, special_ids, documents_per_row=documents_per_row)
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
@@ -107,7 +105,7 @@ def trace_steps(
             for each in (buckets, shards):
                 if each is not None:
                     each.step_begins(count)
-            return [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
+            return [fullest.to(META) for _ in range(count)]
 
         training.step.rehearse(batches(1)[0])
         if config.device == "cuda":
@@ -115,7 +113,10 @@ def trace_steps(
             training.step.run(taken, config.learning_rate)
             if shards is not None:
                 shards.forward_begins()
-            _evaluate(training, taken[0])
+            training.module.eval()
+            with torch.no_grad():
+                training.module.evaluate(taken[0])
+            training.module.train()
             if shards is not None:
                 shards.evaluation_ended()
             del taken
@@ -126,7 +127,7 @@ def trace_steps(
         "attention": training.module.attention.kind,
         "attention_reason": training.module.attention.reason,
     }
-    return tape.trace(config.micro_batch_rows, _predicted(config)), model
+    return tape.trace(config.micro_batch_rows, fullest.predicted_tokens), model
 
 
 def _compile_without_content(training: Training, tape: Tape) -> None:
@@ -142,35 +143,6 @@ def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Ten
     likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
     nothing = likelihood_K1.new_zeros(())
     return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
-
-
-def _evaluate(training: Training, batch: MicroBatch) -> None:
-    training.module.eval()
-    with torch.no_grad():
-        training.module.evaluate(batch)
-    training.module.train()
-
-
-def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) -> MicroBatch:
-    """A full micro-batch without content: as many places to predict as it may have, in as many documents as it may."""
-    rows, width = config.micro_batch_rows, config.seq_length_tokens
-    documents = documents_of(rows, width, documents_per_row)
-    predicted = _predicted(config)
-    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
-    return MicroBatch(
-        ids_BS=torch.empty((rows, width), dtype=stored, device=META),
-        starts_N=torch.empty(documents, dtype=torch.int32, device=META),
-        tokens_N=torch.empty(documents, dtype=torch.int32, device=META),
-        predicted_P=torch.empty(predicted, dtype=torch.int32, device=META),
-        targets_P=torch.empty(predicted, dtype=stored, device=META),
-        real_tokens=rows * width,
-        predicted_tokens=predicted,
-        most_predicted_in_row=min(predicted, most_predicted(width, config.masking_probability)),
-    )
-
-
-def _predicted(config: TrainConfig) -> int:
-    return most_predicted(config.micro_batch_rows * config.seq_length_tokens, config.masking_probability)
 
 
 def _head_of(training: Training) -> list[torch.nn.Module]:

@@ -31,7 +31,11 @@ def fullest_batch(
     )
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
-    starts_N, tokens_N = _documents(rows, width, documents_per_row)
+    # Whole documents, the same in every row, and none of a single token.
+    in_row = min(max(1, math.ceil(documents_per_row)), width // 2)
+    columns = torch.arange(in_row + 1) * width // in_row
+    starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
+    tokens_N = columns.diff().repeat(rows).to(torch.int32)
     # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
     tokens_N[-1] -= 1
     stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the feed delivers them
@@ -45,19 +49,6 @@ def fullest_batch(
         predicted_tokens=len(predicted),
         most_predicted_in_row=max(counts),
     )
-
-
-def documents_of(rows: int, width: int, documents_per_row: float) -> int:
-    """How many documents a micro-batch has: whole ones, the same in every row, and none of a single token."""
-    return rows * min(max(1, math.ceil(documents_per_row)), width // 2)
-
-
-def _documents(rows: int, width: int, documents_per_row: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where documents begin and how long they are, int32, shapes (N,); rows are full."""
-    in_row = documents_of(rows, width, documents_per_row) // rows
-    columns = torch.arange(in_row + 1) * width // in_row
-    starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten()
-    return starts_N.to(torch.int32), columns.diff().repeat(rows).to(torch.int32)
 
 
 def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:

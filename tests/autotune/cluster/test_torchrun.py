@@ -17,7 +17,6 @@ from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_templ
 from autotune.cluster.site import SiteFile
 from autotune.cluster.torchrun import (
     CANDIDATES,
-    Meeting,
     choose_port,
     derived_ports,
     interface_of,
@@ -34,11 +33,11 @@ from tests.autotune.cluster.conftest import SRUN
 
 
 def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_torch_does_not_have():
-    meeting = Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", node_rank="$rank")
+    meeting = (4, "10.0.0.1:20012", "12")
     said = {"ranks": 2, "shutdown_s": 105}
     words = ["-m", "trainer", "--out", "r"]
     assert torchrun_command("python", words, torch_version="2.13.0+cu128", meeting=meeting, **said) == [
-        "python", "-m", "torch.distributed.run", "--nnodes=4", "--node-rank=$rank", "--rdzv-backend=static",
+        "python", "-m", "torch.distributed.run", "--nnodes=4", "--node-rank=$SLURM_NODEID", "--rdzv-backend=static",
         "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12", "--local-addr=$address", "--nproc-per-node=2",
         "--max-restarts=0", "--shutdown-timeout=105", "-m", "trainer", "--out", "r",
     ]  # fmt: skip
@@ -182,12 +181,12 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
         port = free.getsockname()[1]
     torchruns = []
     for node, address in ((1, "127.0.0.1"), (0, "127.0.0.9")):  # by their text, the second is the first
-        meeting = Meeting(nodes=2, endpoint=f"127.0.0.1:{port}", job="7", address=address, node_rank=str(node))
         words = torchrun_command(
             sys.executable, [str(tmp_path / "rank.py"), str(tmp_path), f"node-{node}"], ranks=1,
-            torch_version="2.13.0", meeting=meeting,
+            torch_version="2.13.0", meeting=(2, f"127.0.0.1:{port}", "7"),
         )  # fmt: skip
-        torchruns.append(subprocess.Popen(words))
+        told = os.environ | {"address": address, "SLURM_NODEID": str(node)}
+        torchruns.append(subprocess.Popen(["bash", "-c", "exec " + " ".join(words)], env=told))
     assert [process.wait(timeout=120) for process in torchruns] == [0, 0]
     assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == ["node-0 2", "node-1 2"]
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from autotune.measure import torch_gpus
+from autotune.measure import nvml
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def python(tmp_path, monkeypatch):
      ("sleep 9", ())],
 )  # fmt: skip
 def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, names):
-    monkeypatch.setattr(torch_gpus, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(nvml, "TORCH_WITHIN_S", 0.5)
     python(script)
-    assert torch_gpus.gpus_of_torch() == names
+    assert nvml.gpus_of_torch() == names
 
 
 def test_without_a_driver_no_child_is_started_and_a_cpu_build_of_torch_names_none_without_an_error(python, monkeypatch):
-    child = subprocess.run([sys.executable, "-c", torch_gpus._CHILD], capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, "-c", nvml.TORCHS_GPUS], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == ""
     python("echo NVIDIA H200")
     monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError))
-    assert torch_gpus.gpus_of_torch() == ()
+    assert nvml.gpus_of_torch() == ()
