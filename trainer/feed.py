@@ -25,9 +25,8 @@ from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
-from trainer.parallel import Ranks
+from trainer.parallel import Mark, Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Int64
-from trainer.stopwatch import Mark
 from trainer.stream import MicroBatchPlan, Position, RowStream, join_positions
 from trainer.watch import ignore_signals
 

@@ -6,7 +6,6 @@ training: what was saved before stays, and the loop is told.
 
 import contextlib
 import errno
-import json
 import os
 import threading
 import time
@@ -23,9 +22,7 @@ from trainer.checkpoint import (
     CheckpointWriter,
     TrainingState,
     checkpoint_name,
-    manifest_text,
     newest_checkpoint,
-    parse_manifest,
     prune,
     step_of,
 )
@@ -84,9 +81,7 @@ class Keeper:
         self.at_step: int | None = None
         """The step of the last state that was read, or that a save was tried of."""
         if self.enabled:  # take the room for the copy now, so that the first save need not wait for it
-            make_state(training)
-            kept = self._kept()
-            if kept:
+            if kept := self._kept():
                 self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
                 self._room.start()
 
@@ -94,11 +89,6 @@ class Keeper:
     def enabled(self) -> bool:
         """Whether anything is saved at all."""
         return self._settings.enabled
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest checkpoint, as far as this rank knows."""
-        return None if self.newest is None else step_of(self.newest)
 
     def owns(self, path: Path) -> bool:
         """Whether a checkpoint is one of this run."""
@@ -131,6 +121,8 @@ class Keeper:
             self._copy = self._new_copy(kept)
 
     def _kept(self) -> list[Held]:
+        """Return the tensors that this rank writes; the optimizer has its state from then on."""
+        make_state(self._training)
         return [one for one in held_tensors(self._training, self._ranks) if one.keeper]
 
     def _new_copy(self, kept: Sequence[Held]) -> HostCopy:
@@ -142,7 +134,6 @@ class Keeper:
         urgent = wait or not self._settings.asynchronous
         self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
         self._join()
-        make_state(self._training)
         kept = self._kept()
         if not self._writers:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
@@ -261,7 +252,7 @@ class Keeper:
 
     def has_saved(self, step: int) -> bool:
         """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
-        return bool(self._ranks.tell_number(float(self.saved_step == step)))
+        return self._ranks.tell(self.newest is not None and step_of(self.newest) == step)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Put a checkpoint's tensors into the training."""
@@ -282,15 +273,14 @@ class Keeper:
             message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
             next_step = "See what is wrong with that disk."
             self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
-        told = self._ranks.tell("" if found is None else json.dumps([str(found[0]), manifest_text(found[1])]))
-        if not told:
+        found = self._ranks.tell(found)
+        if found is None:
             raise TrainingFailed(
                 "training would have to roll back, and there is no good checkpoint to return to",
                 next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
                 "save more often with train.checkpoint.interval_steps.",
             )
-        path, text = json.loads(told)
-        return Path(path), parse_manifest(json.loads(text), path)
+        return found
 
 
 def state_bytes(training: Training) -> int:

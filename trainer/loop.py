@@ -19,7 +19,7 @@ from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
 from trainer.journal import describe_run, open_board, open_dataset
 from trainer.keeper import Keeper, state_bytes
-from trainer.meter import DeviceFacts, Meter
+from trainer.meter import Meter
 from trainer.optimizer import learning_rate
 from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
@@ -84,8 +84,9 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
-        self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
+        peak = header.peak_flops_per_s
+        self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
+        self._graphs = GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told = writer.append
         self._keeper = Keeper(
@@ -161,7 +162,7 @@ class _Run:
         self._overseer.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._overseer.health.forgive()
-        self._meter.noise.recall(state.noise_scale)
+        self._meter.noise.parts = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
     def _begin(self) -> None:
@@ -257,7 +258,7 @@ class _Run:
             "first_row_left_out": to.position.rows,
             "first_row_after": behind.rows,
             "learning_rate_share": self._overseer.health.learning_rate_share(to.step),
-            "rollbacks": self._overseer.health.rollbacks,
+            "rollbacks": self._overseer.health.recovery.rollbacks,
         }
         message = (
             f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
@@ -283,11 +284,11 @@ class _Run:
             world_size=self._ranks.world_size,
             good=self._overseer.health.calm,
             health=self._overseer.health.to_json(),
-            noise_scale=self._meter.noise.to_json(),
+            noise_scale=self._meter.noise.parts,
             head_overflows=self._training.module.overflows,
             skipped_steps=self._overseer.skipped_steps,
         )
-        self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
+        self._keeper.save(state, rollbacks=self._overseer.health.recovery.rollbacks, wait=wait)
 
     def _leave(self, reason: str) -> RunExit:
         """Save, and say that starting again goes on."""

@@ -1,4 +1,4 @@
-"""Ranks: who this process is, its device, and what all ranks agree on."""
+"""Ranks: who this process is, its device and moments of it, and what all ranks agree on."""
 
 import contextlib
 import datetime
@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,46 @@ from trainer.binding import bind_near
 from trainer.config import GradientDtype, TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.stage import DEFAULT_TIMEOUT_S
-from trainer.stopwatch import Mark, mark
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: on the host, or in the device's queue of work."""
+
+    moment: float | torch.cuda.Event
+
+    def reached(self) -> bool:
+        """Whether the device has come so far."""
+        return not isinstance(self.moment, torch.cuda.Event) or bool(self.moment.query())
+
+    def wait(self) -> None:
+        """Wait until the device has come so far."""
+        if isinstance(self.moment, torch.cuda.Event):
+            self.moment.synchronize()
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Time between two moments that were both reached."""
+        if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
+            return float(earlier.moment.elapsed_time(self.moment)) / 1e3
+        assert isinstance(self.moment, float)
+        assert isinstance(earlier.moment, float)
+        return self.moment - earlier.moment
+
+
+def mark(device: torch.device) -> Mark:
+    """This moment in the device's queue; a CPU has none, so it is now."""
+    if device.type != "cuda":
+        return Mark(time.perf_counter())
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return Mark(event)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way; it has arrived when the device has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
 
 TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -144,10 +184,6 @@ class Ranks:
         if self.world_size > 1:
             dist.broadcast_object_list(told)
         return told[0]
-
-    def tell_number(self, value: float) -> float:
-        """Return the first rank's number on every rank."""
-        return self.tell(value)
 
     def send_from_first(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the device with the first rank's."""

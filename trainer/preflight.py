@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -11,8 +10,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
@@ -24,7 +21,6 @@ from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""
-_TOKEN_FILE = ".seen-by-all-ranks"
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
@@ -48,9 +44,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
         BadConfig: If ranks differ where training would silently be wrong.
         ProfileRefused: If the profile was tuned for more memory than some rank has.
     """
-    told = json.dumps(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)).encode()
-    gathered = ranks.gather(np.frombuffer(told, dtype=np.uint8).astype(np.int64))
-    facts: list[dict[str, str]] = [json.loads(one.astype(np.uint8).tobytes()) for one in gathered]
+    facts = ranks.gather(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)
     for one in facts:
         said = {remark.message for remark in remarks}
@@ -163,8 +157,8 @@ def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
 ) -> list[EventRow]:
     """See that the run's directory, which has ``there`` checkpoints, can keep them; else raise ``BadConfig``."""
-    there = round(ranks.tell_number(there))
-    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=there, kept=config.checkpoint.keep_last)
+    kept = config.checkpoint.keep_last
+    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.tell(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
         message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
@@ -176,7 +170,7 @@ def check_directory(
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     """See that the run directory is one and the same for all ranks; else raise ``BadConfig`` if that is ``needed``."""
     token = ranks.tell(secrets.token_hex(8) if ranks.leads else "")
-    file = place / f"{_TOKEN_FILE}.{token}"
+    file = place / f".seen-by-all-ranks.{token}"
     if ranks.leads:
         file.touch()
     ranks.sum(0.0)
@@ -202,7 +196,7 @@ def check_room(
     Raises:
         BadConfig: If it does not, and there is none.
     """
-    free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
+    free = ranks.tell(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
     if free >= max(1, kept + 1 - there) * checkpoint_bytes:
         return []

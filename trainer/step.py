@@ -15,8 +15,7 @@ from trainer.config import TrainConfig, accumulation_steps
 from trainer.feed import MicroBatch
 from trainer.health import NO_LIMITS, Limits
 from trainer.optimizer import leave_out, set_learning_rate
-from trainer.parallel import Ranks, SharedModule
-from trainer.stopwatch import Mark, mark
+from trainer.parallel import Mark, Ranks, SharedModule, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
