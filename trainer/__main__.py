@@ -44,9 +44,7 @@ def main() -> int:
     arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
-    writer: RunWriter | None = None
-    opened: list[RunWriter] = []
-    start = Start()
+    writer, opened, start = None, list[RunWriter](), Start()
     try:
         for number in heard_signals():  # until training watches for them, they end the process in order
             signal.signal(number, _raise_signalled)
@@ -161,8 +159,7 @@ class _Job:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
-        code = self._settle(code, reason, ending)
-        together = False
+        code, together = self._settle(code, reason, ending), False
         if ending is not None:
             code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()

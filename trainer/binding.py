@@ -1,7 +1,6 @@
 """Bind a rank to the processors near its GPU, in training and in trials alike. No torch here.
 
-As torchrun's ``--numa-binding=node``, but in the process itself: it needs no ``numactl``, holds however ranks are
-started, and leaves a rank unbound if the system does not say which processors are near, or none of them is allotted.
+As torchrun's ``--numa-binding=node``, but without ``numactl``, and however ranks are started.
 """
 
 import contextlib

@@ -196,9 +196,7 @@ class TokenDataset:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
-        self.directory = directory
-        self.manifest = manifest
-        self.split: SplitName = split
+        self.directory, self.manifest, self._split = directory, manifest, split
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
         self._shards = manifest.split(split).shards
         self._fds: list[int] = []
@@ -228,7 +226,7 @@ class TokenDataset:
         return self._samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.directory, self.manifest, self.split))
+        return (type(self), (self.directory, self.manifest, self._split))
 
     def announce(self, samples: Callable[[], Int64]) -> None:
         """Have the kernel fetch the offsets of samples (N,) to be located soon, unless the last were there already."""

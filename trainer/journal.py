@@ -8,10 +8,8 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from trainer.build import Training
-from trainer.config import BatchSplit, TrainConfig
+from trainer.config import BatchSplit
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.events import utc_now
@@ -36,14 +34,6 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     if not len(dataset):
         raise BadConfig(f"{resolved.data_dir} holds no samples", next_step="Prepare a dataset that does.")
     return dataset
-
-
-def _peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
-    """Operations per second that a device is capable of in the format used; None where that is not known."""
-    if ranks.device.type != "cuda":
-        return None
-    number_format = product_format(config.precision, tf32=config.tf32)
-    return peak_flops_per_s(torch.cuda.get_device_name(ranks.device), number_format)
 
 
 def driver_of(ranks: Ranks) -> str | None:
@@ -91,7 +81,7 @@ def describe_run(
         recipe_changes=list(training.recipe_changes),
         device=ranks.device_name,
         driver=driver_of(ranks),
-        peak_flops_per_s=_peak_of(config, ranks),
+        peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
         hosts=list(hosts),

@@ -80,10 +80,9 @@ class Keeper:
         """The newest checkpoint, as far as this rank knows."""
         self.at_step: int | None = None
         """The step of the last state that was read, or that a save was tried of."""
-        if self.enabled:  # take the room for the copy now, so that the first save need not wait for it
-            if kept := self._kept():
-                self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
-                self._room.start()
+        if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
+            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+            self._room.start()
 
     @property
     def enabled(self) -> bool:
@@ -159,7 +158,7 @@ class Keeper:
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
             why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
-            self._end(state.step, name, began_s, None, problem=OSError(errno.ENOMEM, why))
+            self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
         stall_s = None if urgent else time.perf_counter() - began_s
         arguments = (writer, self._copy, state, began_s, stall_s)
@@ -185,17 +184,10 @@ class Keeper:
             writer.give_up(error)
             problem = error
         size_bytes = 0 if problem else len(copy.content)
-        self._end(state.step, writer.name, began_s, stall_s, size_bytes=size_bytes, problem=problem)
+        self._end(state.step, writer.name, began_s, stall_s, size=size_bytes, problem=problem)
 
     def _end(
-        self,
-        step: int,
-        name: str,
-        began_s: float,
-        stall_s: float | None,
-        *,
-        size_bytes: int = 0,
-        problem: Exception | None = None,
+        self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
     ) -> None:
         """Remove what is not to be kept any more, and note how the save went."""
         full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -209,7 +201,7 @@ class Keeper:
                 next_step = "Remove them by hand, or let this user do so: they fill the disk."
                 self._finished.append(happened(step, "not_removed", message, level="warning", next_step=next_step))
         seconds = time.perf_counter() - began_s
-        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size_bytes}
+        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size}
         told = f"; removed {', '.join(removed)}" if removed else ""
         if problem is None:
             self._save_s, self.newest = seconds, name
@@ -217,16 +209,11 @@ class Keeper:
             return
         why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
         kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
+        message = f"could not save step {step}: {why}; {kept}, and training goes on{told}"
+        causes = ["the disk or a quota is full", "the file system failed, or cannot be reached"]
+        next_step = "Free room, or raise the quota: the next save is tried as usual; a crash before loses more."
         self._finished.append(
-            happened(
-                step,
-                "save_failed",
-                f"could not save step {step}: {why}; {kept}, and training goes on{told}",
-                level="error",
-                causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
-                next_step="Free room, or raise the quota: the next save is tried as usual; a crash before loses more.",
-                values=values,
-            )
+            happened(step, "save_failed", message, level="error", causes=causes, next_step=next_step, values=values)
         )
 
     def tell_finished(self) -> None:
@@ -262,11 +249,7 @@ class Keeper:
             self.newest = path.name
 
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
-        """Find what a rollback returns to: the first rank looks, and tells all.
-
-        Raises:
-            TrainingFailed: If there is none.
-        """
+        """Find what a rollback returns to: the first rank looks, and tells all; ``TrainingFailed`` if there is none."""
         self.wait()
         found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in damaged:

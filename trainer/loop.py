@@ -88,15 +88,9 @@ class _Run:
         self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
         self._graphs = GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
-        told = writer.append
+        told, attempt = writer.append, writer.attempt
         self._keeper = Keeper(
-            writer.directory,
-            config,
-            self._training,
-            ranks,
-            attempt=writer.attempt,
-            tell_event=told,
-            progressed=watch.beat,
+            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told, progressed=watch.beat
         )
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
@@ -203,9 +197,8 @@ class _Run:
             time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
-        result = self._training.step.run(
-            batches, self._lr, part_of_it=row_due, limits=self._overseer.health.limits(), told=told
-        )
+        limits = self._overseer.health.limits()
+        result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, told=told)
         self._done = done
         self._overseer.add(done, result, self._supply.samples)
         verdict = self._overseer.look()
@@ -264,12 +257,8 @@ class _Run:
             f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
             f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
-        next_step = trouble.next_step
-        self._writer.append(
-            happened(
-                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
-            )
-        )
+        more = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
+        self._writer.append(happened(to.step, "rolled_back", message, values=values, **more))
         self._save()
 
     # Saving, and the end.
@@ -300,7 +289,8 @@ class _Run:
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        return self._ending(REQUEUE, f"{reason}; starting again goes on from {self._newest or 'the beginning'}")
+        newest = self._keeper.newest or self._start.origin
+        return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export."""
@@ -327,13 +317,8 @@ class _Run:
         )
         return self._ending(0, "finished")
 
-    @property
-    def _newest(self) -> str | None:
-        """The newest checkpoint, or, while this run has none, the one that it began from."""
-        return self._keeper.newest or self._start.origin
-
     def _ending(self, exit_code: int, reason: str) -> RunExit:
-        return self._clock.exit(exit_code, reason, self._done, self._newest)
+        return self._clock.exit(exit_code, reason, self._done, self._keeper.newest or self._start.origin)
 
     # What is written down.
 
@@ -354,14 +339,8 @@ class _Run:
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
-            row = evaluate(
-                self._training.module,
-                self._validation,
-                self._config,
-                self._ranks,
-                self._done,
-                progressed=self._watch.beat,
-            )
+            given = (self._training.module, self._validation, self._config, self._ranks, self._done)
+            row = evaluate(*given, progressed=self._watch.beat)
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 

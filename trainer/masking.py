@@ -1,8 +1,7 @@
 """Masked-LM corruption from a counter-based generator: what happens to a token depends on (seed, epoch, sample, place).
 
 So masks do not depend on who draws them, in which order, how often, or beside what (Devlin et al. 2018 for the 80/10/10
-rule). Chances are independent per ordinary token, as those of transformers' collator are; unlike there, a random
-replacement is always an ordinary token.
+rule). Unlike in transformers' collator, a random replacement is always an ordinary token.
 
 Shapes: N samples, T tokens of all of them, P tokens to predict.
 """

@@ -1,7 +1,6 @@
 """What happens between two logged steps: time and where it went, tokens, memory. Reading the device waits one step.
 
-Figures of all ranks are added up on the device and copied to the host while the next step computes; the row is read
-when that step has been handed to the device. A CPU has nothing to wait for.
+Figures of all ranks are added up on the device and copied to the host while the next step computes.
 """
 
 import math
@@ -239,8 +238,8 @@ class Meter:
         if interval.partials:
             _, parts, wholes = zip(*interval.partials, strict=True)
             squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
-        moved = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
-        sums = torch.cat([next(moved), squares, *moved])
+        own, of_each = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
+        sums = torch.cat([own, squares, of_each])
         self._ranks.begin_sum(sums)()
         last = interval.results[-1]
         interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]

@@ -1,7 +1,7 @@
 """Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on.
 
-All ranks read the same numbers of the same step at the same place of their loop, so they decide alike, and need no
-further messages to agree. What they tell each other travels with the number of tokens, which they add up in any case.
+All ranks read the same numbers of the same step at the same place of their loop, so they decide alike. What they tell
+each other travels with the number of tokens, which they add up in any case.
 """
 
 import signal

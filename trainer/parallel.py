@@ -25,6 +25,7 @@ from trainer.config import GradientDtype, TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.stage import DEFAULT_TIMEOUT_S
 
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A moment: on the host, or in the device's queue of work."""

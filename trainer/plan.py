@@ -147,7 +147,7 @@ class Segments:
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
         """One after the other."""
-        return cls(np.concatenate([_NO_SEGMENTS, *(part.table for part in parts)], axis=1))
+        return cls(np.concatenate([np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)], axis=1))
 
     def __len__(self) -> int:
         return len(self.table[0])
@@ -162,9 +162,6 @@ class Segments:
     shards = _Line(4)
     begins = _Line(5)
     tokens = _Line(6)
-
-
-_NO_SEGMENTS = np.zeros((7, 0), dtype=np.int64)
 
 
 class SampleIndex(Protocol):

@@ -191,24 +191,17 @@ def check_room(
 ) -> list[EventRow]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
 
-    It is enough to say so if the run has a checkpoint to go on from, or only fewer than ``kept`` fit.
-
-    Raises:
-        BadConfig: If it does not, and there is none.
+    ``BadConfig`` if it does not; a remark if the run has one to go on from, or only fewer than ``kept`` fit.
     """
     free = ranks.tell(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
     if free >= max(1, kept + 1 - there) * checkpoint_bytes:
         return []
     if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
-        return [
-            _remark(
-                f"{has}; to keep {kept} checkpoints and write the next takes "
-                f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
-                "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
-                "older checkpoints are removed early.",
-            )
-        ]
+        taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
+        next_step = "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and older "
+        next_step += "checkpoints are removed early."
+        return [_remark(f"{has}; to keep {kept} checkpoints and write the next takes {taken}", next_step)]
     taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
     message = f"{has}, and {CHECKPOINTS_THAT_FIT} checkpoints take {taken}"
     if there:

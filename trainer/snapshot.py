@@ -31,8 +31,6 @@ _DTYPE_NAMES = {
 }  # fmt: skip
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's."""
-_LENGTH_BYTES = 8
-"""In front of a safetensors header, and its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +117,8 @@ class HostCopy:
             part = Part(file=file, begin=one.begin, end=one.end)
             self.tensors[one.name] = TensorEntry(dtype=dtype, shape=list(one.shape), parts=[part])
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + _LENGTH_BYTES) % DISK_BLOCK_BYTES)
-        head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        text += b" " * (-(len(text) + 8) % DISK_BLOCK_BYTES)
+        head = len(text).to_bytes(8, "little") + text
         size_bytes = len(head) + (ends[-1] if ends else 0)
         memory = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
         begin = -memory.data_ptr() % DISK_BLOCK_BYTES  # where disks can take it from directly

@@ -37,11 +37,7 @@ class Position(Table):
 
 
 def join_positions(positions: list[Position]) -> Position:
-    """One position for the whole job, from those of ranks after the same step.
-
-    Raises:
-        ValueError: If they are not of the same step, or no rank follows some lane.
-    """
+    """Join those of ranks after the same step to the whole job's; ``ValueError`` if a lane or a common step lacks."""
     first = positions[0]
     if any((position.steps, position.rows) != (first.steps, first.rows) for position in positions):
         raise ValueError("positions of different steps")
@@ -180,7 +176,7 @@ class _Lane:
             if self._row == self._rows:
                 self._block, self._row, self._segments = self._block + 1, 0, None
                 places[-1][-1] = self.place
-        return Segments.join(taken), np.concatenate([_NO_PLACES, *places])
+        return Segments.join(taken), np.concatenate([np.zeros(0, dtype=np.int64), *places])
 
     def _current(self) -> Segments | None:
         """The block that holds the next row, or None behind the last epoch."""
@@ -205,6 +201,3 @@ class _Lane:
         if self._packer is None:
             return functools.partial(lay_out, self._plan, self._lane, block, self._index)
         return self._packer.submit(lay_out, self._plan, self._lane, block, self._index).result
-
-
-_NO_PLACES = np.zeros(0, dtype=np.int64)

@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.oracles import config_of, micro_batches, result_of, training_of
 from trainer.events import Kind
-from trainer.meter import DeviceFacts, Meter, NoiseScale
+from trainer.meter import Meter, NoiseScale
 from trainer.parallel import Ranks, join_ranks
 from trainer.step import PartialGradient
 
@@ -16,7 +16,7 @@ from trainer.step import PartialGradient
 def rig(dataset):
     config = config_of(micro_batch_rows=4)
     training = training_of(config, dataset)
-    meter = Meter(DeviceFacts(work=training.work, peak_flops_per_s=1e12), join_ranks(config, environment={}))
+    meter = Meter(training.work, join_ranks(config, environment={}), peak_flops_per_s=1e12)
     return training, meter, iter(micro_batches(dataset, config, steps=8))
 
 
@@ -54,8 +54,8 @@ def test_a_row_holds_the_interval_since_the_last(rig):
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf)])
 def test_numbers_that_are_none_and_a_share_of_no_known_peak_are_missing_from_the_row(rig, loss, norm):
-    training, meter, batches = rig
-    meter._facts = DeviceFacts(work=training.work, peak_flops_per_s=None)
+    _, meter, batches = rig
+    meter._peak = None
     meter.add(meter.take(batches, 1), result_of(loss, norm, computed_s=1.0))
     row = _close(meter)
     assert row.loss == (loss if math.isfinite(loss) else None)
@@ -69,12 +69,12 @@ def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
     taken = meter.take(batches, 2)
     meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
     _close(meter)
-    before = meter.noise.to_json()
+    before = meter.noise.parts
     assert before != [0.0, 0.0]
     partial = PartialGradient(square=torch.tensor(math.nan), share=0.5)
     meter.add(taken, result_of(math.nan, math.nan, partial=partial))
     _close(meter, step=2)
-    assert meter.noise.to_json() == before
+    assert meter.noise.parts == before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ def rows_of(rig):
         ranks = _ThreeRanks(
             rank=0, local_rank=0, local_world_size=3, world_size=3, device=torch.device("cpu"), **others
         )
-        meter, rows = Meter(DeviceFacts(work=training.work, peak_flops_per_s=None), ranks), []
+        meter, rows = Meter(training.work, ranks), []
         for step in range(1, count + 1):
             meter.add([batch], result_of(computed_s=1.0, departed_s=departed_s))
             rows.append(_close(meter, step))
