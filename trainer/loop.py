@@ -15,20 +15,18 @@ from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.events import Action, Finding, happened
-from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import describe_run, open_board, open_dataset
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import Meter
 from trainer.optimizer import learning_rate
 from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
-from trainer.preflight import check_directory, check_ranks
+from trainer.preflight import check_directory, check_ranks, describe_run, open_board, open_dataset
 from trainer.record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
-from trainer.snapshot import make_state
+from trainer.snapshot import export_model, make_state
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter, Show
 
