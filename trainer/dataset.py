@@ -268,10 +268,7 @@ class TokenDataset:
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
         """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
 
-        ``shards`` and ``begins`` are as ``locate`` gave them.
-
-        Raises:
-            BadConfig: If a shard became shorter while in use.
+        ``shards`` and ``begins`` are as ``locate`` gave them. A shard that became shorter is a ``BadConfig``.
         """
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
@@ -282,9 +279,8 @@ class TokenDataset:
     def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
 
-        First what the page cache has, without waiting. The rest is announced to the kernel before it is read, so that a
-        batch of reads from a cold disk or a network file system waits about as long as one. The number of a read that
-        found the end of its file is returned, or None.
+        First what the page cache has, without waiting. The rest is announced before it is read, so that a batch of
+        reads waits about as long as one. The number of a read that found the end of its file is returned, or None.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))

@@ -104,11 +104,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
         self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """Read, frame, corrupt and lay out a whole micro-batch at once: what the loader calls for a batch of rows.
-
-        Raises:
-            BadConfig: If the dataset is damaged.
-        """
+        """Read, frame, corrupt and lay out a whole micro-batch; ``BadConfig`` if the dataset is damaged."""
         segments = plan.segments
         tokens = segments.tokens
         width = self._plan.row_tokens
@@ -230,10 +226,7 @@ class Upcoming:
 
 
 class Supply:
-    """The micro-batches of a run, one optimizer step at a time.
-
-    Each rank has one of these, and calls it at the same steps.
-    """
+    """The micro-batches of a run, one optimizer step at a time; each rank calls it at the same steps."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
         self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
@@ -241,8 +234,7 @@ class Supply:
         self._loader: Iterator[MicroBatch] = iter(())
         self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
-        """Behind the last step that was taken; lanes that other ranks pack are not up to date, see ``whole_position``.
-        """
+        """Behind the last step that was taken; lanes of other ranks are not up to date, see ``whole_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Numbers of the samples in this rank's part of that step."""
 

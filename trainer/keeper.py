@@ -43,10 +43,9 @@ _ASSUMED_BYTES_PER_S = 100e6
 
 
 class Keeper:
-    """Saves and restores a run.
+    """Saves and restores a run; each rank calls it at the same steps.
 
-    Each rank has one of these, and calls it at the same steps. ``progressed`` is called while something is written or
-    read.
+    ``progressed`` is called while something is written or read.
     """
 
     def __init__(

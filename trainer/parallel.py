@@ -205,10 +205,7 @@ def join_ranks(
     """Take the place that torchrun gave this process, or stand alone.
 
     Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
-    yet; None takes the address and port that torchrun put into this process's environment.
-
-    Raises:
-        DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
+    yet; None takes the address and port that torchrun put into this process's environment. Raises as ``pick_device``.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
@@ -240,8 +237,7 @@ def join_ranks(
 def longest_join_s(config: TrainConfig) -> float:
     """How long ranks wait for each other at the start, and in a collective before the group itself ends them.
 
-    Longer than the watch's patience, which leaves in order and says where the rank was; and where nodes stage the
-    dataset, as long as that may take on one of them while another one has it already.
+    Longer than the watch's patience, which leaves in order, and than staging the dataset may take on another node.
     """
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S
     return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
@@ -250,8 +246,8 @@ def longest_join_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Close the process group, if there is one.
 
-    Where all ranks come here ``together``, they wait for each other: a group that is closed while a peer's last message
-    is under way can take its process down, and a job that had ended well is reported as failed.
+    Ranks that come ``together`` wait for each other: closing the group while a peer's last message is under way can
+    take its process down.
     """
     if not dist.is_initialized():
         return
@@ -278,11 +274,8 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
 
-    GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
-    CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
-    almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
-    next. Call it before CUDA is first used in this process. Another allocator (``backend:cudaMallocAsync``) has no
-    segments, and its settings are left as they are.
+    GPUs are numbered by their position on the PCI bus, as NVML does. The allocator extends its segments, so that memory
+    grows almost evenly with the micro-batch; ``cudaMallocAsync`` has no segments. Call it before CUDA is first used.
     """
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
@@ -329,10 +322,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     """Wrap a module for its strategy; alone, it is left as it is.
 
     ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
-
-    Raises:
-        BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks, or fsdp2 would accumulate gradients
-            in 16 bits.
+    Settings of fsdp2 that cannot work are a ``BadConfig``.
     """
     parallel = config.parallel
     if ranks.world_size == 1:

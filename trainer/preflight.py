@@ -234,17 +234,13 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
 
 def driver_of(ranks: Ranks) -> str | None:
     """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not give it."""
-    if ranks.device.type != "cuda":
-        return None
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-        return str(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return None
+    if ranks.device.type == "cuda":
+        with contextlib.suppress(ImportError):
+            nvml = importlib.import_module("pynvml")
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+                return str(nvml.nvmlSystemGetDriverVersion())
+    return None
 
 
 def describe_run(

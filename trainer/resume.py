@@ -4,6 +4,7 @@ Without ``--out``, ``--resume auto`` goes on with the run that the same SLURM jo
 started again.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -119,13 +120,11 @@ def choose_run(
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
     """The newest run that a job began under this configuration: a job may train more than one model."""
     runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in runs:
-        try:
+    for path in runs if job else ():
+        with contextlib.suppress(BadConfig):
             header = read_header(path.parent)
-            if job and (header.job, header.config_sha256) == (job, resolved.config_sha256):
+            if (header.job, header.config_sha256) == (job, resolved.config_sha256):
                 return path.parent
-        except BadConfig:
-            continue
     return None
 
 

@@ -152,10 +152,8 @@ def stage(
 ) -> Staged:
     """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
 
-    ``timeout_s`` is the longest wait for the one that copies. If that is killed, the next one copies.
-
-    Raises:
-        BadConfig: If the source is damaged, the local disk has no room or refuses, or the wait was too long.
+    ``timeout_s`` is the longest wait for the one that copies; if that is killed, the next one copies. ``BadConfig`` if
+    the source is damaged, the local disk has no room or refuses, or the wait was too long.
     """
     place = Place(local, read_manifest(source))
     found = Staged(

@@ -10,7 +10,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from trainer.plan import BatchPlan, Int64, SampleIndex, Segments, lay_out
+from trainer.dataset import TokenDataset
+from trainer.plan import BatchPlan, Int64, Segments, lay_out
 from trainer.schema import Table
 
 ROWS_AT_ONCE = 1024
@@ -66,7 +67,7 @@ class RowStream:
     """
 
     def __init__(
-        self, plan: BatchPlan, index: SampleIndex, rank: int, position: Position | None = None, *, ahead: bool = False
+        self, plan: BatchPlan, index: TokenDataset, rank: int, position: Position | None = None, *, ahead: bool = False
     ) -> None:
         self._plan, self._rank = plan, rank
         self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.rows_per_microbatch_per_rank
@@ -143,7 +144,7 @@ class RowStream:
 class _Lane:
     """One lane's rows, block after block, the next one packed ahead."""
 
-    def __init__(self, plan: BatchPlan, index: SampleIndex, lane: int, place: int, packer: Executor | None) -> None:
+    def __init__(self, plan: BatchPlan, index: TokenDataset, lane: int, place: int, packer: Executor | None) -> None:
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
         self._block_samples = plan.block_samples
         self._block, self._row = divmod(place, self._block_samples)

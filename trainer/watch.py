@@ -70,7 +70,7 @@ class Watch:
         # The interpreter writes a signal's number there at once, whatever the main thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         for number in (*heard_signals(), signal.SIGTSTP):
-            signal.signal(number, _noted)
+            signal.signal(number, lambda *_: None)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def end_within(self, timeout_s: float) -> None:
@@ -166,10 +166,6 @@ class Watch:
             faulthandler.dump_traceback_later(
                 self.timeout_s + _LAST_RESORT_S, file=sys.__stderr__ or sys.stderr, exit=True
             )
-
-
-def _noted(number: int, frame: object) -> None:
-    """The watching thread has been told already."""
 
 
 def _say(text: str) -> None:
