@@ -1,7 +1,6 @@
 import errno
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -79,20 +78,21 @@ def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(sou
     assert {path: path.stat().st_mtime_ns for path in again.directory.iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "manifest", "other", "tokenizer", "header"])
-def test_a_damaged_copy_is_replaced(source, local, tmp_path, damage):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train-tokens-00001.npy", lambda path: os.truncate(path, path.stat().st_size - 2)),
+        ("train-tokens-00001.npy", lambda path: path.write_bytes(b"x" * path.stat().st_size)),
+        ("validation-offsets-00000.npy", lambda path: path.unlink()),
+        ("manifest.json", lambda path: path.write_text("{}")),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))),
+        ("tokenizer.json", lambda path: path.write_text("{}")),
+    ],
+    ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"],
+)
+def test_a_damaged_copy_is_replaced(source, local, name, damage):
     directory = stage(source, local).directory
-    tokens = directory / "train-tokens-00001.npy"
-    if damage == "shorter":
-        os.truncate(tokens, tokens.stat().st_size - 2)
-    elif damage == "missing":
-        (directory / "validation-offsets-00000.npy").unlink()
-    elif damage == "other":
-        shutil.copy(write_dataset(tmp_path / "other", [[6] * 10] * 2000, shards=3) / "manifest.json", directory)
-    elif damage == "header":
-        tokens.write_bytes(b"x" * tokens.stat().st_size)
-    else:
-        (directory / f"{damage}.json").write_text("{}")
+    damage(directory / name)
     assert stage(source, local).copied is not None
     assert content(directory) == content(source)
     assert list(directory.parent.glob(".partial*")) == []
@@ -156,23 +156,19 @@ def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_
 
 @pytest.mark.parametrize("kind", ["link", "file", "another user's", "no disk"])
 def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, local, root, tmp_path, kind):
-    (tmp_path / "trap").mkdir(mode=0o755)
+    trap = tmp_path / "trap"
+    trap.mkdir(mode=0o755)
     if kind == "another user's":
         if os.geteuid() != 0:
             pytest.skip("only root may give a directory away")
         os.chown(root, 12345, 12345)
     else:
         root.rmdir()
-    if kind == "link":
-        root.symlink_to(tmp_path / "trap")
-    elif kind == "file":
-        root.write_text("mine")
-    elif kind == "no disk":
-        local.rmdir()
+        {"link": lambda: root.symlink_to(trap), "file": root.touch, "no disk": local.rmdir}[kind]()
     with pytest.raises(BadConfig, match="is not a directory" + (" of yours" if kind != "no disk" else "")):
         stage(source, local)
-    assert list((tmp_path / "trap").iterdir()) == []
-    assert (tmp_path / "trap").stat().st_mode & 0o777 == 0o755
+    assert list(trap.iterdir()) == []
+    assert trap.stat().st_mode & 0o777 == 0o755
 
 
 def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root, hold):
@@ -197,33 +193,24 @@ def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
 
 
 @pytest.mark.parametrize(
-    ("spare_bytes", "files", "said", "next_step"),
+    ("spare_bytes", "files", "number", "said", "next_step"),
     [
-        (2**60, 2**40, r"MiB free, and the dataset takes 1 MiB", "Free "),
-        (staging.SPARE_BYTES, 3, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+        (2**60, 2**40, 0, r"MiB free, and the dataset takes 1 MiB", "Free "),
+        (staging.SPARE_BYTES, 3, 0, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+        # While it copies; who filled the disk is gone.
+        (2**20, 2**40, errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),
+        (2**20, 2**40, errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of"),
+        (2**20, 2**40, errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for"),
     ],
 )
-def test_too_little_room_is_said_with_what_is_needed_there_and_missing(
-    source, local, monkeypatch, spare_bytes, files, said, next_step
+def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
+    source, local, monkeypatch, spare_bytes, files, number, said, next_step
 ):
     disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=files, f_files=100)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     monkeypatch.setattr(staging, "SPARE_BYTES", spare_bytes)
-    with pytest.raises(BadConfig, match=said) as caught:
-        stage(source, local)
-    assert caught.value.next_step.startswith(next_step)
-
-
-@pytest.mark.parametrize(
-    ("number", "said", "next_step"),
-    [
-        (errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),  # who filled it is gone
-        (errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of yours"),
-        (errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for permission"),
-    ],
-)
-def test_what_the_system_refuses_while_it_copies_is_said(source, local, monkeypatch, number, said, next_step):
-    monkeypatch.setattr(staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number))))
+    if number:
+        monkeypatch.setattr(staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(BadConfig, match=said) as caught:
         stage(source, local)
     assert caught.value.next_step.startswith(next_step)
