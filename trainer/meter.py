@@ -259,7 +259,8 @@ class Meter:
         assert row.ended is not None
         row.copied.wait()
         world, steps = self._ranks.world_size, len(row.results)
-        numbers, loss, grad_norm = (one.tolist() for one in row.fetched)
+        fetched: list[Any] = [one.tolist() for one in row.fetched]
+        numbers, loss, grad_norm = fetched
         sums = dict(zip(_FIELDS, numbers, strict=False))
         computed_s, waits_s, peaks_bytes = np.reshape(numbers[len(_FIELDS) :], (3, world)).tolist()
         told = self._look_at_pace(row, computed_s, waits_s)
