@@ -7,12 +7,15 @@ ranks return.
 """
 
 import argparse
+import contextlib
+import datetime
+import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,6 @@ from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
 from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
-from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
 
 _CAUSE_WAIT_S = 5.0
@@ -42,9 +44,7 @@ def main() -> int:
     arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
-    writer: RunWriter | None = None
-    opened: list[RunWriter] = []
-    start = Start()
+    writer, opened, start = None, list[RunWriter](), Start()
     try:
         for number in heard_signals():  # until training watches for them, they end the process in order
             signal.signal(number, _raise_signalled)
@@ -159,8 +159,7 @@ class _Job:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
-        code = self._settle(code, reason, ending)
-        together = False
+        code, together = self._settle(code, reason, ending), False
         if ending is not None:
             code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()
@@ -274,6 +273,37 @@ def _record(
         writer.finish(ending or clock.exit(code, reason, steps, checkpoint))
     except OSError as error:
         sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
+
+
+def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
+    """Say why this rank leaves before it knows the run, for the first rank to write down, if torchrun can keep it.
+
+    torchrun ends all ranks as soon as one fails, and the first rank then only sees a signal.
+    """
+    with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
+        store, key = _torchruns_store(environment)
+        store.set(key, json.dumps([exit_code, reason]))
+
+
+def read_word(environment: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return exit code and reason of a rank that left before it knew the run; None if none did."""
+    with contextlib.suppress(Exception):
+        store, key = _torchruns_store(environment)
+        if store.check([key]):
+            exit_code, reason = json.loads(store.get(key))
+            return int(exit_code), str(reason)
+    return None
+
+
+def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
+    """Return the store that torchrun's agent keeps beside its ranks, and the key of this start's word."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise LookupError("no torchrun")
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
+
+    host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
+    store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _print_result(writer: RunWriter) -> None:

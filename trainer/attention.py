@@ -1,8 +1,7 @@
 """The one place that says what a token may attend to: its own document, and nothing else in its row.
 
-Two ways lead there. ``varlen`` computes every document on its own, in one kernel, on GPUs from Ampere on. ``sdpa``
-computes whole rows under a mask, anywhere. A third, ``row``, is for encoders that this project knows nothing of:
-transformers' own mask of padding, which packed rows cannot use.
+``varlen`` computes every document on its own, in one kernel, on GPUs from Ampere on; ``sdpa`` whole rows under a mask,
+anywhere; ``row``, for encoders that this project does not know, has transformers' own mask of padding.
 
 Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H heads, E of a head, K slots of the
 prediction head, R slots of a row.
@@ -26,11 +25,8 @@ AttentionKind = Literal["varlen", "sdpa", "row"]
 
 VARLEN_NAME = "varlen_documents"
 """What transformers calls our attention function."""
-_AMPERE = (8, 0)
 _MOST_HEAD_DIMENSIONS = 256
 """The limit of FlashAttention 2's kernels; they also want a multiple of 8."""
-_DROPOUT_KEYS = ("attention_probs_dropout_prob", "attention_dropout")
-"""How transformers' configs call the dropout of attention weights: BERT and its descendants, ModernBERT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +38,9 @@ class ChosenAttention:
 
 
 def dropout_key(model_config: PretrainedConfig) -> str | None:
-    """The name of the attention dropout in a model's config, or None where it has none."""
-    return next((key for key in _DROPOUT_KEYS if hasattr(model_config, key)), None)
+    """Return the name of the attention dropout in a model's config, as BERT or ModernBERT has it, or None."""
+    keys = ("attention_probs_dropout_prob", "attention_dropout")
+    return next((key for key in keys if hasattr(model_config, key)), None)
 
 
 def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
@@ -72,7 +69,7 @@ def _against_varlen(
     """Why varlen cannot be had, and what would help; None where it can."""
     if config.device != "cuda":  # what is traced without a GPU is on no device at all
         return "a CPU has no varlen kernel", "Use --set train.attention=sdpa."
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _AMPERE:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         name = torch.cuda.get_device_name(device)
         return f"{name} is older than Ampere", "Use --set train.attention=sdpa."
     if config.precision != "bf16":

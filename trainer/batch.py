@@ -22,12 +22,8 @@ def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
     tokens, samples = mean_row(config, dataset)
-    rows = (
-        config.global_batch_tokens / tokens
-        if config.global_batch_tokens is not None
-        else (config.global_batch_samples or 0) / samples
-    )
-    return config.model_copy(update={"global_batch_rows": max(1, round(rows))})
+    asked = (config.global_batch_tokens or 0) / tokens or (config.global_batch_samples or 0) / samples
+    return config.model_copy(update={"global_batch_rows": max(1, round(asked))})
 
 
 def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
@@ -49,9 +45,8 @@ class RowStatistics:
 def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
     """Lay a part of a dataset out, and count."""
     plan = make_plan(config, len(dataset), world_size=1)
-    tokens = 0
     samples_by_row: list[np.ndarray] = []
-    looked_at = 0
+    tokens = looked_at = 0
     blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
     for lane, block in blocks:
         part = lay_out(plan, lane, block, dataset)

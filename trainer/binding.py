@@ -1,7 +1,6 @@
 """Bind a rank to the processors near its GPU, in training and in trials alike. No torch here.
 
-As torchrun's ``--numa-binding=node``, but in the process itself: it needs no ``numactl``, holds however ranks are
-started, and leaves a rank unbound if the system does not say which processors are near, or none of them is allotted.
+As torchrun's ``--numa-binding=node``, but without ``numactl``, and however ranks are started.
 """
 
 import contextlib
@@ -24,16 +23,13 @@ def bind_near(pci_address: str, environment: Mapping[str, str] = os.environ, roo
         listed = (root / f"sys/devices/system/node/node{node}/cpulist").read_text()
     except (OSError, ValueError):
         return frozenset()
-    near = cpu_list(listed) & os.sched_getaffinity(0)
+    # The kernel's list format, such as ``0-3,8``.
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", listed)
+    listed_cpus = {cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)}
+    near = listed_cpus & os.sched_getaffinity(0)
     if near:
         # Threads of libraries that were loaded before have a mask of their own.
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), near)
     return frozenset(near)
-
-
-def cpu_list(text: str) -> frozenset[int]:
-    """Read the kernel's list format, such as ``0-3,8``."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
-    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))

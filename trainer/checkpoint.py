@@ -29,7 +29,6 @@ from trainer.schema import Table, canonical_sha256, parse_table, read_json
 from trainer.stream import Position
 
 MANIFEST_FILE = "manifest.json"
-CHECKPOINT_SCHEMA_VERSION: Literal[1] = 1
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
 _HASH_KEY = "content_sha256"
 
@@ -117,7 +116,7 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
     return manifest
 
 
-CHECKPOINTS_DIRECTORY, LATEST_FILE = "checkpoints", "latest"
+CHECKPOINTS_DIRECTORY = "checkpoints"
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
 _POLL_S = 0.05
 
@@ -176,10 +175,6 @@ class CheckpointWriter:
     def _partial(self) -> Path:
         return self.root / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
 
-    @property
-    def _leads(self) -> bool:
-        return self.rank == self.writers[0]
-
     def _of_rank(self, rank: int, ending: str) -> Path:
         return self._partial / f"rank-{rank:05d}.{ending}"
 
@@ -189,7 +184,7 @@ class CheckpointWriter:
         Raises ``OSError`` if the disk refuses, ``TimeoutError`` if another rank's share did not come.
         """
         try:
-            if self._leads:
+            if self.rank == self.writers[0]:
                 # What earlier saves of this start left: a rank may have written on after the first gave up.
                 for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
                     if partial != self._partial:
@@ -197,23 +192,23 @@ class CheckpointWriter:
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             entry = write_file(self._of_rank(self.rank, "safetensors"), content, progressed=self.progressed)
             share = _Share(file=entry, tensors=tensors)
-            if not self._leads:
+            if self.rank != self.writers[0]:
                 write_atomically(self._of_rank(self.rank, "json"), share.model_dump_json())
                 return
-            shares = [share, *(self._wait_for(rank) for rank in self.writers[1:])]
-            manifest = CheckpointManifest(
-                schema_version=CHECKPOINT_SCHEMA_VERSION,
-                written_utc=utc_now(),
-                state=state,
-                files=[one.file for one in shares],
-                tensors=_joined(shares),
-            )
-            self._publish(manifest)
+            self._publish([share, *(self._wait_for(rank) for rank in self.writers[1:])], state)
         except OSError as error:
             self.give_up(error)
             raise
 
-    def _publish(self, manifest: CheckpointManifest) -> None:
+    def _publish(self, shares: Sequence[_Share], state: TrainingState) -> None:
+        tensors: dict[str, TensorEntry] = {}
+        for name, entry in (item for share in shares for item in share.tensors.items()):
+            parts = [*(tensors[name].parts if name in tensors else []), *entry.parts]
+            tensors[name] = entry.model_copy(update={"parts": sorted(parts, key=lambda part: part.begin)})
+        files = [one.file for one in shares]
+        manifest = CheckpointManifest(
+            schema_version=1, written_utc=utc_now(), state=state, files=files, tensors=tensors
+        )
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self.writers[1:]:
             self._of_rank(rank, "json").unlink()
@@ -247,7 +242,7 @@ class CheckpointWriter:
     def give_up(self, error: Exception) -> None:
         """Leave nothing behind or, if another rank leads, the word that this one failed."""
         with contextlib.suppress(OSError):
-            if self._leads:
+            if self.rank == self.writers[0]:
                 shutil.rmtree(self._partial, ignore_errors=True)
             else:
                 self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -255,17 +250,6 @@ class CheckpointWriter:
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
                 # A name needs no room on a full disk, as what is in a file would.
                 self._of_rank(self.rank, "failed").symlink_to(str(number))
-
-
-def _joined(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
-    """The tensors of all ranks, their parts in order."""
-    joined: dict[str, TensorEntry] = {}
-    for share in shares:
-        for name, entry in share.tensors.items():
-            known = joined.get(name)
-            parts = sorted([*(known.parts if known else []), *entry.parts], key=lambda part: part.begin)
-            joined[name] = entry.model_copy(update={"parts": parts})
-    return joined
 
 
 def read_checkpoint(directory: Path) -> CheckpointManifest:
@@ -362,4 +346,4 @@ def clear_leftovers(root: Path) -> None:
 def point_to_latest(root: Path, name: str) -> None:
     """Let ``latest`` name a checkpoint, if the disk lets it: it is only for people."""
     with contextlib.suppress(OSError):
-        write_atomically(root / LATEST_FILE, f"{name}\n")
+        write_atomically(root / "latest", f"{name}\n")

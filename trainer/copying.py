@@ -46,11 +46,9 @@ def in_threads(
 ) -> list[Result]:
     """Do a piece of work for each item, several at once, and return the results in the order of the items.
 
-    Ctrl-C ends it at any moment: a KeyboardInterrupt between the taking of one of the executor's locks and the block
-    that gives it back would leave all workers waiting, so signals wait while the main thread uses the executor.
-
     ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
-    The first error is raised when all have ended.
+    The first error is raised when all have ended. Signals wait while the main thread uses the executor: Ctrl-C between
+    the taking of one of its locks and the block that gives it back would leave all workers waiting.
     """
     errors: list[BaseException] = []
     results: dict[int, Result] = {}

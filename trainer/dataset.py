@@ -196,9 +196,7 @@ class TokenDataset:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
-        self.directory = directory
-        self.manifest = manifest
-        self.split: SplitName = split
+        self.directory, self.manifest, self._split = directory, manifest, split
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
         self._shards = manifest.split(split).shards
         self._fds: list[int] = []
@@ -228,7 +226,7 @@ class TokenDataset:
         return self._samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.directory, self.manifest, self.split))
+        return (type(self), (self.directory, self.manifest, self._split))
 
     def announce(self, samples: Callable[[], Int64]) -> None:
         """Have the kernel fetch the offsets of samples (N,) to be located soon, unless the last were there already."""
@@ -270,10 +268,7 @@ class TokenDataset:
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
         """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
 
-        ``shards`` and ``begins`` are as ``locate`` gave them.
-
-        Raises:
-            BadConfig: If a shard became shorter while in use.
+        ``shards`` and ``begins`` are as ``locate`` gave them. A shard that became shorter is a ``BadConfig``.
         """
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
@@ -284,9 +279,8 @@ class TokenDataset:
     def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
 
-        First what the page cache has, without waiting. The rest is announced to the kernel before it is read, so that a
-        batch of reads from a cold disk or a network file system waits about as long as one. The number of a read that
-        found the end of its file is returned, or None.
+        First what the page cache has, without waiting. The rest is announced before it is read, so that a batch of
+        reads waits about as long as one. The number of a read that found the end of its file is returned, or None.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))

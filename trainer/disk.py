@@ -167,11 +167,7 @@ def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> i
     """Open a file, made if it is not there, and keep other processes from it until the descriptor is closed.
 
     The kernel lets go of it with the process, however that ends. If it is not ``needed``, None is returned on a file
-    system without locks.
-
-    Raises:
-        LockHeld: If another process held it for so long.
-        OSError: If the file cannot be opened, or not be locked.
+    system without locks. ``LockHeld`` is raised if another process held it for so long, else ``OSError``.
     """
     with contextlib.ExitStack() as undone:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -180,8 +180,3 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
     ),
 }
 """By kind: likely causes, the likeliest first, and the next step."""
-
-
-def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """Return the one with the strongest action; None without any."""
-    return max(findings, key=lambda one: list(Action).index(one.action), default=None)

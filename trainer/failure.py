@@ -1,5 +1,6 @@
 """What an error means: out of memory or a crash, for training and for trials alike; and what to do about it."""
 
+import contextlib
 import re
 
 import torch
@@ -23,7 +24,6 @@ _PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|N
 """Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
-_LONGEST_CHARACTERS = 300
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -36,7 +36,7 @@ def out_of_memory(error: BaseException) -> str | None:
     if said is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
         return None
     start = 0 if said is None else told.rfind("\n", 0, said.start()) + 1
-    return told[start:].partition("\n")[0][:_LONGEST_CHARACTERS] or type(error).__name__
+    return told[start:].partition("\n")[0][:300] or type(error).__name__
 
 
 def is_vague(refusal: str) -> bool:
@@ -73,12 +73,9 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
 
 
 def _is_nearly_full() -> bool:
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        return torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
-    except RuntimeError:  # a fault that has ended CUDA in this process is none of memory
-        return False
+    with contextlib.suppress(RuntimeError):  # a fault that has ended CUDA in this process is none of memory
+        return torch.cuda.is_initialized() and torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
+    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -25,9 +25,8 @@ from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
-from trainer.parallel import Ranks
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Int64
-from trainer.stopwatch import Mark
+from trainer.parallel import Mark, Ranks
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.stream import MicroBatchPlan, Position, RowStream, join_positions
 from trainer.watch import ignore_signals
 
@@ -95,11 +94,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
         manifest = dataset.manifest
-        self._dataset = dataset
-        self._plan = plan
-        self._special = manifest.special_ids
-        self._vocab_size = manifest.vocab_size
-        self._width_step = WIDTH_STEP_TOKENS if plan.layout == "bucketed" else 1
+        self._dataset, self._plan, self._special = dataset, plan, manifest.special_ids
         rule = MaskingRule(
             vocab_size=manifest.used_vocab_size,
             mask_id=self._special.mask,
@@ -109,14 +104,14 @@ class MicroBatchSource(Dataset[MicroBatch]):
         self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """Read, frame, corrupt and lay out a whole micro-batch at once: what the loader calls for a batch of rows.
-
-        Raises:
-            BadConfig: If the dataset is damaged.
-        """
+        """Read, frame, corrupt and lay out a whole micro-batch; ``BadConfig`` if the dataset is damaged."""
         segments = plan.segments
         tokens = segments.tokens
-        width = self._width(tokens)
+        width = self._plan.row_tokens
+        if self._plan.layout in TRIMMED_LAYOUTS:
+            longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
+            step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
+            width = min(width, -(-longest // step) * step)
         ids = np.full(self._plan.rows_per_microbatch_per_rank * width, self._special.pad, dtype=self._dataset.dtype)
         starts = segments.rows * width + segments.columns
         ids[starts] = self._special.cls
@@ -135,16 +130,10 @@ class MicroBatchSource(Dataset[MicroBatch]):
             after=plan.after,
         )
 
-    def _width(self, tokens: np.ndarray) -> int:
-        if self._plan.layout not in TRIMMED_LAYOUTS:
-            return self._plan.row_tokens
-        longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
-        return min(self._plan.row_tokens, -(-longest // self._width_step) * self._width_step)
-
     def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
         segments = plan.segments
         # Checked for all ids, as an embedding table would read past its end on a GPU, far from here.
-        if int(ids.max(initial=0)) < self._vocab_size:
+        if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
             try:
                 return self._masker.corrupt(
                     ids, places, segments.tokens, epochs=segments.epochs, samples=segments.samples
@@ -165,30 +154,22 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """What is wrong with the data, as a loader process tells it: torch's loader would make another error of it."""
-
-    message: str
-    next_step: str
-
-
-class _ToldSource(Dataset[MicroBatch | _Refusal]):
-    """A source for loader processes."""
+class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
+    """A source for loader processes; what is wrong with the data it returns, as torch's loader changes errors."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | _Refusal:
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | dict[str, str]:
         try:
             return self._source.__getitems__(plan)
         except BadConfig as error:
-            return _Refusal(message=error.message, next_step=error.next_step)
+            return {"message": error.message, "next_step": error.next_step}
 
 
-def _or_refused(made: MicroBatch | _Refusal) -> MicroBatch:
-    if isinstance(made, _Refusal):
-        raise BadConfig(made.message, next_step=made.next_step)
+def _or_refused(made: MicroBatch | dict[str, str]) -> MicroBatch:
+    if isinstance(made, dict):
+        raise BadConfig(**made)
     return made
 
 
@@ -232,35 +213,20 @@ class Upcoming:
 
     def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
         self._plans = plans
-        self._waiting: deque[MicroBatchPlan] = deque()
+        self.waiting: deque[MicroBatchPlan] = deque()
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
-        return self
-
-    def __next__(self) -> MicroBatchPlan:
-        plan = next(self._plans)
-        self._waiting.append(plan)
-        return plan
+        for plan in self._plans:
+            self.waiting.append(plan)
+            yield plan
 
     def used(self) -> MicroBatchPlan:
-        """The plan of the next micro-batch that the loader gives."""
-        return self._waiting.popleft()
-
-    def numbers_of_samples(self, count: int, dataset_samples: int) -> Int64:
-        """Numbers that tell sample and epoch, of the next so many micro-batches that the loader has been asked for."""
-        segments = [plan.segments for plan in islice(self._waiting, count)]
-        return np.concatenate([one.epochs * dataset_samples + one.samples for one in segments])
-
-
-TakeMicroBatches = Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
-"""Takes so many micro-batches from a loader."""
+        """Return the plan of the next micro-batch that the loader gives."""
+        return self.waiting.popleft()
 
 
 class Supply:
-    """The micro-batches of a run, one optimizer step at a time.
-
-    Each rank has one of these, and calls it at the same steps.
-    """
+    """The micro-batches of a run, one optimizer step at a time; each rank calls it at the same steps."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
         self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
@@ -268,8 +234,7 @@ class Supply:
         self._loader: Iterator[MicroBatch] = iter(())
         self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
-        """Behind the last step that was taken; lanes that other ranks pack are not up to date, see ``whole_position``.
-        """
+        """Behind the last step that was taken; lanes of other ranks are not up to date, see ``whole_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Numbers of the samples in this rank's part of that step."""
 
@@ -285,21 +250,18 @@ class Supply:
 
     def wait_for_first(self) -> list[MicroBatch]:
         """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
-        first = list(itertools.islice(self._loader, self._plan.accumulation_steps))
+        first = list(islice(self._loader, self._plan.accumulation_steps))
         self._loader = itertools.chain(first, self._loader)
         return first
 
     def compare_first(self) -> None:
-        """Make sure that no two ranks have the same samples in the next step, which was waited for.
+        """Raise ``BadConfig`` if two ranks have the same samples in the next step, which was waited for."""
+        segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.accumulation_steps)]
+        numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
+        compare_data(self._ranks.gather(numbers))
 
-        Raises:
-            BadConfig: If they do.
-        """
-        count = self._plan.accumulation_steps
-        compare_data(self._ranks.gather(self._upcoming.numbers_of_samples(count, len(self._dataset))))
-
-    def next_step(self, take: TakeMicroBatches) -> list[MicroBatch]:
-        """Micro-batches of the next step; none when the last epoch is over."""
+    def next_step(self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]) -> list[MicroBatch]:
+        """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
         empty_rows = 0
         while True:
             batches = take(self._loader, self._plan.accumulation_steps)
@@ -316,9 +278,7 @@ class Supply:
 
     def whole_position(self) -> Position:
         """Where the whole job is, from what each rank knows of it."""
-        own = self.position
-        lanes = self._ranks.max(*map(float, own.lanes))
-        return join_positions([Position(steps=own.steps, rows=own.rows, lanes=tuple(round(lane) for lane in lanes))])
+        return join_positions(self._ranks.gather(self.position))
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -367,12 +327,9 @@ class DataWait:
 
 
 def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """See that no two ranks compute the same sample.
+    """Raise ``BadConfig`` if two ranks compute the same sample.
 
     ``samples`` are those of every rank's first optimizer step, as numbers that tell sample and epoch.
-
-    Raises:
-        BadConfig: If some do.
     """
     everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):

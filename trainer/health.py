@@ -1,12 +1,7 @@
 """What loss and gradient say about a run, and what is to be done. Pure, no torch here.
 
-A loss or a norm is held against the median of those before it, in units of their robust scatter. Where values fall, as
-those of a young run do, the newer half says what is usual, and they scatter around the line through the medians of both
-halves. Whether the loss still falls is asked of the last half of the run, which grows with it: what 2,000 steps gain
-late in a healthy run is less than their noise.
-
-Scatter is the median absolute deviation (MAD), times 1.4826, which is the standard deviation where values are normal
-(Rousseeuw and Croux 1993): up to half of the values cannot move it far.
+A loss or a norm is compared with the median of those before it, in units of their robust scatter: the median absolute
+deviation (MAD), times 1.4826, which is the standard deviation if values are normal (Rousseeuw and Croux 1993).
 """
 
 import dataclasses
@@ -37,7 +32,12 @@ class Vitals:
     grad_norm: float
     """Before clipping."""
     applied: bool
-    """Whether the device took the update: a step that was not finite or above the limits it left out already."""
+    """Whether the device took the update; it leaves out a step that is not finite or above the limits."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Both numbers, by name."""
+        return {"loss": self.loss, "grad_norm": self.grad_norm}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class HealthMonitor:
     def __init__(self, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any] | None = None) -> None:
         """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
         self._settings, self._clip = settings, max_grad_norm
-        self._recovery = _restored(_Recovery, (saved or {}).get("recovery", {}))
+        self.recovery = _restored(Recovery, (saved or {}).get("recovery", {}))
         self._look_back(saved or {})
 
     def _look_back(self, saved: Mapping[str, Any]) -> None:
@@ -77,13 +77,17 @@ class HealthMonitor:
 
     def look(self, vitals: Vitals) -> list[Finding]:
         """What a step shows; each step is shown exactly once, in order."""
-        furthest = self._recovery.furthest_trouble_step
+        furthest = self.recovery.furthest_trouble_step
         if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
-            self._recovery.without_progress = 0  # well past the furthest trouble
-        if math.isfinite(vitals.loss) and math.isfinite(vitals.grad_norm):
-            found = self._unusual(vitals)
+            self.recovery.without_progress = 0  # well past the furthest trouble
+        named = (("the loss", vitals.loss), ("the gradient's norm", vitals.grad_norm))
+        if broken := [f"{name} is {value}" for name, value in named if not math.isfinite(value)]:
+            self._usual = False
+            message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
+            action = Action(self._settings.on_non_finite)
+            found = [Finding(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
         else:
-            found = [self._non_finite(vitals)]
+            found = self._unusual(vitals)
         skipped = any(one.action is Action.SKIP for one in found)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         found = [self._escalated(one) for one in found]
@@ -97,14 +101,9 @@ class HealthMonitor:
         is_open = self._loss.excursion or self._norm.excursion
         return self._usual and not is_open and self._skipped_in_a_row == 0
 
-    @property
-    def rollbacks(self) -> int:
-        """All so far in this run."""
-        return self._recovery.rollbacks
-
     def learning_rate_share(self, step: int) -> float:
         """What is left of the learning rate in the step, counted from 0, that is about to be taken."""
-        before = self._recovery
+        before = self.recovery
         if before.eased_from_step is None or step < before.eased_from_step:
             return 1.0
         done = min(1.0, (step - before.eased_from_step) / self._settings.easing_steps)
@@ -117,7 +116,7 @@ class HealthMonitor:
         """
         self._look_back(saved)
         self._skipped_in_a_row = 0
-        recovery = self._recovery
+        recovery = self.recovery
         recovery.rollbacks += 1
         recovery.without_progress += 1
         recovery.furthest_trouble_step = max(recovery.furthest_trouble_step or 0, at_step)
@@ -126,8 +125,8 @@ class HealthMonitor:
 
     def forgive(self) -> None:
         """Let rollbacks count afresh, as settings were changed since the run gave up."""
-        self._recovery.without_progress = 0
-        self._recovery.furthest_trouble_step = None
+        self.recovery.without_progress = 0
+        self.recovery.furthest_trouble_step = None
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, as JSON can write it: nothing in it is infinite."""
@@ -137,24 +136,15 @@ class HealthMonitor:
             "plateau": dataclasses.asdict(self._plateau),
             "usual": self._usual,
             "skipped_in_a_row": self._skipped_in_a_row,
-            "recovery": dataclasses.asdict(self._recovery),
+            "recovery": dataclasses.asdict(self.recovery),
         }
-
-    def _non_finite(self, vitals: Vitals) -> Finding:
-        self._usual = False
-        named = (("the loss", vitals.loss), ("the gradient's norm", vitals.grad_norm))
-        broken = [f"{name} is {value}" for name, value in named if not math.isfinite(value)]
-        message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
-        values = {"loss": vitals.loss, "grad_norm": vitals.grad_norm}
-        action = Action(self._settings.on_non_finite)
-        return Finding(kind=Kind.NON_FINITE, action=action, message=message, values=values)
 
     def _unusual(self, vitals: Vitals) -> list[Finding]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
         above = [series for series, value in pairs if value > series.limit]
         blamed = None if vitals.applied else self._blamed(vitals, above)
         self._usual = not above and blamed is None
-        found: list[Finding] = []
+        found = []
         for series, value in pairs:
             action = Action.SKIP if series is blamed else series.judge(value, applied=vitals.applied)
             if action is not None:
@@ -165,12 +155,9 @@ class HealthMonitor:
 
     def _blamed(self, vitals: Vitals, above: Sequence["_Series"]) -> "_Series | None":
         """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
-        guarded = [series for series in (self._loss, self._norm) if series.guarded]
-        if any(series in above for series in guarded):
-            return None
-        values = {Kind.SPIKE: vitals.loss, Kind.EXPLOSION: vitals.grad_norm}
-        near = {series: values[series.kind] / series.limit if series.limit > 0 else 1.0 for series in guarded}
-        return max(guarded, key=near.__getitem__, default=None)
+        pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
+        near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
+        return None if any(series in above for series in near) else max(near, key=near.__getitem__, default=None)
 
     def _described(self, series: "_Series", action: Action, vitals: Vitals, value: float, *, lagging: bool) -> Finding:
         is_loss = series.kind is Kind.SPIKE
@@ -181,7 +168,7 @@ class HealthMonitor:
         else:
             message += f", above {series.limit:.4g}; the median of the last {len(series)} is {series.median:.4g}"
         message += "; the update was taken" if vitals.applied else "; the update was left out"
-        values = {"loss": vitals.loss, "grad_norm": vitals.grad_norm, **series.bounds()}
+        values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
         values |= {} if is_loss else {"clip": self._clip}
         return Finding(kind=series.kind, action=action, message=message, values=values)
 
@@ -193,13 +180,12 @@ class HealthMonitor:
             message += f"; {self._skipped_in_a_row} in a row were"
         if action is not Action.ROLL_BACK:
             return one
-        before = self._recovery.without_progress
+        before = self.recovery.without_progress
         if before >= self._settings.max_rollbacks:
             action = Action.GIVE_UP
             message += f"; {before} rollbacks before it did not help" if before else ""
-            message += (
-                f", and train.health.max_rollbacks = {self._settings.max_rollbacks} allows no more: training gives up"
-            )
+            most = self._settings.max_rollbacks
+            message += f", and train.health.max_rollbacks = {most} allows no more: training gives up"
         else:
             message += "; training rolls back"
         return dataclasses.replace(one, action=action, message=message)
@@ -246,10 +232,6 @@ class _Series:
         self._window.append(value)
         self._measure()
 
-    def bounds(self) -> dict[str, float]:
-        """Median and limit, where there are any."""
-        return {"median": self.median, "limit": self.limit} if len(self._window) >= self._enough else {}
-
     def to_json(self) -> dict[str, Any]:
         return {"window": list(self._window), "excursion": self.excursion}
 
@@ -262,7 +244,7 @@ class _Series:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Recovery:
+class Recovery:
     """How often training rolled back, whether that helped, and how far the learning rate is eased."""
 
     rollbacks: int = 0
@@ -355,10 +337,21 @@ class Plateau:
         self.judged_at = steps
         first, first_error = median_and_error(self.blocks[-2 * half : -half])
         second, second_error = median_and_error(self.blocks[-half:])
+        improvement, error = first - second, math.hypot(first_error, second_error)
+        values = {"first_median": first, "second_median": second, "improvement": improvement, "error": error}
+        smallest = SMALLEST_CHANGE_SHARE * abs(first)
+        telling = max(ERRORS_THAT_TELL * error, smallest)
+        medians = f"the median loss of {2 * half * self.block_steps} steps up to step {step} went from {first:.4g} in "
+        medians += f"their first half to {second:.4g} in their second"
         self._join_blocks()
-        error = math.hypot(first_error, second_error)
-        values = {"first_median": first, "second_median": second, "improvement": first - second, "error": error}
-        return self._judge(step, 2 * half * self.block_steps, values)
+        if improvement < -max(ERRORS_OF_A_RISE * error, smallest):
+            message = f"the loss rises: {medians}"
+            return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
+        was_told, self.is_told = self.is_told, improvement < telling
+        if was_told or not self.is_told:
+            return []
+        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
+        return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
 
     def _join_blocks(self) -> None:
         """Make longer ones, two into one, where there are many; what does not come out even is left out."""
@@ -368,25 +361,8 @@ class Plateau:
             self.block_steps *= 2
             self.judged_at = len(self.blocks) * self.block_steps
 
-    def _judge(self, step: int, window_steps: int, values: Mapping[str, float]) -> list[Finding]:
-        improvement, smallest = values["improvement"], SMALLEST_CHANGE_SHARE * abs(values["first_median"])
-        telling = max(ERRORS_THAT_TELL * values["error"], smallest)
-        medians = f"the median loss of {window_steps} steps up to step {step} went from"
-        medians += f" {values['first_median']:.4g} in their first half to {values['second_median']:.4g} in their second"
-        if improvement < -max(ERRORS_OF_A_RISE * values["error"], smallest):
-            message = f"the loss rises: {medians}"
-            return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=dict(values))]
-        if improvement >= telling:
-            self.is_told = False
-            return []
-        if self.is_told:
-            return []
-        self.is_told = True
-        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
-        return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=dict(values))]
 
-
-StateT = TypeVar("StateT", _Recovery, Plateau)
+StateT = TypeVar("StateT", Recovery, Plateau)
 
 
 def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - as it has them

@@ -6,7 +6,6 @@ training: what was saved before stays, and the loop is told.
 
 import contextlib
 import errno
-import json
 import os
 import threading
 import time
@@ -23,9 +22,7 @@ from trainer.checkpoint import (
     CheckpointWriter,
     TrainingState,
     checkpoint_name,
-    manifest_text,
     newest_checkpoint,
-    parse_manifest,
     prune,
     step_of,
 )
@@ -46,10 +43,9 @@ _ASSUMED_BYTES_PER_S = 100e6
 
 
 class Keeper:
-    """Saves and restores a run.
+    """Saves and restores a run; each rank calls it at the same steps.
 
-    Each rank has one of these, and calls it at the same steps. ``progressed`` is called while something is written or
-    read.
+    ``progressed`` is called while something is written or read.
     """
 
     def __init__(
@@ -83,22 +79,14 @@ class Keeper:
         """The newest checkpoint, as far as this rank knows."""
         self.at_step: int | None = None
         """The step of the last state that was read, or that a save was tried of."""
-        if self.enabled:  # take the room for the copy now, so that the first save need not wait for it
-            make_state(training)
-            kept = self._kept()
-            if kept:
-                self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
-                self._room.start()
+        if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
+            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+            self._room.start()
 
     @property
     def enabled(self) -> bool:
         """Whether anything is saved at all."""
         return self._settings.enabled
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest checkpoint, as far as this rank knows."""
-        return None if self.newest is None else step_of(self.newest)
 
     def owns(self, path: Path) -> bool:
         """Whether a checkpoint is one of this run."""
@@ -131,6 +119,8 @@ class Keeper:
             self._copy = self._new_copy(kept)
 
     def _kept(self) -> list[Held]:
+        """Return the tensors that this rank writes; the optimizer has its state from then on."""
+        make_state(self._training)
         return [one for one in held_tensors(self._training, self._ranks) if one.keeper]
 
     def _new_copy(self, kept: Sequence[Held]) -> HostCopy:
@@ -142,7 +132,6 @@ class Keeper:
         urgent = wait or not self._settings.asynchronous
         self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
         self._join()
-        make_state(self._training)
         kept = self._kept()
         if not self._writers:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
@@ -168,7 +157,7 @@ class Keeper:
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
             why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
-            self._end(state.step, name, began_s, None, problem=OSError(errno.ENOMEM, why))
+            self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
         stall_s = None if urgent else time.perf_counter() - began_s
         arguments = (writer, self._copy, state, began_s, stall_s)
@@ -194,17 +183,10 @@ class Keeper:
             writer.give_up(error)
             problem = error
         size_bytes = 0 if problem else len(copy.content)
-        self._end(state.step, writer.name, began_s, stall_s, size_bytes=size_bytes, problem=problem)
+        self._end(state.step, writer.name, began_s, stall_s, size=size_bytes, problem=problem)
 
     def _end(
-        self,
-        step: int,
-        name: str,
-        began_s: float,
-        stall_s: float | None,
-        *,
-        size_bytes: int = 0,
-        problem: Exception | None = None,
+        self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
     ) -> None:
         """Remove what is not to be kept any more, and note how the save went."""
         full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -218,7 +200,7 @@ class Keeper:
                 next_step = "Remove them by hand, or let this user do so: they fill the disk."
                 self._finished.append(happened(step, "not_removed", message, level="warning", next_step=next_step))
         seconds = time.perf_counter() - began_s
-        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size_bytes}
+        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size}
         told = f"; removed {', '.join(removed)}" if removed else ""
         if problem is None:
             self._save_s, self.newest = seconds, name
@@ -226,16 +208,11 @@ class Keeper:
             return
         why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
         kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
+        message = f"could not save step {step}: {why}; {kept}, and training goes on{told}"
+        causes = ["the disk or a quota is full", "the file system failed, or cannot be reached"]
+        next_step = "Free room, or raise the quota: the next save is tried as usual; a crash before loses more."
         self._finished.append(
-            happened(
-                step,
-                "save_failed",
-                f"could not save step {step}: {why}; {kept}, and training goes on{told}",
-                level="error",
-                causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
-                next_step="Free room, or raise the quota: the next save is tried as usual; a crash before loses more.",
-                values=values,
-            )
+            happened(step, "save_failed", message, level="error", causes=causes, next_step=next_step, values=values)
         )
 
     def tell_finished(self) -> None:
@@ -261,7 +238,7 @@ class Keeper:
 
     def has_saved(self, step: int) -> bool:
         """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
-        return bool(self._ranks.tell_number(float(self.saved_step == step)))
+        return self._ranks.tell(self.newest is not None and step_of(self.newest) == step)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Put a checkpoint's tensors into the training."""
@@ -271,26 +248,21 @@ class Keeper:
             self.newest = path.name
 
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
-        """Find what a rollback returns to: the first rank looks, and tells all.
-
-        Raises:
-            TrainingFailed: If there is none.
-        """
+        """Find what a rollback returns to: the first rank looks, and tells all; ``TrainingFailed`` if there is none."""
         self.wait()
         found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in damaged:
             message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
             next_step = "See what is wrong with that disk."
             self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
-        told = self._ranks.tell("" if found is None else json.dumps([str(found[0]), manifest_text(found[1])]))
-        if not told:
+        found = self._ranks.tell(found)
+        if found is None:
             raise TrainingFailed(
                 "training would have to roll back, and there is no good checkpoint to return to",
                 next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
                 "save more often with train.checkpoint.interval_steps.",
             )
-        path, text = json.loads(told)
-        return Path(path), parse_manifest(json.loads(text), path)
+        return found
 
 
 def state_bytes(training: Training) -> int:

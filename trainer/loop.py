@@ -15,20 +15,18 @@ from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.events import Action, Finding, happened
-from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import describe_run, open_board, open_dataset
 from trainer.keeper import Keeper, state_bytes
-from trainer.meter import DeviceFacts, Meter
+from trainer.meter import Meter
 from trainer.optimizer import learning_rate
 from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
-from trainer.preflight import check_directory, check_ranks
+from trainer.preflight import check_directory, check_ranks, describe_run, open_board, open_dataset
 from trainer.record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
-from trainer.snapshot import make_state
+from trainer.snapshot import export_model, make_state
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter, Show
 
@@ -84,18 +82,13 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
-        self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
+        peak = header.peak_flops_per_s
+        self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
+        self._graphs = GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
-        told = writer.append
+        told, attempt = writer.append, writer.attempt
         self._keeper = Keeper(
-            writer.directory,
-            config,
-            self._training,
-            ranks,
-            attempt=writer.attempt,
-            tell_event=told,
-            progressed=watch.beat,
+            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told, progressed=watch.beat
         )
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
@@ -161,7 +154,7 @@ class _Run:
         self._overseer.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._overseer.health.forgive()
-        self._meter.noise.recall(state.noise_scale)
+        self._meter.noise.parts = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
     def _begin(self) -> None:
@@ -202,9 +195,8 @@ class _Run:
             time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
-        result = self._training.step.run(
-            batches, self._lr, part_of_it=row_due, limits=self._overseer.health.limits(), told=told
-        )
+        limits = self._overseer.health.limits()
+        result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, told=told)
         self._done = done
         self._overseer.add(done, result, self._supply.samples)
         verdict = self._overseer.look()
@@ -257,18 +249,14 @@ class _Run:
             "first_row_left_out": to.position.rows,
             "first_row_after": behind.rows,
             "learning_rate_share": self._overseer.health.learning_rate_share(to.step),
-            "rollbacks": self._overseer.health.rollbacks,
+            "rollbacks": self._overseer.health.recovery.rollbacks,
         }
         message = (
             f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
             f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
-        next_step = trouble.next_step
-        self._writer.append(
-            happened(
-                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
-            )
-        )
+        more = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
+        self._writer.append(happened(to.step, "rolled_back", message, values=values, **more))
         self._save()
 
     # Saving, and the end.
@@ -283,11 +271,11 @@ class _Run:
             world_size=self._ranks.world_size,
             good=self._overseer.health.calm,
             health=self._overseer.health.to_json(),
-            noise_scale=self._meter.noise.to_json(),
+            noise_scale=self._meter.noise.parts,
             head_overflows=self._training.module.overflows,
             skipped_steps=self._overseer.skipped_steps,
         )
-        self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
+        self._keeper.save(state, rollbacks=self._overseer.health.recovery.rollbacks, wait=wait)
 
     def _leave(self, reason: str) -> RunExit:
         """Save, and say that starting again goes on."""
@@ -299,7 +287,8 @@ class _Run:
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        return self._ending(REQUEUE, f"{reason}; starting again goes on from {self._newest or 'the beginning'}")
+        newest = self._keeper.newest or self._start.origin
+        return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export."""
@@ -326,13 +315,8 @@ class _Run:
         )
         return self._ending(0, "finished")
 
-    @property
-    def _newest(self) -> str | None:
-        """The newest checkpoint, or, while this run has none, the one that it began from."""
-        return self._keeper.newest or self._start.origin
-
     def _ending(self, exit_code: int, reason: str) -> RunExit:
-        return self._clock.exit(exit_code, reason, self._done, self._newest)
+        return self._clock.exit(exit_code, reason, self._done, self._keeper.newest or self._start.origin)
 
     # What is written down.
 
@@ -353,14 +337,8 @@ class _Run:
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
-            row = evaluate(
-                self._training.module,
-                self._validation,
-                self._config,
-                self._ranks,
-                self._done,
-                progressed=self._watch.beat,
-            )
+            given = (self._training.module, self._validation, self._config, self._ranks, self._done)
+            row = evaluate(*given, progressed=self._watch.beat)
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 

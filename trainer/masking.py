@@ -1,8 +1,7 @@
 """Masked-LM corruption from a counter-based generator: what happens to a token depends on (seed, epoch, sample, place).
 
 So masks do not depend on who draws them, in which order, how often, or beside what (Devlin et al. 2018 for the 80/10/10
-rule). Chances are independent per ordinary token, as those of transformers' collator are; unlike there, a random
-replacement is always an ordinary token.
+rule). Unlike in transformers' collator, a random replacement is always an ordinary token.
 
 Shapes: N samples, T tokens of all of them, P tokens to predict.
 """
@@ -72,10 +71,8 @@ class Masker:
         """Corrupt samples in ``ids``, which have ``tokens`` ids from ``places`` on, special tokens not counted.
 
         Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,). An id that
-        is not below the vocabulary size raises ``IndexError``.
-
-        Returns:
-            Places in ``ids`` of the tokens to predict, and the ids that stood there, both of shape (P,).
+        is not below the vocabulary size raises ``IndexError``. Returned are the positions in ``ids`` of the tokens to
+        predict, and the ids that stood there, both of shape (P,).
         """
         drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
         quads = (tokens + 3) >> 2
@@ -92,11 +89,8 @@ class Masker:
 
         Every pass over all tokens counts, so a token gets 16 bits: four of them, a quad, share an output of the
         SplitMix64 generator that starts at the sample's key. Below the edge a token is drawn; at the edge, 1 in 65,536,
-        further bits decide, so that the chance is exact to 2**-80.
-
-        Returns:
-            Of each drawn token: its number among the quads' tokens of all samples, and a word of 64 bits that is its
-            own; shapes (P,).
+        further bits decide, so that the chance is exact to 2**-80. Returned are, for each drawn token, its number among
+        the quads' tokens of all samples, and a word of 64 bits of its own; shapes (P,).
         """
         quads = (tokens + 3) >> 2
         ends = np.cumsum(quads)

@@ -1,7 +1,6 @@
 """What happens between two logged steps: time and where it went, tokens, memory. Reading the device waits one step.
 
-Figures of all ranks are added up on the device and copied to the host while the next step computes; the row is read
-when that step has been handed to the device. A CPU has nothing to wait for.
+Figures of all ranks are added up on the device and copied to the host while the next step computes.
 """
 
 import math
@@ -17,11 +16,10 @@ import torch
 
 from trainer.events import Action, Finding, Kind
 from trainer.feed import DataWait, MicroBatch
-from trainer.parallel import Ranks
+from trainer.parallel import Mark, Ranks, mark, to_host
 from trainer.peaks import ModelWork
 from trainer.record import StepRow
 from trainer.step import StepResult
-from trainer.stopwatch import Mark, mark, to_host
 
 SMOOTHING = 0.9
 """Of what was known before, in each update: single estimates are noisy, and their ratio is biased."""
@@ -37,8 +35,8 @@ class NoiseScale:
     """
 
     def __init__(self) -> None:
-        self._signal = 0.0
-        self._noise = 0.0
+        self.parts = [0.0, 0.0]
+        """Signal and noise, smoothed; what a checkpoint keeps."""
 
     def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
         """Add an estimate.
@@ -51,23 +49,14 @@ class NoiseScale:
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
         # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
-        self._signal = SMOOTHING * self._signal + (1 - SMOOTHING) * signal
-        self._noise = SMOOTHING * self._noise + (1 - SMOOTHING) * noise
+        new = (signal, noise)
+        self.parts = [SMOOTHING * old + (1 - SMOOTHING) * one for old, one in zip(self.parts, new, strict=True)]
 
     @property
     def tokens(self) -> float | None:
         """The noise scale in tokens; None as long as noise hides the signal, or nothing is known."""
-        if self._signal <= 0 or self._noise <= 0:
-            return None
-        return self._noise / self._signal
-
-    def to_json(self) -> list[float]:
-        """Both parts."""
-        return [self._signal, self._noise]
-
-    def recall(self, saved: Sequence[float]) -> None:
-        """Go on from what ``to_json`` gave."""
-        self._signal, self._noise = saved
+        signal, noise = self.parts
+        return None if signal <= 0 or noise <= 0 else noise / signal
 
 
 STARVED_SHARE = 0.1
@@ -82,9 +71,7 @@ class PaceMonitor:
     """Looks at every logged row, in order."""
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
-        self._hosts = hosts
-        self._rows = 0
-        self._starved = _Streak()
+        self._hosts, self._rows, self._starved = hosts, 0, _Streak()
         self._slow: dict[int, _Streak] = {}
 
     def look(self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]) -> list[Finding]:
@@ -137,8 +124,7 @@ class _Streak:
     """Whether something is to be said now: it was bad for long enough, and was not said since it was last fine."""
 
     def __init__(self) -> None:
-        self._bad_rows = 0
-        self._fine_rows = 0
+        self._bad_rows = self._fine_rows = 0
         self._is_told = False
 
     def look(self, is_bad: bool) -> bool:
@@ -156,17 +142,6 @@ _FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
 """What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
 rank, the seconds of a step in which it computed, and those in which it waited for its loader, in the interval before;
 and the peak of its memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """What the figures refer to."""
-
-    work: ModelWork
-    peak_flops_per_s: float | None
-    """Of one device."""
-    hosts: tuple[str, ...] = ()
-    """Where each rank runs, by rank, as far as that is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,14 +168,18 @@ class _Interval:
 
 
 class Meter:
-    """Measures steps and makes rows of them."""
+    """Measures steps and makes rows of them.
 
-    def __init__(self, facts: DeviceFacts, ranks: Ranks) -> None:
-        self._facts = facts
-        self._ranks = ranks
+    ``work`` is what a step costs, ``peak_flops_per_s`` that of one device, ``hosts`` where each rank runs.
+    """
+
+    def __init__(
+        self, work: ModelWork, ranks: Ranks, *, peak_flops_per_s: float | None = None, hosts: Sequence[str] = ()
+    ) -> None:
+        self._work, self._peak, self._ranks = work, peak_flops_per_s, ranks
         self.noise = NoiseScale()
         self._pace: tuple[float, float | None, float] | None = None
-        self._monitor = PaceMonitor(facts.hosts)
+        self._monitor = PaceMonitor(hosts)
         self._findings: list[Finding] = []
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
@@ -235,7 +214,7 @@ class Meter:
             lengths = batch.tokens_N.numpy().astype(np.int64)
             interval.real_tokens += batch.real_tokens
             interval.slot_tokens += batch.ids_BS.numel()
-            interval.flops += self._facts.work.step_flops(lengths, batch.predicted_tokens)
+            interval.flops += self._work.step_flops(lengths, batch.predicted_tokens)
         interval.results.append(result)
         self._wait.gave(result.updated)
         if (part := result.partial) is not None:
@@ -259,13 +238,8 @@ class Meter:
         if interval.partials:
             _, parts, wholes = zip(*interval.partials, strict=True)
             squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
-        sums = torch.cat(
-            [
-                counts.to(device, non_blocking=True),
-                squares,
-                torch.from_numpy(of_ranks.ravel()).to(device, non_blocking=True),
-            ]
-        )
+        own, of_each = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
+        sums = torch.cat([own, squares, of_each])
         self._ranks.begin_sum(sums)()
         last = interval.results[-1]
         interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]
@@ -300,8 +274,7 @@ class Meter:
                 sums["whole_square"] / world, sums["part_square"] / world, share, sums["real_tokens"] / steps
             )
         flops_per_s = sums["flops"] / seconds / world
-        six_n_per_s = self._facts.work.six_n_flops(sums["real_tokens"]) / seconds / world
-        peak = self._facts.peak_flops_per_s
+        six_n_per_s = self._work.six_n_flops(sums["real_tokens"]) / seconds / world
         return StepRow(
             **row.known,
             loss=_finite(loss),
@@ -319,8 +292,8 @@ class Meter:
             slot_tokens_per_s=sums["slot_tokens"] / seconds,
             slot_tokens_per_s_per_rank=sums["slot_tokens"] / seconds / world,
             model_flops_per_s_per_rank=flops_per_s,
-            mfu=flops_per_s / peak if peak else None,
-            mfu_6n=six_n_per_s / peak if peak else None,
+            mfu=flops_per_s / self._peak if self._peak else None,
+            mfu_6n=six_n_per_s / self._peak if self._peak else None,
             peak_memory_bytes=round(max(peaks_bytes)),
             gradient_noise_scale_tokens=self.noise.tokens,
             **told,

@@ -54,11 +54,9 @@ def build_config(
     seq_length_tokens: int,
     attention_dropout: float | None = None,
 ) -> PretrainedConfig:
-    """The transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
+    """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
 
-    Raises:
-        BadConfig: If transformers has no such masked-LM encoder, if rows are longer than its positions, or if it has no
-            dropout of attention weights to replace.
+    ``BadConfig`` if transformers has no such masked-LM encoder, or one without as many positions or that dropout.
     """
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")

@@ -1,7 +1,6 @@
 """The last layer, computed where its output is used: queries and what follows, for the tokens to predict only.
 
-The head looks at 15 % of the places. Their values in the last layer need the keys and values of all places, and nothing
-else of them; so loss and gradients are those of the whole layer, for about a third of its operations.
+These need the keys and values of all places, so loss and gradients are those of the whole layer.
 
 Shapes: B rows, S places of a row, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E of a head, K
 slots of the head, R slots of a row.

@@ -1,7 +1,7 @@
 """Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on.
 
-All ranks read the same numbers of the same step at the same place of their loop, so they decide alike, and need no
-further messages to agree. What they tell each other travels with the number of tokens, which they add up in any case.
+All ranks read the same numbers of the same step at the same place of their loop, so they decide alike. What they tell
+each other travels with the number of tokens, which they add up in any case.
 """
 
 import signal
@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import TrainConfig
-from trainer.events import Action, EventRow, Finding, strongest
+from trainer.events import Action, EventRow, Finding
 from trainer.health import HealthMonitor, Vitals
-from trainer.parallel import Ranks
+from trainer.parallel import Mark, Ranks, mark, to_host
 from trainer.step import StepResult
-from trainer.stopwatch import Mark, mark, to_host
 from trainer.watch import SIGNALS
 
 
@@ -104,8 +103,8 @@ class Overseer:
             found += [(step, one) for one in findings]
             reason, save_is_due = agreed(told)
             stop_reason, save_asked_at = stop_reason or reason, step if save_is_due else save_asked_at
-        worst = strongest([one for _, one in found])
-        at_step = next((step for step, one in found if one is worst), 0)
+        order = list(Action)
+        at_step, worst = max(found, key=lambda one: order.index(one[1].action), default=(0, None))
         return Verdict(worst=worst, at_step=at_step, stop_reason=stop_reason, save_asked_at=save_asked_at)
 
     def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Ranks: who this process is, its device, and what all ranks agree on."""
+"""Ranks: who this process is, its device and moments of it, and what all ranks agree on."""
 
 import contextlib
 import datetime
@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,47 @@ from trainer.binding import bind_near
 from trainer.config import GradientDtype, TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.stage import DEFAULT_TIMEOUT_S
-from trainer.stopwatch import Mark, mark
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: on the host, or in the device's queue of work."""
+
+    moment: float | torch.cuda.Event
+
+    def reached(self) -> bool:
+        """Whether the device has come so far."""
+        return not isinstance(self.moment, torch.cuda.Event) or bool(self.moment.query())
+
+    def wait(self) -> None:
+        """Wait until the device has come so far."""
+        if isinstance(self.moment, torch.cuda.Event):
+            self.moment.synchronize()
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Time between two moments that were both reached."""
+        if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
+            return float(earlier.moment.elapsed_time(self.moment)) / 1e3
+        assert isinstance(self.moment, float)
+        assert isinstance(earlier.moment, float)
+        return self.moment - earlier.moment
+
+
+def mark(device: torch.device) -> Mark:
+    """This moment in the device's queue; a CPU has none, so it is now."""
+    if device.type != "cuda":
+        return Mark(time.perf_counter())
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return Mark(event)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way; it has arrived when the device has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
 
 TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -145,10 +186,6 @@ class Ranks:
             dist.broadcast_object_list(told)
         return told[0]
 
-    def tell_number(self, value: float) -> float:
-        """Return the first rank's number on every rank."""
-        return self.tell(value)
-
     def send_from_first(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the device with the first rank's."""
         if self.world_size > 1:
@@ -168,10 +205,7 @@ def join_ranks(
     """Take the place that torchrun gave this process, or stand alone.
 
     Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
-    yet; None takes the address and port that torchrun put into this process's environment.
-
-    Raises:
-        DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
+    yet; None takes the address and port that torchrun put into this process's environment. Raises as ``pick_device``.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
@@ -203,8 +237,7 @@ def join_ranks(
 def longest_join_s(config: TrainConfig) -> float:
     """How long ranks wait for each other at the start, and in a collective before the group itself ends them.
 
-    Longer than the watch's patience, which leaves in order and says where the rank was; and where nodes stage the
-    dataset, as long as that may take on one of them while another one has it already.
+    Longer than the watch's patience, which leaves in order, and than staging the dataset may take on another node.
     """
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S
     return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
@@ -213,8 +246,8 @@ def longest_join_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Close the process group, if there is one.
 
-    Where all ranks come here ``together``, they wait for each other: a group that is closed while a peer's last message
-    is under way can take its process down, and a job that had ended well is reported as failed.
+    Ranks that come ``together`` wait for each other: closing the group while a peer's last message is under way can
+    take its process down.
     """
     if not dist.is_initialized():
         return
@@ -241,11 +274,8 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
 
-    GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
-    CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
-    almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
-    next. Call it before CUDA is first used in this process. Another allocator (``backend:cudaMallocAsync``) has no
-    segments, and its settings are left as they are.
+    GPUs are numbered by their position on the PCI bus, as NVML does. The allocator extends its segments, so that memory
+    grows almost evenly with the micro-batch; ``cudaMallocAsync`` has no segments. Call it before CUDA is first used.
     """
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
@@ -292,10 +322,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     """Wrap a module for its strategy; alone, it is left as it is.
 
     ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
-
-    Raises:
-        BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks, or fsdp2 would accumulate gradients
-            in 16 bits.
+    Settings of fsdp2 that cannot work are a ``BadConfig``.
     """
     parallel = config.parallel
     if ranks.world_size == 1:

@@ -2,8 +2,7 @@
 
 Counted of a step is what the mathematics asks for: matrix products of the layers for real tokens, attention within
 documents, the head at the tokens to predict, each once forward and twice backward. Not counted: padding, recomputation,
-the look-up of embeddings, normalisation, softmax, the optimizer. The other common count, six times all parameters for
-each real token, is given beside it.
+the look-up of embeddings, normalisation, softmax, the optimizer.
 
 Peaks are those of dense matrix products, memory and links, by the makers' data sheets, most of which print figures with
 structured sparsity; dense is half of that. Read in 2026.
@@ -15,9 +14,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from trainer.plan import Int64
-
-_FORWARD_AND_BACKWARD = 3
-_MULTIPLY_AND_ADD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +30,6 @@ class ModelWork:
     """Heads times their size."""
     reaches: tuple[int | None, ...]
     """How far each layer's attention looks to either side; None for all of the document."""
-
     last_layer_narrow: bool = False
     """Whether only tokens to predict ask in the last layer's attention."""
 
@@ -48,7 +43,7 @@ class ModelWork:
             pairs[-1] *= predicted / tokens
         # Queries with keys, and weights with values.
         attention = 2 * self.attention_width * sum(pairs)
-        return _FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * (products + attention)
+        return 3 * 2 * (products + attention)  # forward and backward, each a multiplication and an addition
 
     def six_n_flops(self, tokens: float) -> float:
         """The 6 N convention (Kaplan et al. 2020): embeddings and a head on every token included, attention not."""

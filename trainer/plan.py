@@ -2,22 +2,20 @@
 
     permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> rows ─ dealt to ─> ranks
 
-The rows of all lanes, taken in turn, are the one order of the data: row q of the job is the next row of lane q mod
-lanes, and goes to rank j mod world, j being its number in the optimizer step. The order does not depend on the number
-of ranks. Lanes exist so that a rank need not pack what others compute: with as many ranks as lanes, or a multiple, it
-packs the blocks of one lane only. How many rows a block gives is known once it is packed, so each lane has a place of
-its own.
+Row q of the job is the next row of lane q mod lanes, and goes to rank j mod world, j being its number in the optimizer
+step, so the order does not depend on the number of ranks. With as many ranks as lanes, or a multiple, a rank packs the
+blocks of one lane only. How many rows a block gives is known once it is packed, so each lane has a position of its own.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.config import BatchSplit
+from trainer.dataset import TokenDataset
 
 Int64 = npt.NDArray[np.int64]
 Uint64 = npt.NDArray[np.uint64]
@@ -135,19 +133,16 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Samples in their places. One array, as planning and sending many small ones would cost more than their content.
-
-    Args:
-        table: Shape (7, N), int64: row, in whatever numbering the maker states, first column in it, that of [CLS],
-            epoch, sample, and where its ids lie: shard, first id there, and number of ids, special tokens aside.
-    """
+    """Samples in their places, in one array: sending many small ones would cost more than their content."""
 
     table: Int64
+    """Shape (7, N): row, in whatever numbering the maker states, first column in it, that of [CLS], epoch, sample, and
+    where its ids lie: shard, first id there, and number of ids, special tokens aside."""
 
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
         """One after the other."""
-        return cls(np.concatenate([_NO_SEGMENTS, *(part.table for part in parts)], axis=1))
+        return cls(np.concatenate([np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)], axis=1))
 
     def __len__(self) -> int:
         return len(self.table[0])
@@ -162,23 +157,6 @@ class Segments:
     shards = _Line(4)
     begins = _Line(5)
     tokens = _Line(6)
-
-
-_NO_SEGMENTS = np.zeros((7, 0), dtype=np.int64)
-
-
-class SampleIndex(Protocol):
-    """Where samples lie and how long they are."""
-
-    def __len__(self) -> int: ...
-
-    def announce(self, samples: Callable[[], Int64]) -> None:
-        """Tell which samples will be located soon; not asked for them where that would gain nothing."""
-        ...
-
-    def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
-        """Shard, first id in the shard, and number of ids of each sample; shapes (N,)."""
-        ...
 
 
 class BatchPlan(BatchSplit):
@@ -238,7 +216,7 @@ class BatchPlan(BatchSplit):
         return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
 
 
-def lay_out(plan: BatchPlan, lane: int, block: int, index: SampleIndex) -> Segments:
+def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
     """The rows of one block: its samples with their rows in the block and columns, sorted by row.
 
     In the packed layout rows come in a seeded random order, because best fit leaves long samples in the first rows and

@@ -1,8 +1,8 @@
-"""What must hold before the first step; what people should know comes back as events of the run's beginning."""
+"""What must hold before the first step, and what a run's record says of its dataset, model and machine."""
 
 import contextlib
+import importlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -12,19 +12,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trainer.config import TrainConfig
+from trainer.build import Training
+from trainer.config import BatchSplit, TrainConfig
+from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, ProfileRefused
-from trainer.events import EventRow, happened
+from trainer.events import EventRow, happened, utc_now
 from trainer.parallel import Ranks
-from trainer.record import code_sha256
+from trainer.peaks import peak_flops_per_s, product_format
+from trainer.plan import BatchPlan
+from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader, code_sha256
 from trainer.resolve import ResolvedConfig
+from trainer.resume import Start, job_name
 from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""
-_TOKEN_FILE = ".seen-by-all-ranks"
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
@@ -48,9 +50,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
         BadConfig: If ranks differ where training would silently be wrong.
         ProfileRefused: If the profile was tuned for more memory than some rank has.
     """
-    told = json.dumps(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)).encode()
-    gathered = ranks.gather(np.frombuffer(told, dtype=np.uint8).astype(np.int64))
-    facts: list[dict[str, str]] = [json.loads(one.astype(np.uint8).tobytes()) for one in gathered]
+    facts = ranks.gather(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)
     for one in facts:
         said = {remark.message for remark in remarks}
@@ -163,8 +163,8 @@ def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
 ) -> list[EventRow]:
     """See that the run's directory, which has ``there`` checkpoints, can keep them; else raise ``BadConfig``."""
-    there = round(ranks.tell_number(there))
-    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=there, kept=config.checkpoint.keep_last)
+    kept = config.checkpoint.keep_last
+    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.tell(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
         message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
@@ -176,7 +176,7 @@ def check_directory(
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     """See that the run directory is one and the same for all ranks; else raise ``BadConfig`` if that is ``needed``."""
     token = ranks.tell(secrets.token_hex(8) if ranks.leads else "")
-    file = place / f"{_TOKEN_FILE}.{token}"
+    file = place / f".seen-by-all-ranks.{token}"
     if ranks.leads:
         file.touch()
     ranks.sum(0.0)
@@ -197,24 +197,17 @@ def check_room(
 ) -> list[EventRow]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
 
-    It is enough to say so if the run has a checkpoint to go on from, or only fewer than ``kept`` fit.
-
-    Raises:
-        BadConfig: If it does not, and there is none.
+    ``BadConfig`` if it does not; a remark if the run has one to go on from, or only fewer than ``kept`` fit.
     """
-    free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
+    free = ranks.tell(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
     if free >= max(1, kept + 1 - there) * checkpoint_bytes:
         return []
     if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
-        return [
-            _remark(
-                f"{has}; to keep {kept} checkpoints and write the next takes "
-                f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
-                "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
-                "older checkpoints are removed early.",
-            )
-        ]
+        taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
+        next_step = "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and older "
+        next_step += "checkpoints are removed early."
+        return [_remark(f"{has}; to keep {kept} checkpoints and write the next takes {taken}", next_step)]
     taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
     message = f"{has}, and {CHECKPOINTS_THAT_FIT} checkpoints take {taken}"
     if there:
@@ -223,3 +216,77 @@ def check_room(
         message,
         next_step="Free room there, choose another --out, or train without: --set train.checkpoint.enabled=false",
     )
+
+
+def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
+    """Open the dataset and hold it against the profile."""
+    dataset = TokenDataset.open(resolved.data_dir)
+    expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
+    if expected is not None and expected != found:
+        raise BadConfig(
+            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {found[:12]}, not {expected[:12]}",
+            next_step="Name the right one with --data, or probe again with this one.",
+        )
+    if not len(dataset):
+        raise BadConfig(f"{resolved.data_dir} holds no samples", next_step="Prepare a dataset that does.")
+    return dataset
+
+
+def driver_of(ranks: Ranks) -> str | None:
+    """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not give it."""
+    if ranks.device.type == "cuda":
+        with contextlib.suppress(ImportError):
+            nvml = importlib.import_module("pynvml")
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+                return str(nvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def describe_run(
+    resolved: ResolvedConfig,
+    dataset: TokenDataset,
+    plan: BatchPlan,
+    training: Training,
+    *,
+    hosts: Sequence[str],
+    ranks: Ranks,
+    start: Start,
+) -> RunHeader:
+    """Return what ``run.json`` says of a run, but for the number of the start, which its writer counts."""
+    config = resolved.config
+    return RunHeader(
+        **plan.model_dump(include=set(BatchSplit.model_fields)),
+        schema_version=RUN_SCHEMA_VERSION,
+        name=config.model.name,
+        resumed_from=start.origin,
+        resumed_step=0 if start.manifest is None else start.manifest.state.step,
+        job=job_name(os.environ),
+        started_utc=utc_now(),
+        config=config.model_dump(mode="json"),
+        sources=dict(resolved.sources),
+        profile_sha256=resolved.profile_sha256,
+        dataset_hash=dataset.manifest.dataset_hash,
+        parameters=training.work.parameters,
+        attention=training.module.attention.kind,
+        attention_reason=training.module.attention.reason,
+        recipe_changes=list(training.recipe_changes),
+        device=ranks.device_name,
+        driver=driver_of(ranks),
+        peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+        | {"python": platform.python_version()},
+        hosts=list(hosts),
+    )
+
+
+def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own
+    """Return a writer for TensorBoard; None without that extra, or on a full disk: the record has the same numbers."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # What an earlier start drew of steps that are taken again is hidden.
+    again = header.resumed_step + 1 if writer.attempt > 1 else None
+    with contextlib.suppress(OSError):
+        return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

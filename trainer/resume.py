@@ -1,10 +1,10 @@
 """Where a run is written and what it goes on from. No torch here.
 
-``--resume auto`` goes on with the run that is in ``--out``; without ``--out``, with the run that the same SLURM job or
-the same torchrun began before it was started again. ``--resume PATH`` names a run or a checkpoint; ``never`` begins
-afresh.
+Without ``--out``, ``--resume auto`` goes on with the run that the same SLURM job or torchrun began before it was
+started again.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -120,13 +120,11 @@ def choose_run(
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
     """The newest run that a job began under this configuration: a job may train more than one model."""
     runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in runs:
-        try:
+    for path in runs if job else ():
+        with contextlib.suppress(BadConfig):
             header = read_header(path.parent)
-            if job and (header.job, header.config_sha256) == (job, resolved.config_sha256):
+            if (header.job, header.config_sha256) == (job, resolved.config_sha256):
                 return path.parent
-        except BadConfig:
-            continue
     return None
 
 
@@ -170,10 +168,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
     """Begin a run that has no checkpoint of its own to go on from: from the one that it began with, or afresh.
 
-    A run that ``gave_up`` had some, of which none is to be gone on from.
-
-    Raises:
-        BadConfig: If it had checkpoints, and all of them are damaged: to begin afresh is then for people to decide.
+    ``BadConfig`` if all that it had are damaged: to begin afresh is then for people to decide.
     """
     origin = read_origin(directory)
     # Set aside just now, or by a start before this one.
@@ -222,10 +217,8 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command, started again
     found, damaged = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
-    events = [
-        happened(0, "resumed", f"a checkpoint is damaged and was passed over: {why}", level="error")
-        for _, why in damaged
-    ]
+    passed_over = "a checkpoint is damaged and was passed over"
+    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in damaged]
     if found is None:
         raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
@@ -245,11 +238,7 @@ def _read(path: Path) -> Found:
 
 
 def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
-    """Tell what a configuration changes of the recipe before it.
-
-    Raises:
-        BadConfig: If it names another dataset, or weights and positions mean nothing under it.
-    """
+    """Tell what changed of the recipe; ``BadConfig`` if weights and positions mean nothing under the new settings."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
         raise BadConfig(

@@ -1,7 +1,6 @@
 """A dataset on the node's own disk: the first process of a node copies it, the others wait. No torch here.
 
-A copy is hashed while it is made, synced, and renamed: what has its name is whole. What staging is worth is measured by
-reading random samples on both sides, as training does.
+A copy is hashed while it is made, synced, and renamed: what has its name is whole.
 
 LOCAL/autotune-<uid>/            for this user only
   <hash>/                        a published dataset, named by the first 16 digits of its hash
@@ -33,7 +32,6 @@ DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
 """Left free on the local disk, for everything else that writes there."""
 _SPARE_INODES = 8
-_NAME_LENGTH = 16
 _PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
 
 
@@ -43,9 +41,11 @@ class Place:
     def __init__(self, local: Path, manifest: Manifest) -> None:
         self.manifest = manifest
         self._local = local
-        self._name = manifest.dataset_hash[:_NAME_LENGTH]
+        self._name = manifest.dataset_hash[:16]
         self.root = local / f"autotune-{os.getuid()}"
         self.directory = self.root / self._name
+        self.lock = self.root / f"{self._name}.lock"
+        """By which a process is alone with this dataset on the node."""
 
     def prepare(self) -> None:
         """Make the user's own directory; raise ``BadConfig`` if there is no such disk, or it is another user's."""
@@ -60,11 +60,6 @@ class Place:
             )
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
-
-    @property
-    def lock(self) -> Path:
-        """The file by which a process is alone with this dataset on the node."""
-        return self.root / f"{self._name}.lock"
 
     def clear(self) -> None:
         """Remove a damaged copy and what killed processes left; only under the lock."""
@@ -84,11 +79,7 @@ class Place:
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
 
     def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
-        """See whether the files fit.
-
-        Raises:
-            BadConfig: If they do not, or the disk ``filled_up``: what is needed, what is there, and what is missing.
-        """
+        """Raise ``BadConfig`` if the files do not fit, or the disk ``filled_up``, with what is needed and there."""
         disk = os.statvfs(self.root)
         free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
@@ -161,10 +152,8 @@ def stage(
 ) -> Staged:
     """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
 
-    ``timeout_s`` is the longest wait for the one that copies. If that is killed, the next one copies.
-
-    Raises:
-        BadConfig: If the source is damaged, the local disk has no room or refuses, or the wait was too long.
+    ``timeout_s`` is the longest wait for the one that copies; if that is killed, the next one copies. ``BadConfig`` if
+    the source is damaged, the local disk has no room or refuses, or the wait was too long.
     """
     place = Place(local, read_manifest(source))
     found = Staged(

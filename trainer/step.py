@@ -15,8 +15,7 @@ from trainer.config import TrainConfig, accumulation_steps
 from trainer.feed import MicroBatch
 from trainer.health import NO_LIMITS, Limits
 from trainer.optimizer import leave_out, set_learning_rate
-from trainer.parallel import Ranks, SharedModule
-from trainer.stopwatch import Mark, mark
+from trainer.parallel import Mark, Ranks, SharedModule, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +85,8 @@ class TrainStep:
     def rehearse(self, batch: MicroBatch) -> None:
         """Go forward and backward once, and forget it: layers are compiled, and DDP lays its buckets out for good.
 
-        DDP orders its buckets by the first backward it sees, and with three ranks or more their layout decides in which
-        order numbers are added up. A run that is resumed must not reduce its first step in another layout than the run
-        that was not interrupted.
+        DDP orders its buckets by the first backward it sees; that of a resumed run must not reduce its first step in
+        another order than a run that was not interrupted.
         """
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
@@ -109,8 +107,8 @@ class TrainStep:
     ) -> StepResult:
         """Take one optimizer step.
 
-        The loss of every token weighs the same, whichever rank and micro-batch it fell to: each rank divides by the
-        number of predicted tokens of all ranks and micro-batches. That number stays on the device.
+        The loss of every token weighs the same: each rank divides by the number of predicted tokens of all ranks and
+        micro-batches, which stays on the device.
 
         With ``part_of_it`` a single rank, too, measures the gradient of its first micro-batch; several always measure
         each their own. ``told`` is what this rank tells the others; it travels with the number of tokens.
@@ -150,11 +148,8 @@ class TrainStep:
     ) -> tuple[torch.Tensor, PartialGradient | None, Mark, Mark]:
         """Add up the gradients of all micro-batches and ranks.
 
-        The first of ``sums`` becomes what all ranks predict, while the first forward is computed.
-
-        Returns:
-            The mean loss over all ranks, shape (), the first part's gradient, and the moments before and behind the
-            wait for the number of tokens.
+        The first of ``sums`` becomes what all ranks predict, while the first forward is computed. Returned are the mean
+        loss over all ranks, shape (), the first part's gradient, and the moments around the wait for that number.
         """
         summed = self._ranks.begin_sum(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)

@@ -10,7 +10,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from trainer.plan import BatchPlan, Int64, SampleIndex, Segments, lay_out
+from trainer.dataset import TokenDataset
+from trainer.plan import BatchPlan, Int64, Segments, lay_out
 from trainer.schema import Table
 
 ROWS_AT_ONCE = 1024
@@ -37,11 +38,7 @@ class Position(Table):
 
 
 def join_positions(positions: list[Position]) -> Position:
-    """One position for the whole job, from those of ranks after the same step.
-
-    Raises:
-        ValueError: If they are not of the same step, or no rank follows some lane.
-    """
+    """Join those of ranks after the same step to the whole job's; ``ValueError`` if a lane or a common step lacks."""
     first = positions[0]
     if any((position.steps, position.rows) != (first.steps, first.rows) for position in positions):
         raise ValueError("positions of different steps")
@@ -70,7 +67,7 @@ class RowStream:
     """
 
     def __init__(
-        self, plan: BatchPlan, index: SampleIndex, rank: int, position: Position | None = None, *, ahead: bool = False
+        self, plan: BatchPlan, index: TokenDataset, rank: int, position: Position | None = None, *, ahead: bool = False
     ) -> None:
         self._plan, self._rank = plan, rank
         self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.rows_per_microbatch_per_rank
@@ -147,7 +144,7 @@ class RowStream:
 class _Lane:
     """One lane's rows, block after block, the next one packed ahead."""
 
-    def __init__(self, plan: BatchPlan, index: SampleIndex, lane: int, place: int, packer: Executor | None) -> None:
+    def __init__(self, plan: BatchPlan, index: TokenDataset, lane: int, place: int, packer: Executor | None) -> None:
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
         self._block_samples = plan.block_samples
         self._block, self._row = divmod(place, self._block_samples)
@@ -180,7 +177,7 @@ class _Lane:
             if self._row == self._rows:
                 self._block, self._row, self._segments = self._block + 1, 0, None
                 places[-1][-1] = self.place
-        return Segments.join(taken), np.concatenate([_NO_PLACES, *places])
+        return Segments.join(taken), np.concatenate([np.zeros(0, dtype=np.int64), *places])
 
     def _current(self) -> Segments | None:
         """The block that holds the next row, or None behind the last epoch."""
@@ -205,6 +202,3 @@ class _Lane:
         if self._packer is None:
             return functools.partial(lay_out, self._plan, self._lane, block, self._index)
         return self._packer.submit(lay_out, self._plan, self._lane, block, self._index).result
-
-
-_NO_PLACES = np.zeros(0, dtype=np.int64)

@@ -1,8 +1,7 @@
 """Signals, the time budget, and hung ranks: what may end a run from outside. No torch here.
 
-A thread of its own waits for signals and looks whether the training moves, because the main thread may be waiting for
-another rank where no Python code runs. The first signal is a request: ranks agree on it at the end of a step, save, and
-leave. A second one leaves at once; so does a rank that has not moved for too long, after it has said where it is.
+A thread waits for signals and looks whether the training moves, as the main thread may wait for another rank where no
+Python code runs.
 """
 
 import contextlib
@@ -37,7 +36,6 @@ _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
 """Looks that lie further apart: nothing of this process ran."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SQUEUE_TIMEOUT_S = 10.0
 
 
 class Watch:
@@ -65,15 +63,14 @@ class Watch:
 
     def start(self) -> None:
         """Take over the signals, and begin to watch; only in the main thread."""
-        reading, writing = socket.socketpair()
-        writing.setblocking(False)
-        reading.setblocking(False)
-        self._sockets = reading, writing
+        self._sockets = _, writing = socket.socketpair()
+        for one in self._sockets:
+            one.setblocking(False)
         faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=True)
         # The interpreter writes a signal's number there at once, whatever the main thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         for number in (*heard_signals(), signal.SIGTSTP):
-            signal.signal(number, _noted)
+            signal.signal(number, lambda *_: None)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def end_within(self, timeout_s: float) -> None:
@@ -171,10 +168,6 @@ class Watch:
             )
 
 
-def _noted(number: int, frame: object) -> None:
-    """The watching thread has been told already."""
-
-
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
         sys.stderr.write(f"train: {text}\n")
@@ -199,12 +192,6 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-_STEPS = 4
-"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
-_SAVES = 1.5
-_LEAVING_S = 2.0
-
-
 class TimeBudget:
     """When the run has to be over, and what is still to be done then, learned from what was done so far."""
 
@@ -220,7 +207,8 @@ class TimeBudget:
 
     def over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Whether what has yet to be done would otherwise not be done in time."""
-        reserve_s = _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S
+        # Four steps, as numbers are read some steps later, a save that may take longer, and 2 s to leave.
+        reserve_s = 4 * max(self.step_s, default=0.0) + 1.5 * save_s + 2.0
         return time.monotonic() + reserve_s + evaluation_due * self.evaluation_s >= self._end_s
 
 
@@ -234,7 +222,7 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
     # Older versions do not tell the end in the environment.
     command = [squeue, "--noheader", "--job", job, "--format", "%L"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT_S, check=False).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
         return parse_slurm_time_s(told.strip())
     return None
 

@@ -38,15 +38,12 @@ _LOCK_TIMEOUT_S = 30.0
 class RunWriter:
     """Writes a run record, and shows it; on every rank but the first, all of it but the end does nothing.
 
-    A run that is there already goes on only if asked to ``again``.
-
-    A directory that holds another run, or one that another process is at, is a ``BadConfig``.
+    A run that is there already goes on only if asked to ``again``; else, or if another process is at it, it is a
+    ``BadConfig``.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
-        self.directory = directory
-        self.attempt = 1
-        self._active = active
+        self.directory, self.attempt, self._active = directory, 1, active
         self._lock: int | None = None
         self._show: Show = lambda row: None
         self._board: Any = None

@@ -18,10 +18,10 @@ from trainer.batch import make_plan
 from trainer.build import Training, build_training
 from trainer.dataset import TokenDataset
 from trainer.evaluate import evaluate
-from trainer.export import export_model
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
 from trainer.model import build_model
 from trainer.parallel import Ranks, join_ranks, leave_ranks
+from trainer.snapshot import export_model
 
 
 def main() -> None:

@@ -9,10 +9,9 @@ from trainer.build import Training, build_training
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
-from trainer.parallel import join_ranks
+from trainer.parallel import Mark, join_ranks
 from trainer.snapshot import held_tensors
 from trainer.step import StepResult
-from trainer.stopwatch import Mark
 
 Learned = tuple[float, dict[str, torch.Tensor]]
 FAMILIES = ("bert", "roberta", "modernbert")

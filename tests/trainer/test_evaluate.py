@@ -2,17 +2,22 @@ import math
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.conftest import write_dataset
-from tests.trainer.oracles import config_of, training_of
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.attention import VARLEN_NAME
 from trainer.config import EvaluationSettings
 from trainer.dataset import TokenDataset
+from trainer.errors import BadConfig
 from trainer.evaluate import evaluate
 from trainer.parallel import join_ranks
+from trainer.snapshot import export_model
 
 
 @pytest.fixture
-def dataset(tmp_path) -> TokenDataset:
+def split(tmp_path) -> TokenDataset:
     samples = [[5 + (start + step) % 60 for step in range(10 + start % 30)] for start in range(90)]
     return TokenDataset.open(write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:50]))
 
@@ -24,20 +29,20 @@ def _evaluated(dataset: TokenDataset, **changes):
     return training, evaluate(training.module, validation, config, join_ranks(config, environment={}), step=7)
 
 
-def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy(dataset):
-    _, padded = _evaluated(dataset, layout="padded")
+def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy(split):
+    _, padded = _evaluated(split, layout="padded")
     assert padded.rows == 50
     assert padded.step == 7
     for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_rows": 3}):
-        _, found = _evaluated(dataset, **changes)
+        _, found = _evaluated(split, **changes)
         assert found.loss == pytest.approx(padded.loss, rel=1e-6)
         assert found.masked_accuracy == pytest.approx(padded.masked_accuracy)
         assert found.predicted_tokens == padded.predicted_tokens
 
 
-def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients(dataset):
-    training, found = _evaluated(dataset)
-    _, again = _evaluated(dataset)
+def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients(split):
+    training, found = _evaluated(split)
+    _, again = _evaluated(split)
     assert (again.loss, again.masked_accuracy) == (found.loss, found.masked_accuracy)
     assert training.module.training
     assert all(parameter.grad is None for parameter in training.module.parameters())
@@ -45,14 +50,14 @@ def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients
     assert found.loss == pytest.approx(math.log(128), rel=0.1)  # as of words that are all as likely
 
 
-def test_a_compiled_model_is_evaluated_without_compiling_more(dataset):
+def test_a_compiled_model_is_evaluated_without_compiling_more(split):
     from trainer.build import GraphCounter
 
     torch._dynamo.reset()
     counter = GraphCounter()
     counter.stepped()
-    _, plain = _evaluated(dataset)
-    _, found = _evaluated(dataset, compile_layers=True)
+    _, plain = _evaluated(split)
+    _, found = _evaluated(split, compile_layers=True)
     assert counter.recompilations == 0
     assert found.loss == pytest.approx(plain.loss, rel=1e-6)
 
@@ -60,13 +65,68 @@ def test_a_compiled_model_is_evaluated_without_compiling_more(dataset):
 @pytest.mark.parametrize("micro_batch_rows", [1, 2, 4])
 def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_rows, tmp_path):
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(4200)]
-    dataset = TokenDataset.open(write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples))
+    split = TokenDataset.open(write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples))
     few = EvaluationSettings(max_rows=100_000)
-    _, whole = _evaluated(dataset, evaluation=few, micro_batch_rows=64)
-    _, found = _evaluated(dataset, evaluation=few, micro_batch_rows=micro_batch_rows)
+    _, whole = _evaluated(split, evaluation=few, micro_batch_rows=64)
+    _, found = _evaluated(split, evaluation=few, micro_batch_rows=micro_batch_rows)
     assert (found.rows, found.predicted_tokens) == (whole.rows, whole.predicted_tokens)
 
 
-def test_no_more_rows_than_asked_for_are_looked_at(dataset):
-    _, found = _evaluated(dataset, layout="padded", evaluation=EvaluationSettings(max_rows=20))
+def test_no_more_rows_than_asked_for_are_looked_at(split):
+    _, found = _evaluated(split, layout="padded", evaluation=EvaluationSettings(max_rows=20))
     assert found.rows == 20
+
+
+def export_of(training, dataset, directory, *, leads=True):
+    export_model(
+        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=64, directory=directory, leads=leads,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_an_exported_model_gives_the_same_logits_in_transformers(family, dataset, tmp_path):
+    config = config_of(family)
+    training = training_of(config, dataset)
+    for batch in micro_batches(dataset, config, steps=3):
+        training.step.run([batch], 1e-2)
+    # As a model trained on a GPU is.
+    training.model.config._attn_implementation = VARLEN_NAME
+    export_of(training, dataset, tmp_path / "model")
+    export_of(training, dataset, tmp_path / "other", leads=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # only the rank that leads writes
+    assert VARLEN_NAME not in (tmp_path / "model" / "config.json").read_text()
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = tokenizer(["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt")
+    training.model.config._attn_implementation = "sdpa"
+    training.module.eval()
+    with torch.no_grad():
+        inputs = {name: texts[name] for name in ("input_ids", "attention_mask")}
+        assert torch.equal(loaded(**inputs).logits, training.model(**inputs).logits)
+    # It learned that each word follows the one before it.
+    predicted = loaded(**inputs).logits[0, 4].argmax()
+    assert 5 <= int(predicted) < 65
+
+
+def test_a_disk_that_refuses_the_model_is_told_and_what_killed_and_failed_exports_leave_is_removed(
+    dataset, tmp_path, monkeypatch
+):
+    left, model = tmp_path / "r" / ".model.0a0b0c0d.partial", tmp_path / "r" / "model"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    training = training_of(config_of(), dataset)
+    export_of(training, dataset, model)
+    assert list(model.parent.iterdir()) == [model]
+    before = (model / "model.safetensors").read_bytes()
+
+    def refuse(directory, **_):
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(training.module.model, "save_pretrained", refuse)
+    with pytest.raises(BadConfig, match="No space left on device") as caught:
+        export_of(training, dataset, model)
+    assert "only exports" in caught.value.next_step
+    assert list(model.parent.iterdir()) == [model]
+    assert (model / "model.safetensors").read_bytes() == before

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistStoreError, TCPStore
 
+from trainer.__main__ import leave_word, read_word
 from trainer.failure import explain, out_of_memory
 from trainer.parallel import lost_ranks
-from trainer.word import leave_word, read_word
 
 MIB = 2**20
 OUTRIGHT = [

@@ -19,8 +19,7 @@ from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.feed import DataWait, MicroBatch, MicroBatchSource, Supply, make_loader, micro_batch_plans
 from trainer.masking import IGNORED_LABEL
-from trainer.parallel import join_ranks
-from trainer.stopwatch import Mark
+from trainer.parallel import Mark, join_ranks
 
 LAYOUTS = ("padded", "dynamic", "bucketed", "packed")
 

@@ -132,7 +132,7 @@ def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
 
 def test_the_strongest_of_several_steps_rules(ordinary):
     overseer = ordinary(on_spike="rollback", on_non_finite="skip")
-    for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan)):
+    for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):  # the first of them
         add(overseer, step, loss, applied=False)
     verdict = overseer.look()
     assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)

@@ -1,10 +1,10 @@
 import errno
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,7 +16,8 @@ from tests.trainer.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer import stage as staging
 from trainer.config import DataSettings
-from trainer.copying import CopyFigures
+from trainer.copying import CopyFigures, copy_files, dataset_files, in_threads, seconds_per_sample
+from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
 from trainer.stage import Staged, stage, stage_data
 
@@ -77,20 +78,21 @@ def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(sou
     assert {path: path.stat().st_mtime_ns for path in again.directory.iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "manifest", "other", "tokenizer", "header"])
-def test_a_damaged_copy_is_replaced(source, local, tmp_path, damage):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train-tokens-00001.npy", lambda path: os.truncate(path, path.stat().st_size - 2)),
+        ("train-tokens-00001.npy", lambda path: path.write_bytes(b"x" * path.stat().st_size)),
+        ("validation-offsets-00000.npy", lambda path: path.unlink()),
+        ("manifest.json", lambda path: path.write_text("{}")),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))),
+        ("tokenizer.json", lambda path: path.write_text("{}")),
+    ],
+    ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"],
+)
+def test_a_damaged_copy_is_replaced(source, local, name, damage):
     directory = stage(source, local).directory
-    tokens = directory / "train-tokens-00001.npy"
-    if damage == "shorter":
-        os.truncate(tokens, tokens.stat().st_size - 2)
-    elif damage == "missing":
-        (directory / "validation-offsets-00000.npy").unlink()
-    elif damage == "other":
-        shutil.copy(write_dataset(tmp_path / "other", [[6] * 10] * 2000, shards=3) / "manifest.json", directory)
-    elif damage == "header":
-        tokens.write_bytes(b"x" * tokens.stat().st_size)
-    else:
-        (directory / f"{damage}.json").write_text("{}")
+    damage(directory / name)
     assert stage(source, local).copied is not None
     assert content(directory) == content(source)
     assert list(directory.parent.glob(".partial*")) == []
@@ -154,23 +156,19 @@ def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_
 
 @pytest.mark.parametrize("kind", ["link", "file", "another user's", "no disk"])
 def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, local, root, tmp_path, kind):
-    (tmp_path / "trap").mkdir(mode=0o755)
+    trap = tmp_path / "trap"
+    trap.mkdir(mode=0o755)
     if kind == "another user's":
         if os.geteuid() != 0:
             pytest.skip("only root may give a directory away")
         os.chown(root, 12345, 12345)
     else:
         root.rmdir()
-    if kind == "link":
-        root.symlink_to(tmp_path / "trap")
-    elif kind == "file":
-        root.write_text("mine")
-    elif kind == "no disk":
-        local.rmdir()
+        {"link": lambda: root.symlink_to(trap), "file": root.touch, "no disk": local.rmdir}[kind]()
     with pytest.raises(BadConfig, match="is not a directory" + (" of yours" if kind != "no disk" else "")):
         stage(source, local)
-    assert list((tmp_path / "trap").iterdir()) == []
-    assert (tmp_path / "trap").stat().st_mode & 0o777 == 0o755
+    assert list(trap.iterdir()) == []
+    assert trap.stat().st_mode & 0o777 == 0o755
 
 
 def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root, hold):
@@ -195,33 +193,24 @@ def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
 
 
 @pytest.mark.parametrize(
-    ("spare_bytes", "files", "said", "next_step"),
+    ("spare_bytes", "files", "number", "said", "next_step"),
     [
-        (2**60, 2**40, r"MiB free, and the dataset takes 1 MiB", "Free "),
-        (staging.SPARE_BYTES, 3, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+        (2**60, 2**40, 0, r"MiB free, and the dataset takes 1 MiB", "Free "),
+        (staging.SPARE_BYTES, 3, 0, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+        # While it copies; who filled the disk is gone.
+        (2**20, 2**40, errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),
+        (2**20, 2**40, errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of"),
+        (2**20, 2**40, errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for"),
     ],
 )
-def test_too_little_room_is_said_with_what_is_needed_there_and_missing(
-    source, local, monkeypatch, spare_bytes, files, said, next_step
+def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
+    source, local, monkeypatch, spare_bytes, files, number, said, next_step
 ):
     disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=files, f_files=100)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     monkeypatch.setattr(staging, "SPARE_BYTES", spare_bytes)
-    with pytest.raises(BadConfig, match=said) as caught:
-        stage(source, local)
-    assert caught.value.next_step.startswith(next_step)
-
-
-@pytest.mark.parametrize(
-    ("number", "said", "next_step"),
-    [
-        (errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),  # who filled it is gone
-        (errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of yours"),
-        (errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for permission"),
-    ],
-)
-def test_what_the_system_refuses_while_it_copies_is_said(source, local, monkeypatch, number, said, next_step):
-    monkeypatch.setattr(staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number))))
+    if number:
+        monkeypatch.setattr(staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(BadConfig, match=said) as caught:
         stage(source, local)
     assert caught.value.next_step.startswith(next_step)
@@ -257,3 +246,143 @@ def test_the_trainer_stages_what_its_profile_asks_for(source, local):
     assert staged.config == resolved.config
     with pytest.raises(BadConfig, match=r"\$LOCAL_DISK"):
         stage_data(resolved, {})
+
+
+INTERRUPTED = """\
+import os, signal, sys, threading, time
+from trainer.copying import in_threads
+stopped = threading.Event()
+kill = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
+kill.daemon = True
+kill.start()
+try:
+    for _ in range(100_000):
+        in_threads(lambda item: stopped.is_set() or item, range(50), 4, stop=stopped.set)
+        stopped.clear()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_results_come_in_the_order_of_the_items_whoever_was_first():
+    def slow_first(item: int) -> int:
+        time.sleep(0.02 if item == 0 else 0)
+        return item * item
+
+    stopped: list[bool] = []
+    squares = in_threads(slow_first, range(20), 4, stop=lambda: stopped.append(True))
+    assert (squares, stopped) == ([item * item for item in range(20)], [])
+    assert in_threads(slow_first, [], 4) == []
+
+
+def test_several_work_at_once_and_no_more_than_asked_for():
+    barrier = threading.Barrier(3, timeout=30)
+    names = in_threads(lambda _: (barrier.wait(), threading.current_thread().name)[1], range(9), 3)
+    assert len(set(names)) == 3
+
+
+def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_begun():
+    stop = threading.Event()
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == 1:
+            raise ValueError("one")
+        assert stop.wait(30)
+
+    with pytest.raises(ValueError, match="one"):
+        in_threads(work, range(100), 2, stop=stop.set)
+    assert set(begun) <= {0, 1, 2}
+    assert not [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
+
+
+@pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
+def test_ctrl_c_at_any_moment_ends_it(moment_s):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(moment_s)], timeout=60, check=False)
+    assert done.returncode == 7
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def copy(source, target, change=lambda: None, update=lambda done, total, note: None):
+    """Copy, and change the source once all is listed and the first bytes are copied."""
+    manifest = read_manifest(source)
+    files = dataset_files(source, manifest)
+    change()
+    return copy_files(files, source, target, manifest, update)
+
+
+def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, target):
+    (source / "rejects.jsonl").write_text("{}\n")
+    (source / "prepared.json").write_text("{}\n")
+    (source / "of-somebody-else").write_text("no part of the dataset")
+    told = []
+    figures = copy(source, target, update=lambda done, total, note: told.append((done, total, note)))
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
+    assert told[-1][2].endswith(" MiB/s")
+    (source / "of-somebody-else").unlink()
+    assert content(target) == content(source)
+    assert figures.size_bytes == sum(len(file) for file in content(source).values())
+    assert min(figures.read_s, figures.write_s, figures.seconds) > 0
+
+
+@pytest.mark.parametrize("name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"])
+def test_a_file_that_is_not_what_the_manifest_says_is_named(source, target, name):
+    raw = bytearray((source / name).read_bytes())
+    raw[-1] ^= 1
+    (source / name).write_bytes(raw)
+    with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as caught:
+        copy(source, target)
+    assert caught.value.next_step.endswith(f"autotune data verify {source}")
+
+
+def _lead_away(path):
+    path.rename(path.parent.parent / "outside")
+    path.symlink_to(path.parent.parent / "outside")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("rejects.jsonl", lambda path: path.write_text(path.read_text() + "{}\n"), "became longer"),
+        ("rejects.jsonl", lambda path: path.write_text(""), "became shorter"),
+        ("rejects.jsonl", lambda path: path.unlink(), "No such file"),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1')),
+         "changed while it was copied"),
+        ("tokenizer.json", _lead_away, "Too many levels of symbolic links"),
+    ],
+)  # fmt: skip
+def test_a_source_that_changes_while_it_is_copied_is_noticed(source, target, name, change, said):
+    (source / "rejects.jsonl").write_text("{}\n" * 20)
+    with pytest.raises(BadConfig, match=rf"source/{name}: {said}"):
+        copy(source, target, lambda: change(source / name))
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: path.symlink_to(path.parent.parent / "outside"), "is not a regular file"),
+        (os.mkfifo, "is not a regular file"),
+    ],
+)
+def test_what_is_not_a_file_is_not_read(source, target, put, said):
+    offsets = source / "train-offsets-00000.npy"
+    offsets.rename(source.parent / "outside")
+    put(offsets)
+    with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {said}"):
+        copy(source, target)
+    assert list(target.iterdir()) == []
+
+
+def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(source, tmp_path):
+    before = content(source)
+    assert seconds_per_sample(source) > 0
+    assert content(source) == before
+    assert seconds_per_sample(write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])) is None

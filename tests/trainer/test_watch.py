@@ -4,15 +4,15 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import watch
-from trainer.watch import REQUEUE, TimeBudget, Watch, ignore_signals, parse_slurm_time_s, slurm_left_s
+from trainer.watch import REQUEUE, TimeBudget, ignore_signals, parse_slurm_time_s, slurm_left_s
 
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
@@ -154,14 +154,6 @@ def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_no
     assert left(tmp_path) == []
 
 
-def test_a_watch_that_was_not_started_only_remembers():
-    idle = Watch(timeout_s=0.0)
-    idle.beat(3)
-    idle.beat()
-    idle.stop()
-    assert (idle.step, idle.asked_by) == (3, None)
-
-
 def test_loader_processes_leave_signals_to_the_training():
     pid = os.fork()
     if not pid:
@@ -209,39 +201,22 @@ def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reser
     assert [over_in(27), over_in(3)] == [[False, False], [False, True]]
 
 
-@pytest.mark.parametrize(
-    ("environment", "left_s"),
-    [({"SLURM_JOB_END_TIME": "1000000560.0"}, 60), ({}, None), ({"SLURM_JOB_END_TIME": "soon"}, None)],
-)
-def test_slurm_tells_the_end_of_a_job_in_the_environment(now, environment, left_s):
-    assert slurm_left_s(environment) == left_s
-
-
-def test_older_versions_of_slurm_are_asked(monkeypatch):
-    asked = []
-
-    def run(command, **_):
-        asked.append(command)
-        if len(asked) > 1:
-            raise OSError
-        return SimpleNamespace(stdout="  1:30\n")
-
+def test_slurm_tells_the_end_of_a_job_in_the_environment_and_older_versions_are_asked(now, monkeypatch):
+    answers = [SimpleNamespace(stdout="  1:30\n"), OSError]
+    run = Mock(side_effect=answers)
     monkeypatch.setattr(watch.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(watch.subprocess, "run", run)
+    assert [slurm_left_s({"SLURM_JOB_END_TIME": end}) for end in ("1000000560.0", "soon")] == [60, None]
     assert [slurm_left_s({"SLURM_JOB_ID": job}) for job in ("17", "17; rm", "17")] == [90, None, None]
-    assert "17" in asked[0]
-    assert len(asked) == 2
-
-
-@pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "1-", "1:2:3:4", "-5"])
-def test_slurms_words_for_no_limit_are_no_time(text):
-    assert parse_slurm_time_s(text) is None
+    assert "17" in run.call_args_list[0].args[0]
+    assert (slurm_left_s({}), run.call_count) == (None, 2)
 
 
 @given(st.integers(1, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
-def test_slurms_times_are_understood_with_and_without_days_and_hours(days, hours, minutes, seconds):
+def test_slurms_times_are_understood_with_and_without_days_and_hours_and_words_for_none(days, hours, minutes, seconds):
     texts = [f"{seconds:02}", f"{minutes}:{seconds:02}", f"{hours}:{minutes:02}:{seconds:02}"]
     texts.append(f"{days}-{hours:02}:{minutes:02}:{seconds:02}")
     expected = [seconds, 60 * minutes, 3600 * hours, 86400 * days]
     assert [parse_slurm_time_s(text) for text in texts] == [sum(expected[: count + 1]) for count in range(4)]
-    assert all(parse_slurm_time_s(one) <= parse_slurm_time_s(other) for one, other in pairwise(texts))
+    words = ["UNLIMITED", "NOT_SET", "INVALID", "", "1-", "1:2:3:4", "-5"]
+    assert [parse_slurm_time_s(text) for text in words] == [None] * 7

@@ -15,11 +15,10 @@ from trainer.build import build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.optimizer import learning_rate
-from trainer.parallel import Ranks
+from trainer.parallel import Mark, Ranks, mark
 from trainer.schema import parse_table
 from trainer.snapshot import make_state
 from trainer.step import StepResult
-from trainer.stopwatch import Mark, mark
 
 WARM_UP_STEPS = 2
 
@@ -132,7 +131,7 @@ def _of_passes(
         "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
         "forward_share": forward / (forward + backward),
         "gradients": [
-            [elements, min(1.0, max(0.0, ranks.tell_number(share)))]
+            [elements, min(1.0, max(0.0, ranks.tell(share)))]
             for (elements, _), share in zip(passes[0][2], shares, strict=True)
         ],
     }

@@ -20,10 +20,9 @@ from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.feed import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.optimizer import learning_rate
-from trainer.parallel import Ranks, join_ranks, leave_ranks
+from trainer.parallel import Mark, Ranks, join_ranks, leave_ranks, mark
 from trainer.schema import parse_table
 from trainer.step import StepResult
-from trainer.stopwatch import Mark, mark
 from trainer.stream import MicroBatchPlan
 
 CACHED_BATCHES = 32

@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
-from trainer.parallel import Ranks
-from trainer.stopwatch import Mark, mark
+from trainer.parallel import Mark, Ranks, mark
 
 MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}

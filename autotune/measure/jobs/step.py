@@ -14,10 +14,9 @@ from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
 from trainer.optimizer import learning_rate
-from trainer.parallel import Ranks, give_up_gathered, join_ranks, leave_ranks
+from trainer.parallel import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
 from trainer.schema import parse_table
 from trainer.snapshot import make_state
-from trainer.stopwatch import Mark, mark
 
 PREPARED = 4
 """Steps whose micro-batches are made beforehand and taken in turn: a GPU must not wait for them."""
