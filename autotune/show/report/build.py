@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.core.advice import Advice
-from autotune.core.interval import SHOWN_CONFIDENCE
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_share
 from autotune.decide.advice.table import rank
 from autotune.decide.rates import tuned_rate
@@ -22,19 +22,18 @@ from autotune.show.document import (
     Paragraph,
     Section,
     Strong,
-    Table,
     Words,
     blocks_of,
     sentence,
+    table_of,
 )
-from autotune.show.intervals import bounds, confidence_words, count, listed, plural, with_bounds, with_interval
+from autotune.show.intervals import bounds_with_confidence, count, listed, plural, with_interval
 from autotune.show.network import network_section
 from autotune.show.probe import curve_section, global_batch_words, memory_section
 from autotune.show.profile import machine, reproduce, sign_off
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.report.runs import CAUSES, runs, runs_only, steps
-from autotune.show.report.trials import cost, trials
-from autotune.show.tuning import exploration_section, profiles_table
+from autotune.show.tuning import cost_section, exploration_section, profiles_table, trials_section
 from autotune.show.workers import chosen_loader, workers_section
 
 
@@ -63,7 +62,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     measured = (
         of_each("The answer", "answer", lambda one: _answer(one, reported), first=several),
         of_each("Before and after", "before", baseline_section),
-        of_each("What the tuning cost", "cost", cost),
+        of_each("What the tuning cost", "cost", cost_section),
         of_each("Memory", "memory", memory_section),
         of_each("Throughput by micro-batch", "curve", curve_section),
         of_each("Settings searched together", "explored", exploration_section),
@@ -75,7 +74,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     later = (
         Section(title="Changes of the recipe", key="recipe", blocks=_recipe(profiles, reported)),
         Section(title="Training runs: expected and achieved", key="runs", blocks=runs(profiles, reported)),
-        of_each("Every trial", "trials", trials),
+        of_each("Every trial", "trials", trials_section),
         Section(title="The machine", key="machine", blocks=machine(profiles)),
         of_each("How to reproduce it", "reproduce", reproduce),
         of_each("Sign-off", "sign-off", sign_off),
@@ -157,7 +156,8 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     part = found.part(found.limit)
     share = ""
     if part is not None:
-        share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
+        known = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
+        share = f", {with_interval(known, format_share)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
     return (Strong(text=CAUSES[found.limit]), f"{share} ({found.source}){decided}. ", *first)
 
@@ -207,24 +207,20 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
     pairs.append(("What would change this", (sentence(advice.would_change),)))
     applied = "written by --apply" if advice.safe else "not written by --apply"
     pairs.append(("Rule", (Code(text=advice.rule), f", {applied}")))
-    rows = []
-    for figure in advice.evidence:
-        form, unit = in_unit(figure.unit)
-        between = bounds(figure.low, figure.high, form)
-        between = between and f"{between} ({confidence_words(figure.confidence)})"
-        n = None if figure.n is None else str(figure.n)
-        rows.append([figure.name, f"{form(figure.value)}{unit}", between, n, figure.known, figure.source])
-    evidence = Table(
-        caption=f"Evidence of {advice.rule}",
-        headers=("evidence", "figure", "interval", "n", "known", "source"),
-        rows=tuple(rows),
-        align="lrrrll",
-    )
+    evidence = table_of(
+        f"Evidence of {advice.rule}", [(figure, *in_unit(figure.unit)) for figure in advice.evidence],
+        ("evidence", "l", lambda one: one[0].name),
+        ("figure", "r", lambda one: f"{one[1](one[0].value)}{one[2]}"),
+        ("interval", "r", lambda one: bounds_with_confidence(one[0], one[1])),
+        ("n", "r", lambda one: None if one[0].n is None else str(one[0].n)),
+        ("known", "l", lambda one: one[0].known),
+        ("source", "l", lambda one: one[0].source),
+    )  # fmt: skip
     return Section(
         title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
         key=f"advice-{number}",
         badge=advice.severity,
-        blocks=(*((evidence,) if rows else ()), Pairs(pairs=tuple(pairs))),
+        blocks=(*((evidence,) if advice.evidence else ()), Pairs(pairs=tuple(pairs))),
     )
 
 
@@ -239,12 +235,13 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
                     by_command.setdefault((command, alone), []).append((section.title, block.what))
     if not by_command:
         return ()
-    rows: list[list[str | None]] = []
-    for (command, _), parts in by_command.items():
-        titles, whats = ("; ".join(dict.fromkeys(some)) for some in zip(*parts, strict=True))
-        rows.append([titles, whats, command])
-    headers = ("section", "what is missing", "what would change that")
-    table = Table(caption="What is missing", headers=headers, rows=tuple(rows), long=len(rows) > LONG_TABLE_ROWS)
+    table = table_of(
+        "What is missing", by_command.items(),
+        ("section", "l", lambda one: "; ".join(dict.fromkeys(title for title, _ in one[1]))),
+        ("what is missing", "l", lambda one: "; ".join(dict.fromkeys(what for _, what in one[1]))),
+        ("what would change that", "l", lambda one: one[0][0]),
+        long=len(by_command) > LONG_TABLE_ROWS,
+    )  # fmt: skip
     return (Section(title="What is missing", key="missing", blocks=(table,)),)
 
 

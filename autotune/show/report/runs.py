@@ -11,20 +11,24 @@ from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.rates import Drift, drifts
 from autotune.show.document import (
     LONG_TABLE_ROWS,
+    Axis,
     Block,
     Bullets,
     Chart,
+    Line,
+    Lines,
     Missing,
     Paragraph,
+    Point,
     Section,
+    Stacks,
     Strong,
     Table,
     Words,
+    table_of,
 )
-from autotune.show.drawing import Axis, Line, Lines, Point, Stack, Stacks
 from autotune.show.intervals import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.tables import Row
 from trainer.events import EventRow
 from trainer.record import Run
 
@@ -95,47 +99,54 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
 
 
 def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> tuple[Table, Table]:
-    rows: list[Row] = []
-    more: list[Row] = []
-    for one in reported:
-        run, profile = one.run, profile_of(one, profiles)
-        steps = run.steps
-        # Of the last start, without its first, which pays for the start; all, where that is all there is.
-        later = rows_of_this_start(run) or steps
-        seconds = sum(step.step_s for step in later)
-        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
-        rows.append(
-            [
-                one.name,
-                None if profile is None else profile.title,
-                run.end.reason if run.end else "not finished",
-                str(run.header.world_size),
-                str(steps[-1].step) if steps else "0",
-                f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None,
-                count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
-                _median_share([step.mfu for step in later]),
-                format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
-                format_bytes(max(step.peak_memory_bytes for step in steps)) if steps else None,
-            ]
-        )
-        more.append(
-            [
-                one.name,
-                one.matched_by,
-                nats(run.evaluations[-1].loss) if run.evaluations else None,
-                _median_share([step.mfu_6n for step in later]),
-                format_share(full) if later else None,
-                format_seconds(run.startup.total_s) if run.startup else None,
-                str(len(needs_attention(run))),
-            ]
-        )
-    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
-               "MFU (median)", "data wait", "peak memory")  # fmt: skip
-    others = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
+    # Of the last start, without its first, which pays for the start; all, where that is all there is.
+    later = {one.name: rows_of_this_start(one.run) or one.run.steps for one in reported}
+
+    def title(one: ReportedRun) -> str | None:
+        profile = profile_of(one, profiles)
+        return None if profile is None else profile.title
+
+    def losses(one: ReportedRun) -> str | None:
+        steps = one.run.steps
+        return f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None
+
+    def rate(one: ReportedRun) -> str | None:
+        rates = [step.real_tokens_per_s for step in later[one.name]]
+        return count(statistics.median(rates)) if rates else None
+
+    def waited(one: ReportedRun) -> str | None:
+        seconds = sum(step.step_s for step in later[one.name])
+        return format_share(sum(step.data_wait_s for step in later[one.name]) / seconds) if seconds else None
+
+    def full(one: ReportedRun) -> str | None:
+        slots = max(1, sum(step.slot_tokens for step in later[one.name]))
+        return format_share(sum(step.real_tokens for step in later[one.name]) / slots) if later[one.name] else None
+
     return (
-        Table(caption="Training runs", headers=headers, rows=tuple(rows), align="lllrrrrrrr"),
-        Table(caption="More of each run", headers=others, rows=tuple(more), align="llrrrrr"),
-    )
+        table_of(
+            "Training runs", reported,
+            ("run", "l", lambda one: one.name),
+            ("profile", "l", title),
+            ("ended", "l", lambda one: one.run.end.reason if one.run.end else "not finished"),
+            ("ranks", "r", lambda one: str(one.run.header.world_size)),
+            ("steps", "r", lambda one: str(one.run.steps[-1].step) if one.run.steps else "0"),
+            ("loss, first → last", "r", losses),
+            ("real tokens/s (median)", "r", rate),
+            ("MFU (median)", "r", lambda one: _median_share([step.mfu for step in later[one.name]])),
+            ("data wait", "r", waited),
+            ("peak memory", "r", lambda one: format_bytes(max((s.peak_memory_bytes for s in one.run.steps), default=None))),
+        ),
+        table_of(
+            "More of each run", reported,
+            ("run", "l", lambda one: one.name),
+            ("profile found by", "l", lambda one: one.matched_by),
+            ("validation loss", "r", lambda one: nats(one.run.evaluations[-1].loss) if one.run.evaluations else None),
+            ("MFU by 6N", "r", lambda one: _median_share([step.mfu_6n for step in later[one.name]])),
+            ("rows full", "r", full),
+            ("start to first step", "r", lambda one: format_seconds(one.run.startup.total_s) if one.run.startup else None),
+            ("events", "r", lambda one: str(len(needs_attention(one.run)))),
+        ),
+    )  # fmt: skip
 
 
 def _median_share(shares: Sequence[float | None]) -> str | None:
@@ -151,19 +162,15 @@ def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRu
     forms: dict[str, Callable[[float], str]] = {
         "real tokens/s": count, "MFU": format_share, "peak memory": format_bytes
     }  # fmt: skip
-    return Table(
-        caption="Expected and achieved",
-        headers=("run", "what", "verdict", "achieved over expected, 95 %", "achieved, 95 %",
-                 "expected, 95 % unless told", "expected by"),
-        rows=tuple(
-            [
-                name, drift.quantity, drift.verdict, _bounded(drift.ratio, "{:.3f}".format),
-                _bounded(drift.achieved, forms[drift.quantity]), _bounded(drift.expected, forms[drift.quantity]),
-                drift.expected_source,
-            ]
-            for name, drift in found
-        ),
-        align="lllrrrl",
+    return table_of(
+        "Expected and achieved", found,
+        ("run", "l", lambda one: one[0]),
+        ("what", "l", lambda one: one[1].quantity),
+        ("verdict", "l", lambda one: one[1].verdict),
+        ("achieved over expected, 95 %", "r", lambda one: _bounded(one[1].ratio, "{:.3f}".format)),
+        ("achieved, 95 %", "r", lambda one: _bounded(one[1].achieved, forms[one[1].quantity])),
+        ("expected, 95 % unless told", "r", lambda one: _bounded(one[1].expected, forms[one[1].quantity])),
+        ("expected by", "l", lambda one: one[1].expected_source),
         long=len(found) > LONG_TABLE_ROWS,
     )  # fmt: skip
 
@@ -208,15 +215,12 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
             y=Axis(label="nats per predicted token (dots: validation)"),
             lines=tuple(line for number, curve in enumerate(curves) for line in _curve(*curve, number)),
         ),
-        table=Table(
-            caption="The same as figures",
-            headers=("run", "steps", "mean loss", "validation loss"),
-            rows=tuple(
-                [name, f"{point.first_step:,} to {point.last_step:,}", nats(point.loss),
-                 None if point.evaluated is None else nats(point.evaluated)]
-                for name, points in curves for point in points
-            ),
-            align="lrrr",
+        table=table_of(
+            "The same as figures", [(name, point) for name, points in curves for point in points],
+            ("run", "l", lambda one: one[0]),
+            ("steps", "r", lambda one: f"{one[1].first_step:,} to {one[1].last_step:,}"),
+            ("mean loss", "r", lambda one: nats(one[1].loss)),
+            ("validation loss", "r", lambda one: nats(one[1].evaluated)),
             long=True,
         ),
     )  # fmt: skip
@@ -238,22 +242,22 @@ def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[Line]:
 def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
     """What needs attention; the latest, where there is much."""
     told = [(one.name, needs_attention(one.run)) for one in reported]
-    rows: list[Row] = [
-        [name, str(event.step), f"{event.level}: {event.kind}", event.message, "; ".join(event.causes) or None,
-         event.action, event.next_step or None]
-        for name, events in told for event in events[-MOST_EVENTS:]
-    ]  # fmt: skip
-    if not rows:
+    latest = [(name, event) for name, events in told for event in events[-MOST_EVENTS:]]
+    if not latest:
         return ()
     which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
-    table = Table(
-        caption="Events of runs",
-        headers=("run", "step", "kind", "what happened", "likely causes", "done", "next"),
-        rows=tuple(rows),
-        align="lrlllll",
-        long=len(rows) > LONG_TABLE_ROWS,
-    )
-    blocks = (*_left_out(len(rows), sum(len(events) for _, events in told), "events", which), table)
+    table = table_of(
+        "Events of runs", latest,
+        ("run", "l", lambda one: one[0]),
+        ("step", "r", lambda one: str(one[1].step)),
+        ("kind", "l", lambda one: f"{one[1].level}: {one[1].kind}"),
+        ("what happened", "l", lambda one: one[1].message),
+        ("likely causes", "l", lambda one: "; ".join(one[1].causes) or None),
+        ("done", "l", lambda one: one[1].action),
+        ("next", "l", lambda one: one[1].next_step or None),
+        long=len(latest) > LONG_TABLE_ROWS,
+    )  # fmt: skip
+    blocks = (*_left_out(len(latest), sum(len(events) for _, events in told), "events", which), table)
     return (Section(title="What needs attention", key="events", blocks=blocks),)
 
 
@@ -277,29 +281,26 @@ def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...
     """A bar for each, the parts as a table, and what limits it in words."""
     if not named:
         return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
-    stacks, said, rows = [], [], []
+    stacks, said = [], []
     for name, found in named:
         shares = {part.cause: part.share for part in found.parts}
         parts = tuple((words, shares[cause]) for cause, words in CAUSES.items() if shares.get(cause, 0.0) > 0)
-        stacks.append(Stack(label=name, parts=parts))
+        stacks.append((name, parts))
         told = ", ".join(f"{CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
         said.append(f"{name}: {told}.")
-        rows += [
-            [name, CAUSES[part.cause], format_share(part.share), bounds(part.low, part.high, format_share),
-             part.source or None]
-            for part in found.parts
-        ]  # fmt: skip
     chart = Chart(
         title="Parts of a step",
         description=" ".join(said),
         drawing=Stacks(axis=Axis(label="share of a step", unit="share"), stacks=tuple(stacks)),
-        table=Table(
-            caption="The same as figures",
-            headers=("steps of", "time goes into", "share", "95 % interval", "read from"),
-            rows=tuple(rows),
-            align="llrrl",
+        table=table_of(
+            "The same as figures", [(name, part) for name, found in named for part in found.parts],
+            ("steps of", "l", lambda one: one[0]),
+            ("time goes into", "l", lambda one: CAUSES[one[1].cause]),
+            ("share", "r", lambda one: format_share(one[1].share)),
+            ("95 % interval", "r", lambda one: bounds(one[1].low, one[1].high, format_share)),
+            ("read from", "l", lambda one: one[1].source or None),
         ),
-    )
+    )  # fmt: skip
     return (chart, Bullets(items=tuple(item for name, found in named for item in _limit(name, found))))
 
 
