@@ -17,8 +17,8 @@ _VALUE_CHARACTERS = 40
 def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
     """What limits, then every recommendation, the largest expected gain first."""
     parts = [] if limit is None else [_limit_text(limit)]
-    for number, one in enumerate(advice, 1):
-        lines = [f"{number}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
+    for place, one in enumerate(advice, 1):
+        lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
         parts.append("\n".join([*lines, *(f"   {inert(line)}" for line in _details(one))]))
     return "\n\n".join(parts)
 

@@ -194,9 +194,12 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
 
 def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
     """How full rows are: in the profile's layout, and in runs."""
+    from autotune.decide.rates import fill_share
+
     rows: list[Row] = []
-    if one.fill_share is not None:
-        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
+    filled = fill_share(one.profile)
+    if filled is not None:
+        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
             share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))

@@ -1,7 +1,7 @@
 """A tuning: its stages while it runs, what it came to and explored, how all are doing, every trial and its cost."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.core.evidence import RecipeRow
 from autotune.core.exploration import ExploreEvidence
@@ -109,7 +109,7 @@ def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
     return table_of(
         "", zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),
-        ("fits (rows)", "r", lambda one: format_count(probe.feasible_max if (probe := one[1].evidence.probe) else None)),
+        ("fits (rows)", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),
         ("a step", "l", lambda one: _step(one[1])),
         ("loader workers", "r", lambda one: str(found.chosen) if (found := one[1].evidence.workers) else None),
         ("real tokens/s", "r", lambda one: _speed(row_of(one[1].evidence.baseline, "tuned"))),
@@ -190,7 +190,7 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
         "", tunings,
         ("tuning", "l", lambda one: one.directory),
         ("trials", "r", lambda one: format_count(one.trials)),
-        ("outcomes", "l", lambda one: ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in sorted(one.outcomes.items()))),
+        ("outcomes", "l", lambda one: _counted(one.outcomes)),
         ("newest (UTC)", "l", lambda one: one.newest_utc),
         ("newest trial", "l", lambda one: one.newest),
     )  # fmt: skip
@@ -204,6 +204,10 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
     blocks += [tuned] if tunings else []
     blocks += [Paragraph(words=(line,)) for line in notes]
     return console_text(blocks)
+
+
+def _counted(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(outcomes.items()))
 
 
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:

@@ -114,6 +114,12 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
         rates = [step.real_tokens_per_s for step in later[one.name]]
         return count(statistics.median(rates)) if rates else None
 
+    def peak(one: ReportedRun) -> str | None:
+        return format_bytes(max((step.peak_memory_bytes for step in one.run.steps), default=None))
+
+    def started(one: ReportedRun) -> str | None:
+        return format_seconds(one.run.startup.total_s) if one.run.startup else None
+
     def waited(one: ReportedRun) -> str | None:
         seconds = sum(step.step_s for step in later[one.name])
         return format_share(sum(step.data_wait_s for step in later[one.name]) / seconds) if seconds else None
@@ -134,7 +140,7 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
             ("real tokens/s (median)", "r", rate),
             ("MFU (median)", "r", lambda one: _median_share([step.mfu for step in later[one.name]])),
             ("data wait", "r", waited),
-            ("peak memory", "r", lambda one: format_bytes(max((s.peak_memory_bytes for s in one.run.steps), default=None))),
+            ("peak memory", "r", peak),
         ),
         table_of(
             "More of each run", reported,
@@ -143,7 +149,7 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
             ("validation loss", "r", lambda one: nats(one.run.evaluations[-1].loss) if one.run.evaluations else None),
             ("MFU by 6N", "r", lambda one: _median_share([step.mfu_6n for step in later[one.name]])),
             ("rows full", "r", full),
-            ("start to first step", "r", lambda one: format_seconds(one.run.startup.total_s) if one.run.startup else None),
+            ("start to first step", "r", started),
             ("events", "r", lambda one: str(len(needs_attention(one.run)))),
         ),
     )  # fmt: skip
