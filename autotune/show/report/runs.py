@@ -29,6 +29,7 @@ from autotune.show.document import (
 )
 from autotune.show.intervals import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.tables import Row
 from trainer.events import EventRow
 from trainer.record import Run
 
@@ -99,60 +100,47 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
 
 
 def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> tuple[Table, Table]:
-    # Of the last start, without its first, which pays for the start; all, where that is all there is.
-    later = {one.name: rows_of_this_start(one.run) or one.run.steps for one in reported}
-
-    def title(one: ReportedRun) -> str | None:
-        profile = profile_of(one, profiles)
-        return None if profile is None else profile.title
-
-    def losses(one: ReportedRun) -> str | None:
-        steps = one.run.steps
-        return f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None
-
-    def rate(one: ReportedRun) -> str | None:
-        rates = [step.real_tokens_per_s for step in later[one.name]]
-        return count(statistics.median(rates)) if rates else None
-
-    def peak(one: ReportedRun) -> str | None:
-        return format_bytes(max((step.peak_memory_bytes for step in one.run.steps), default=None))
-
-    def started(one: ReportedRun) -> str | None:
-        return format_seconds(one.run.startup.total_s) if one.run.startup else None
-
-    def waited(one: ReportedRun) -> str | None:
-        seconds = sum(step.step_s for step in later[one.name])
-        return format_share(sum(step.data_wait_s for step in later[one.name]) / seconds) if seconds else None
-
-    def full(one: ReportedRun) -> str | None:
-        slots = max(1, sum(step.slot_tokens for step in later[one.name]))
-        return format_share(sum(step.real_tokens for step in later[one.name]) / slots) if later[one.name] else None
-
+    rows: list[Row] = []
+    more: list[Row] = []
+    for one in reported:
+        run, profile = one.run, profile_of(one, profiles)
+        steps = run.steps
+        # Of the last start, without its first, which pays for the start; all, where that is all there is.
+        later = rows_of_this_start(run) or steps
+        seconds = sum(step.step_s for step in later)
+        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
+        rows.append(
+            [
+                one.name,
+                None if profile is None else profile.title,
+                run.end.reason if run.end else "not finished",
+                str(run.header.world_size),
+                str(steps[-1].step) if steps else "0",
+                f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None,
+                count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
+                _median_share([step.mfu for step in later]),
+                format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
+                format_bytes(max(step.peak_memory_bytes for step in steps)) if steps else None,
+            ]
+        )
+        more.append(
+            [
+                one.name,
+                one.matched_by,
+                nats(run.evaluations[-1].loss) if run.evaluations else None,
+                _median_share([step.mfu_6n for step in later]),
+                format_share(full) if later else None,
+                format_seconds(run.startup.total_s) if run.startup else None,
+                str(len(needs_attention(run))),
+            ]
+        )
+    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
+               "MFU (median)", "data wait", "peak memory")  # fmt: skip
+    others = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
     return (
-        table_of(
-            "Training runs", reported,
-            ("run", "l", lambda one: one.name),
-            ("profile", "l", title),
-            ("ended", "l", lambda one: one.run.end.reason if one.run.end else "not finished"),
-            ("ranks", "r", lambda one: str(one.run.header.world_size)),
-            ("steps", "r", lambda one: str(one.run.steps[-1].step) if one.run.steps else "0"),
-            ("loss, first → last", "r", losses),
-            ("real tokens/s (median)", "r", rate),
-            ("MFU (median)", "r", lambda one: _median_share([step.mfu for step in later[one.name]])),
-            ("data wait", "r", waited),
-            ("peak memory", "r", peak),
-        ),
-        table_of(
-            "More of each run", reported,
-            ("run", "l", lambda one: one.name),
-            ("profile found by", "l", lambda one: one.matched_by),
-            ("validation loss", "r", lambda one: nats(one.run.evaluations[-1].loss) if one.run.evaluations else None),
-            ("MFU by 6N", "r", lambda one: _median_share([step.mfu_6n for step in later[one.name]])),
-            ("rows full", "r", full),
-            ("start to first step", "r", started),
-            ("events", "r", lambda one: str(len(needs_attention(one.run)))),
-        ),
-    )  # fmt: skip
+        Table(caption="Training runs", headers=headers, rows=tuple(rows), align="lllrrrrrrr"),
+        Table(caption="More of each run", headers=others, rows=tuple(more), align="llrrrrr"),
+    )
 
 
 def _median_share(shares: Sequence[float | None]) -> str | None:
