@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.core.bottleneck import Bottleneck
+from autotune.core.interval import Interval
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.advice.table import AdviceRule
 from autotune.decide.explain import Explanation
-from autotune.show.intervals import bounds, with_bounds, with_interval
+from autotune.show.intervals import bounds, number, per_s, with_interval
 from autotune.show.tables import inert, text_table
 
 _VALUE_CHARACTERS = 40
@@ -16,8 +17,8 @@ _VALUE_CHARACTERS = 40
 def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
     """What limits, then every recommendation, the largest expected gain first."""
     parts = [] if limit is None else [_limit_text(limit)]
-    for number, one in enumerate(advice, 1):
-        lines = [f"{number}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
+    for place, one in enumerate(advice, 1):
+        lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
         parts.append("\n".join([*lines, *(f"   {inert(line)}" for line in _details(one))]))
     return "\n\n".join(parts)
 
@@ -62,8 +63,8 @@ def gain_text(gain: Gain | None) -> str:
     """Return what following advice is expected to bring."""
     if gain is None:
         return "none, or its size is not known"
-    ratio = with_bounds(gain.ratio, gain.low, gain.high, "{:.2f}".format, gain.confidence)
-    return f"{ratio} times the {gain.of}, {gain.known}"
+    ratio = Interval.of(gain.ratio, gain.low, gain.high, gain.confidence)
+    return f"{with_interval(ratio, number)} times the {gain.of}, {gain.known}"
 
 
 def figure_text(figure: EvidenceFigure) -> str:
@@ -89,7 +90,7 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
     "share": format_share,
     "ratio": "{:.3f}".format,
     "bytes": format_bytes,
-    "bytes/s": lambda value: f"{format_bytes(value)}/s",
+    "bytes/s": per_s,
     "s": format_seconds,
     "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
     "count": _count,

@@ -3,10 +3,24 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.evidence import BaselineEvidence, RecipeRow, SettingDifference, SettingValue
+from autotune.core.evidence import BaselineEvidence, SettingDifference, SettingValue
 from autotune.core.units import format_seconds, format_share
-from autotune.show.document import Block, Bullets, Chart, Missing, Pairs, Paragraph, Strong, Table, Words, told
-from autotune.show.drawing import Axis, Bar, Bars
+from autotune.show.advice import setting_text
+from autotune.show.document import (
+    Axis,
+    Bar,
+    Bars,
+    Block,
+    Bullets,
+    Chart,
+    Missing,
+    Pairs,
+    Paragraph,
+    Strong,
+    Words,
+    table_of,
+    told,
+)
 from autotune.show.intervals import count, interval_of, number, of_windows, plural, window_bounds
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.text import console_text
@@ -33,25 +47,34 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
     for row in found.rows:
         if row.name == "tuned":
             continue
-        if row.bounded_speedup is None:
-            yield f"tuned, against {row.name}: n/a ({row.outcome})"
-            continue
-        yield f"tuned, against {row.name}: {of_windows(row.bounded_speedup, number)} times the real tokens per second"
+        ratio = row.bounded_speedup
+        said = (
+            f"n/a ({row.outcome})" if ratio is None else f"{of_windows(ratio, number)} times the real tokens per second"
+        )
+        yield f"tuned, against {row.name}: {said}"
 
 
 def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
-    table = Table(
-        caption="The same as figures",
-        headers=("settings", "real tokens/s", "95 % interval", "tuned is faster", "95 % interval", "data wait",
-                 "windows", "outcome"),
-        rows=tuple(_cells(row) for row in found.rows),
-        align="lrrrrrrl",
+    rows = [
+        (row, interval_of(row.real_tokens_per_s), None if row.name == "tuned" else row.bounded_speedup)
+        for row in found.rows
+    ]
+    table = table_of(
+        "The same as figures", rows,
+        ("settings", "l", lambda one: one[0].name),
+        ("real tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
+        ("95 % interval", "r", lambda one: window_bounds(one[1], count) if one[1] else None),
+        ("tuned is faster", "r", lambda one: f"{number(one[2].value)} times" if one[2] else None),
+        ("95 % interval", "r", lambda one: window_bounds(one[2], number) if one[2] else None),
+        ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
+        ("windows", "r", lambda one: str(len(one[0].real_tokens_per_s))),
+        ("outcome", "l", lambda one: one[0].outcome),
     )  # fmt: skip
-    bars = []
-    for row in found.rows:
-        rate = interval_of(row.real_tokens_per_s)
-        if rate is not None and rate.low is not None:
-            bars.append(Bar(label=row.name, value=rate.value, low=rate.low, high=rate.high, shown=count(rate.value)))
+    bars = [
+        Bar(label=row.name, value=rate.value, low=rate.low, high=rate.high, shown=count(rate.value))
+        for row, rate, _ in rows
+        if rate is not None and rate.low is not None
+    ]
     shown: Block = table
     if bars:
         rates = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
@@ -83,21 +106,4 @@ def _told(one: SettingDifference) -> str:
 
 
 def _value(value: SettingValue) -> str:
-    if value is None:
-        return "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _cells(row: RecipeRow) -> list[str | None]:
-    rate = interval_of(row.real_tokens_per_s)
-    ratio = None if row.name == "tuned" else row.bounded_speedup
-    return [
-        row.name,
-        None if rate is None else count(rate.value),
-        None if rate is None else window_bounds(rate, count),
-        None if ratio is None else f"{number(ratio.value)} times",
-        None if ratio is None else window_bounds(ratio, number),
-        format_share(row.data_wait_share),
-        str(len(row.real_tokens_per_s)),
-        row.outcome,
-    ]
+    return "unset" if value is None else setting_text(value)

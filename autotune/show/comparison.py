@@ -2,16 +2,14 @@
 
 from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.units import format_bytes, format_count, format_share
-from autotune.core.verification import is_sha256
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
 from autotune.decide.explain import meaning_of
 from autotune.show.intervals import bounds, confidence_words
-from autotune.show.profile import short
+from autotune.show.profile import cut
 from autotune.show.tables import inert, text_table
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6
-_SIDE_CHARACTERS = 40
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
@@ -86,7 +84,4 @@ def _value(key: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return format_bytes(value) if "_bytes" in key else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
-    text = str(value)
-    if is_sha256(text):
-        return short(text)
-    return text if len(text) <= _SIDE_CHARACTERS else f"{text[:_SIDE_CHARACTERS]}…"
+    return cut(str(value))

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
 from autotune.core.units import format_bytes, format_count, format_share
-from autotune.show.document import Block, Chart, Missing, Paragraph, Table, facts
-from autotune.show.drawing import Axis, Column, Columns, Rule
+from autotune.show.document import Axis, Block, Chart, Columns, Missing, Paragraph, Rule, Table, facts, table_of
 from autotune.show.intervals import count, plural
 from autotune.show.tables import Row
 from autotune.show.text import console_text
@@ -38,21 +37,15 @@ def dataset_text(found: Inspected) -> str:
     """Render counts, lengths, and what row lengths do to the samples."""
     lengths = "  ".join(f"p{name} {format_count(value)}" for name, value in found.percentiles.items())
     every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
-    rows = Table(
-        caption="",
-        headers=("row tokens", "padding", "samples cut", "tokens lost", "packed rows full", "packing gain"),
-        rows=tuple(
-            [
-                format_count(row.row_tokens),
-                format_share(row.padded_waste),
-                format_share(row.cut_samples),
-                format_share(row.cut_tokens),
-                f"{row.packed_efficiency * 100:.2f} %",
-                f"{row.packing_gain:.2f} x",
-            ]
-            for row in found.rows
-        ),
-    )
+    rows = table_of(
+        "", found.rows,
+        ("row tokens", "l", lambda row: format_count(row.row_tokens)),
+        ("padding", "l", lambda row: format_share(row.padded_waste)),
+        ("samples cut", "l", lambda row: format_share(row.cut_samples)),
+        ("tokens lost", "l", lambda row: format_share(row.cut_tokens)),
+        ("packed rows full", "l", lambda row: f"{row.packed_efficiency * 100:.2f} %"),
+        ("packing gain", "l", lambda row: f"{row.packing_gain:.2f} x"),
+    )  # fmt: skip
     text = facts_text(every, "tokens per sample of the training split", found.manifest)
     sampled = f"measured on {format_count(found.sampled)} samples drawn at random; special tokens included"
     return f"{text}\n\n{console_text((rows,))}\n{sampled}"
@@ -159,8 +152,7 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
     # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
-    columns = tuple(Column(start=max(first, end / 2), end=end, value=n / samples) for first, end, n in drawn)
-    rows = tuple([_label(first, end), format_count(n), format_share(n / samples)] for first, end, n in bins)
+    columns = tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn)
     most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
     fits = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
@@ -178,9 +170,12 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
             columns=columns,
             rules=(Rule(at=float(fits), label="what a row holds"),),
         ),
-        table=Table(
-            caption="Samples by length (training split, special tokens not counted)",
-            headers=("tokens", "samples", "share"), rows=rows, align="rrr", long=True,
+        table=table_of(
+            "Samples by length (training split, special tokens not counted)", bins,
+            ("tokens", "r", lambda one: _label(one[0], one[1])),
+            ("samples", "r", lambda one: format_count(one[2])),
+            ("share", "r", lambda one: format_share(one[2] / samples)),
+            long=True,
         ),
     )  # fmt: skip
 
@@ -199,9 +194,12 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
 
 def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
     """How full rows are: in the profile's layout, and in runs."""
+    from autotune.decide.rates import fill_share
+
     rows: list[Row] = []
-    if one.fill_share is not None:
-        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
+    filled = fill_share(one.profile)
+    if filled is not None:
+        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
             share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core.hardware import GpuStatus, MachineFacts, NicFacts, SlurmFacts, Unavailable
+from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts, Unavailable
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.suitability import Unsuitable
-from autotune.show.document import Block, Bullets, Paragraph, Section, Table, facts
+from autotune.show.document import Block, Bullets, Paragraph, Section, Table, facts, table_of
 from autotune.show.tables import Row
 from autotune.show.text import console_text
 
@@ -15,31 +15,30 @@ _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     """Render the facts, section by section, and then the findings; no final newline."""
     host, slurm = machine.host, machine.slurm
-    disks = tuple(
-        (
-            disk.path,
-            disk.filesystem_type,
-            None if disk.filesystem_type is None else "network" if disk.is_network else "local",
-            format_bytes(disk.free_bytes),
-        )
-        for disk in host.disks
-    )
-    nics = tuple(_nic(nic) for nic in host.nics if not nic.is_loopback)
+    disks = table_of(
+        "", host.disks,
+        ("path", "l", lambda disk: disk.path),
+        ("file system", "l", lambda disk: disk.filesystem_type),
+        ("place", "l", lambda disk: disk.filesystem_type and ("network" if disk.is_network else "local")),
+        ("free", "r", lambda disk: format_bytes(disk.free_bytes)),
+    )  # fmt: skip
+    nics = table_of(
+        "", [nic for nic in host.nics if not nic.is_loopback],
+        ("interface", "l", lambda nic: nic.name),
+        ("state", "l", lambda nic: "up" if nic.is_up else "down"),
+        ("speed", "r", lambda nic: _speed(nic.speed_bits_per_s)),
+    )  # fmt: skip
     said = [line for one in findings for line in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
     found = Bullets(items=tuple((line,) for line in said))
     sections: tuple[tuple[str, tuple[Block, ...]], ...] = (
         ("Host", (facts("", list(_host_rows(machine))),)),
         ("GPUs", _gpus(machine)),
-        ("Disks", (_table(("path", "file system", "place", "free"), disks, "lllr"),)),
-        ("Network", (_table(("interface", "state", "speed"), nics, "llr") if nics else _line("none but loopback"),)),
+        ("Disks", (disks,)),
+        ("Network", (nics if nics.rows else _line("none but loopback"),)),
         ("SLURM", (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),)),
         ("What would spoil a measurement here", (found if findings else _line("nothing found"),)),
     )
     return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections])
-
-
-def _table(headers: tuple[str, ...], rows: tuple[Row, ...], align: str = "") -> Table:
-    return Table(caption="", headers=headers, rows=rows, align=align)
 
 
 def _line(text: str) -> Paragraph:
@@ -70,8 +69,8 @@ def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
     state = ("GPU", "name", "memory", "used", "busy", "power", "SM clock", "temp.", "throttled by")
     identity = ("GPU", "UUID", "compute", "mode", "MIG", "driver", "processes")
     return (
-        _table(state, tuple(_gpu_state(gpu) for gpu in machine.gpus), "llrrrrrrl"),
-        _table(identity, tuple(_gpu_identity(gpu) for gpu in machine.gpus)),
+        Table(caption="", headers=state, rows=tuple(map(_gpu_state, machine.gpus)), align="llrrrrrrl"),
+        Table(caption="", headers=identity, rows=tuple(map(_gpu_identity, machine.gpus))),
         *(_line(f"unreadable: {line}") for line in machine.gpu_unreadable),
     )
 
@@ -105,10 +104,10 @@ def _gpu_identity(gpu: GpuStatus) -> Row:
     return (str(facts.index), facts.uuid, capability, facts.compute_mode, mig, facts.driver, users)
 
 
-def _nic(nic: NicFacts) -> Row:
-    bits = nic.speed_bits_per_s
-    speed = None if bits is None else f"{bits / 1e9:g} Gbit/s" if bits >= 10**9 else f"{bits / 1e6:g} Mbit/s"
-    return (nic.name, "up" if nic.is_up else "down", speed)
+def _speed(bits_per_s: int | None) -> str | None:
+    if bits_per_s is None:
+        return None
+    return f"{bits_per_s / 1e9:g} Gbit/s" if bits_per_s >= 10**9 else f"{bits_per_s / 1e6:g} Mbit/s"
 
 
 def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[Row]:

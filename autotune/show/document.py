@@ -5,9 +5,8 @@ Nothing here is escaped or shortened: each format does that to every text alike.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from autotune.show.drawing import Drawing
 from autotune.show.tables import Row, inert
 
 LONG_TABLE_ROWS = 24
@@ -34,9 +33,9 @@ class Strong:
 
 
 _T = TypeVar("_T")
+_Form = Callable[[str], str]
 Words = tuple[str | Code | Strong, ...]
 """Running text."""
-Form = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +81,122 @@ class Table:
     """One letter per column, ``l`` or ``r``; columns beyond it are left-aligned."""
     long: bool = False
     """Whether it has a window of its own on a screen; on paper it is whole."""
+
+
+# Charts: values with their intervals, names and units. What is infinite, as in files of others, is not drawn.
+Unit = Literal["count", "share", "bytes", "plain"]
+"""How an axis is written: with thousands separators, as per cent, in the binary unit that fits, or as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What is drawn along one side."""
+
+    label: str
+    unit: Unit = "plain"
+    log: Literal[2, 10] | None = None
+    """Base of its logarithm; None for a linear one."""
+    ticks: tuple[float, ...] = ()
+    """Where it is marked; by itself when empty."""
+    low: float | None = None
+    """Its lower end; by itself when None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value with the bounds that belong to it."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points that belong together."""
+
+    name: str
+    points: tuple[Point, ...]
+    kind: Literal["line", "dots", "joined", "dotted"] = "joined"
+    """A line, dots alone, dots on a line, or a thin dotted line without a name."""
+    colour: int = 0
+    """Number of its colour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A value that others are held against."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shade:
+    """A stretch of the horizontal axis."""
+
+    start: float
+    end: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Values along an axis; bounds are bars at dots, and bands at lines."""
+
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    shade: Shade | None = None
+    rules: tuple[Rule, ...] = ()
+    """Across, at values of the vertical axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One value of several that are compared."""
+
+    label: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    shown: str = ""
+    """Written at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars from nought, one below the other."""
+
+    axis: Axis
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Horizontal bars of parts, one below the other."""
+
+    axis: Axis
+    stacks: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    """The label of each bar, and its parts by name and size; the same name has the same colour in all bars."""
+    rules: tuple[Rule, ...] = ()
+    """Upright, at values of the axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """A histogram."""
+
+    x: Axis
+    y: Axis
+    columns: tuple[tuple[float, float, float], ...]
+    """Start, end and height of each."""
+    rules: tuple[Rule, ...] = ()
+    """Upright, at values of the horizontal axis."""
+
+
+Drawing = Lines | Bars | Stacks | Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +248,7 @@ def blocks_of(section: Section | Document) -> Iterator[Block]:
             yield from blocks_of(block)
 
 
-def rendered(words: Words, text: Form, *, code: Form, strong: Form) -> str:
+def rendered(words: Words, text: _Form, *, code: _Form, strong: _Form) -> str:
     """Running text in a format, whose parts are written so."""
     return "".join(
         text(part) if isinstance(part, str) else code(part.text) if isinstance(part, Code) else strong(part.text)
@@ -152,13 +267,16 @@ def told(lines: Iterable[str]) -> Bullets:
     return Bullets(items=tuple((sentence(line),) for line in lines))
 
 
-def table_of(caption: str, items: Iterable[_T], *columns: tuple[str, str, Callable[[_T], str | None]]) -> Table:
+def table_of(
+    caption: str, items: Iterable[_T], *columns: tuple[str, str, Callable[[_T], str | None]], long: bool = False
+) -> Table:
     """Return a table with a row for each item; a column is its header, ``l`` or ``r``, and the cell of an item."""
     return Table(
         caption=caption,
         headers=tuple(header for header, _, _ in columns),
         rows=tuple([cell(item) for _, _, cell in columns] for item in items),
         align="".join(side for _, side, _ in columns),
+        long=long,
     )
 
 

@@ -1,6 +1,7 @@
 """An estimate: what is predicted to fit, where the memory goes, and what if."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from autotune.core.allocations import Term
@@ -100,16 +101,9 @@ def _breakdown(ledger: MemoryBreakdown) -> Table:
 
 def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
     settings = ("model", "precision", "attention", "checkpointing", "head", "layout")
-    return Table(
-        caption="What if (rows that are predicted to fit)",
-        headers=(*settings, "rows", "real tokens"),
-        rows=tuple(
-            [
-                *(one[name] for name in settings),
-                one["note"] if one["rows"] is None else f"{one['rows']} {one['note']}".rstrip(),
-                format_count(one["real_tokens"]),
-            ]
-            for one in what_if
-        ),
-        align="llllllrr",
-    )
+    return table_of(
+        "What if (rows that are predicted to fit)", what_if,
+        *((name, "l", itemgetter(name)) for name in settings),
+        ("rows", "r", lambda one: one["note"] if one["rows"] is None else f"{one['rows']} {one['note']}".rstrip()),
+        ("real tokens", "r", lambda one: format_count(one["real_tokens"])),
+    )  # fmt: skip

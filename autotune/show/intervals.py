@@ -8,20 +8,6 @@ from autotune.core.units import format_bytes, format_count
 from autotune.decide.statistics import of_windows as interval_of_windows
 
 
-def with_bounds(
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    form: Callable[[float], str],
-    confidence: float | None,
-) -> str | None:
-    """``900 (850 to 950, 95 %)``; the value alone where it was not repeated; None where there is none."""
-    if value is None:
-        return None
-    between = bounds(low, high, form)
-    return form(value) if between is None else f"{form(value)} ({between}, {confidence_words(confidence)})"
-
-
 def bounds(low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:
     """``850 to 950``, under a heading that says with which confidence; None where nothing was repeated."""
     return None if low is None or high is None else f"{form(low)} to {form(high)}"
@@ -29,7 +15,14 @@ def bounds(low: float | None, high: float | None, form: Callable[[float], str]) 
 
 def with_interval(one: Interval, form: Callable[[float], str]) -> str:
     """``900 (850 to 950, 95 %)``; the value alone if it was not repeated."""
-    return with_bounds(one.value, one.low, one.high, form, one.confidence) or ""
+    between = bounds(one.low, one.high, form)
+    return form(one.value) if between is None else f"{form(one.value)} ({between}, {confidence_words(one.confidence)})"
+
+
+def bounds_with_confidence(one: Interval, form: Callable[[float], str]) -> str | None:
+    """``850 to 950 (95 %)``; None if it was not repeated."""
+    between = bounds(one.low, one.high, form)
+    return between and f"{between} ({confidence_words(one.confidence)})"
 
 
 def of_windows(one: Interval, form: Callable[[float], str]) -> str:
@@ -75,9 +68,9 @@ def hours(value: float) -> str:
     return f"{60 * value:.3g} min" if value >= 1 / 60 else f"{3600 * value:.3g} s"
 
 
-def per_s(bytes_per_s: float | None) -> str | None:
-    """``3 GiB/s``."""
-    return None if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
+def per_s(bytes_per_s: float | None) -> str:
+    """``3 GiB/s``; ``n/a`` when it is missing."""
+    return "n/a" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
 
 
 def plural(number: int, noun: str) -> str:

@@ -6,9 +6,21 @@ from pathlib import Path
 from autotune.core.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.scaling import Scaling
-from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, facts, table_of, told
-from autotune.show.drawing import Axis, Line, Lines, Point
-from autotune.show.intervals import bounds, plural
+from autotune.show.document import (
+    Axis,
+    Block,
+    Chart,
+    Line,
+    Lines,
+    Missing,
+    Pairs,
+    Paragraph,
+    Point,
+    facts,
+    table_of,
+    told,
+)
+from autotune.show.intervals import bounds, per_s, plural
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.text import console_text
 
@@ -44,8 +56,8 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
         ("link", "l", lambda one: one.scope),
         ("members", "r", lambda one: str(one.members)),
         ("latency of a hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
-        ("bandwidth each way", "r", lambda one: _speed(one.bytes_per_s)),
-        ("98 % interval", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, _speed)),
+        ("bandwidth each way", "r", lambda one: per_s(one.bytes_per_s)),
+        ("98 % interval", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s)),
         ("fit off by at most", "r", lambda one: format_share(one.worst_error_share)),
     )  # fmt: skip
     exchanges = table_of(
@@ -180,10 +192,6 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     elif found.exchanges:
         yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
     yield f"exchange: {found.choice}"
-
-
-def _speed(bytes_per_s: float) -> str:
-    return f"{format_bytes(bytes_per_s)}/s"
 
 
 def _limit(row: ScalingRow) -> str:

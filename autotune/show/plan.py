@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from autotune.core.plan import PlanFigure
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
 from autotune.decide.plan import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
+from autotune.show.document import table_of
 from autotune.show.estimate import shares_table
-from autotune.show.intervals import bounds, confidence_words
+from autotune.show.intervals import bounds_with_confidence
 from autotune.show.tables import inert, text_table
 from autotune.show.text import console_text
 
@@ -67,9 +68,7 @@ def _figures(plan: Plan) -> str:
 def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
     if figure is None:
         return [name, None, "", missing]
-    between = bounds(figure.low, figure.high, form)
-    told = "" if between is None else f"{between} ({confidence_words(figure.confidence)})"
-    return [name, form(figure.value), told, figure.basis]
+    return [name, form(figure.value), bounds_with_confidence(figure, form) or "", figure.basis]
 
 
 def _sources(plan: Plan) -> Iterator[str]:
@@ -90,20 +89,16 @@ def _sources(plan: Plan) -> Iterator[str]:
 
 
 def _by_nodes(plan: Plan) -> str:
-    headers = ("on nodes", "efficiency", "real tokens/s", "wall time", "GPU-hours", "cost")
-    rows: list[list[str | None]] = [
-        [
-            f"{one.nodes:,}",
-            format_share(one.efficiency),
-            format_amount(one.tokens_per_s),
-            _duration(one.wall_s, one.wall_s),
-            format_amount(one.device_hours),
-            None if one.cost is None else format_amount(one.cost),
-        ]
-        for one in plan.by_nodes
-        if one.nodes < plan.fleet.nodes  # the table above is of all of them
-    ]
-    return text_table(headers, rows, align="rrrrrr")
+    table = table_of(
+        "", (one for one in plan.by_nodes if one.nodes < plan.fleet.nodes),  # the table above is of all of them
+        ("on nodes", "r", lambda one: f"{one.nodes:,}"),
+        ("efficiency", "r", lambda one: format_share(one.efficiency)),
+        ("real tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
+        ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
+        ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
+        ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
+    )  # fmt: skip
+    return console_text((table,))
 
 
 def _memory(memory: MemoryPlan, plan: Plan) -> str:

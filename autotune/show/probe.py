@@ -12,8 +12,22 @@ from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
 from autotune.show.answers import plain
-from autotune.show.document import Block, Chart, Missing, Pairs, Table, facts, told
-from autotune.show.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
+from autotune.show.document import (
+    Axis,
+    Block,
+    Chart,
+    Line,
+    Lines,
+    Missing,
+    Pairs,
+    Point,
+    Rule,
+    Shade,
+    Stacks,
+    facts,
+    table_of,
+    told,
+)
 from autotune.show.intervals import bounds, count, plural
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.tables import Row
@@ -67,12 +81,21 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
     """The answer for people: one line per model, why, where it was written, and what to run next."""
-    table = Table(
-        caption="",
-        headers=("model", "parameters", "fits (rows)", "refused (rows)", "used (rows)", "tokens/s", "peak", "predicted",
-                 "trials", "time"),
-        rows=tuple(_row(one) for one in probed),
-        align="lrrrrrrrrr",
+    found = [
+        (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_rows)) for one in probed
+    ]
+    table = table_of(
+        "", found,
+        ("model", "l", lambda one: one[0].model.name),
+        ("parameters", "r", lambda one: f"{one[1].parameters / 1e6:.1f} M" if one[1].parameters else None),
+        ("fits (rows)", "r", lambda one: str(one[1].feasible_max)),
+        ("refused (rows)", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
+        ("used (rows)", "r", lambda one: str(one[0].micro_batch_rows)),
+        ("tokens/s", "r", lambda one: format_count(one[2].slot_tokens_per_s if one[2] else None)),
+        ("peak", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
+        ("predicted", "r", lambda one: format_bytes(one[1].traced_peak_bytes or one[1].predicted_peak_bytes)),
+        ("trials", "r", lambda one: str(one[1].search_trials)),
+        ("time", "r", lambda one: format_seconds(one[1].seconds)),
     )  # fmt: skip
     reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
     old = [f" (the old one: {one.previous})" if one.previous else "" for one in probed]
@@ -118,23 +141,6 @@ def dealing_words(train: TrainConfig, local_ranks: int) -> str:
         without = " or ".join(map(str, dealing.without_empty))
         words += f", {plural(dealing.empty_rows, 'row')} of them empty; none would be with {without} rows"
     return words
-
-
-def _row(one: ProbedModel) -> list[str | None]:
-    evidence = one.evidence
-    used = evidence.promised(one.profile.train.micro_batch_rows)
-    return [
-        one.profile.train.model.name,
-        None if evidence.parameters is None else f"{evidence.parameters / 1e6:.1f} M",
-        str(evidence.feasible_max),
-        None if evidence.infeasible_min is None else str(evidence.infeasible_min),
-        str(one.profile.train.micro_batch_rows),
-        format_count(None if used is None else used.slot_tokens_per_s),
-        format_bytes(evidence.feasible_peak_bytes),
-        format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes),
-        str(evidence.search_trials),
-        format_seconds(evidence.seconds),
-    ]
 
 
 def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
@@ -184,21 +190,16 @@ def _breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
         ),
         drawing=Stacks(
             axis=Axis(label="memory of a rank", unit="bytes"),
-            stacks=(
-                Stack(label="predicted", parts=parts),
-                Stack(label=known, parts=((f"peak, {known}", float(measured)),)),
-            ),
+            stacks=(("predicted", parts), (known, ((f"peak, {known}", float(measured)),))),
             rules=(Rule(at=float(budget), label="memory budget"),),
         ),
-        table=Table(
-            caption="The same term by term",
-            headers=("term", "size", "of the predicted"),
-            rows=tuple(
-                [name, format_bytes(size), format_share(size / whole) if whole else None] for name, size in sizes
-            ),
-            align="lrr",
+        table=table_of(
+            "The same term by term", sizes,
+            ("term", "l", lambda one: one[0]),
+            ("size", "r", lambda one: format_bytes(one[1])),
+            ("of the predicted", "r", lambda one: format_share(one[1] / whole) if whole else None),
         ),
-    )
+    )  # fmt: skip
 
 
 def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
@@ -247,21 +248,14 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
             lines=tuple(lines),
             shade=Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None,
         ),
-        table=Table(
-            caption="The same as figures (rows full)",
-            headers=("rows", "slot tokens/s", "95 % interval", "of the best", "step (median)", "steps timed"),
-            rows=tuple(
-                [
-                    str(point.rows),
-                    count(point.slot_tokens_per_s),
-                    bounds(point.slot_tokens_per_s_low, point.slot_tokens_per_s_high, count),
-                    format_share(point.slot_tokens_per_s / best.slot_tokens_per_s),
-                    format_seconds(point.step_s),
-                    str(point.timed_steps),
-                ]
-                for point in probe.curve
-            ),
-            align="rrrrrr",
+        table=table_of(
+            "The same as figures (rows full)", probe.curve,
+            ("rows", "r", lambda point: str(point.rows)),
+            ("slot tokens/s", "r", lambda point: count(point.slot_tokens_per_s)),
+            ("95 % interval", "r", lambda point: bounds(point.slot_rate.low, point.slot_rate.high, count)),
+            ("of the best", "r", lambda point: format_share(point.slot_tokens_per_s / best.slot_tokens_per_s)),
+            ("step (median)", "r", lambda point: format_seconds(point.step_s)),
+            ("steps timed", "r", lambda point: str(point.timed_steps)),
         ),
-    )
+    )  # fmt: skip
     return (chart, used)

@@ -74,8 +74,8 @@ def verification_text(verification: Verification, standing: Standing, *, intact:
         [
             check.field,
             _WORDS.get(check.found, check.found),
-            _cut(check.profile),
-            "" if check.found == "same" else _cut(check.here, whole=check.found == "not checkable here"),
+            cut(check.profile),
+            "" if check.found == "same" else cut(check.here, whole=check.found == "not checkable here"),
         ]
         for check in verification.checks
     ]
@@ -102,7 +102,7 @@ def ledger_words(found: LedgerCheck) -> str:
     return f"{said}; its largest micro-batch and its speeds are those of trials there"
 
 
-def _cut(text: str, *, whole: bool = False) -> str:
+def cut(text: str, *, whole: bool = False) -> str:
     """Hashes by their beginnings; reasons are left whole."""
     if is_sha256(text):
         return short(text)

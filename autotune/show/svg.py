@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from autotune.core.units import format_count
-from autotune.show.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
+from autotune.show.document import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
 from autotune.show.tables import inert
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _bars(axes: "Axes", drawing: Bars) -> None:
 
 
 def _stacks(axes: "Axes", drawing: Stacks) -> None:
-    stacks = [[part for part in stack.parts if math.isfinite(part[1])] for stack in drawing.stacks]
+    stacks = [[part for part in parts if math.isfinite(part[1])] for _, parts in drawing.stacks]
     names = list(dict.fromkeys(name for parts in stacks for name, _ in parts))
     ends = [*(sum(size for _, size in parts) for parts in stacks), *(rule.at for rule in drawing.rules)]
     most = max(ends, default=0.0) or 1.0
@@ -206,17 +206,16 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
             left += size
     _upright(axes, drawing.rules)
     axes.set_xlim(0, 1.03 * most)
-    _listed(axes, [stack.label for stack in drawing.stacks])
+    _listed(axes, [label for label, _ in drawing.stacks])
 
 
 def _columns(axes: "Axes", drawing: Columns) -> None:
-    axes.bar(
-        [column.start for column in drawing.columns], [column.value for column in drawing.columns],
-        width=[column.end - column.start for column in drawing.columns], align="edge", color=COLOURS[0], linewidth=0,
-    )  # fmt: skip
+    starts, ends, heights = ([column[side] for column in drawing.columns] for side in range(3))
+    widths = [end - start for start, end, _ in drawing.columns]
+    axes.bar(starts, heights, width=widths, align="edge", color=COLOURS[0], linewidth=0)
     _upright(axes, drawing.rules)
-    _scale(axes, "x", drawing.x, [column.end for column in drawing.columns])
-    _scale(axes, "y", drawing.y, [column.value for column in drawing.columns])
+    _scale(axes, "x", drawing.x, ends)
+    _scale(axes, "y", drawing.y, heights)
 
 
 def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:

@@ -1,17 +1,21 @@
-"""A tuning: its stages while it runs, what it came to and explored, and how all of them are doing."""
+"""A tuning: its stages while it runs, what it came to and explored, how all are doing, every trial and its cost."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from autotune.core.evidence import RecipeRow
 from autotune.core.exploration import ExploreEvidence
-from autotune.core.outcome import Measured
-from autotune.core.profile import Profile
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
+from autotune.core.outcome import Measured, describe
+from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
 from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
-from autotune.core.units import format_count, format_seconds
+from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
-from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Table, told
-from autotune.show.intervals import number, of_windows
+from autotune.decide.cost import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, ranks_of, row_of
+from autotune.decide.physical import has_rate
+from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Strong, Table, Words, table_of, told
+from autotune.show.intervals import count, hours, number, of_windows, with_interval
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.text import console_text
 
@@ -101,37 +105,31 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
 
 
 def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
-    """What was decided for each, and what that is worth, side by side."""
-    return Table(
-        caption="",
-        headers=("model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against HF Trainer",
-                 "against paper"),
-        rows=tuple([name, *_profile_cells(one)] for name, one in zip(names, profiles, strict=True)),
-        align="lrlrrrr",
+    """What was decided for each, and what that is worth, side by side; what was not measured is missing."""
+    return table_of(
+        "", zip(names, profiles, strict=True),
+        ("model", "l", lambda one: one[0]),
+        ("fits (rows)", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),
+        ("a step", "l", lambda one: _step(one[1])),
+        ("loader workers", "r", lambda one: str(found.chosen) if (found := one[1].evidence.workers) else None),
+        ("real tokens/s", "r", lambda one: _speed(row_of(one[1].evidence.baseline, "tuned"))),
+        ("against HF Trainer", "r", lambda one: _times(row_of(one[1].evidence.baseline, "hf-trainer"))),
+        ("against paper", "r", lambda one: _times(row_of(one[1].evidence.baseline, "paper"))),
     )  # fmt: skip
 
 
-def _profile_cells(profile: Profile) -> list[str | None]:
-    """What was decided for a model, and what that is worth; what was not measured is missing."""
-    train, evidence = profile.train, profile.evidence
-    ranks = 1 if evidence.probe is None else evidence.probe.local_ranks
+def _step(profile: Profile) -> str:
+    train, ranks = profile.train, 1 if profile.evidence.probe is None else profile.evidence.probe.local_ranks
     dealt = deal(train.global_batch_rows, train.micro_batch_rows, ranks)
-    rows = [] if evidence.baseline is None else evidence.baseline.rows
-    tuned = next((row.real_tokens_per_s for row in rows if row.name == "tuned"), [])
-    against = {row.name: row.speedup for row in rows}
-    step = f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
-    return [
-        None if evidence.probe is None else format_count(evidence.probe.feasible_max),
-        step,
-        None if evidence.workers is None else str(evidence.workers.chosen),
-        format_count(statistics.median(tuned)) if tuned else None,
-        _times(against.get("hf-trainer")),
-        _times(against.get("paper")),
-    ]
+    return f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
 
 
-def _times(speedup: float | None) -> str | None:
-    return None if speedup is None else f"{speedup:.2f} x"
+def _speed(row: RecipeRow | None) -> str | None:
+    return format_count(statistics.median(row.real_tokens_per_s)) if row and row.real_tokens_per_s else None
+
+
+def _times(row: RecipeRow | None) -> str | None:
+    return None if row is None or row.speedup is None else f"{row.speedup:.2f} x"
 
 
 def exploration_text(found: ExploreEvidence) -> str:
@@ -146,23 +144,16 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         command = f"autotune tune --model {one.name} --data DIR --explore"
         what = "Other settings of the step, searched together"
         return (Missing(what=what, state="not asked for", commands=(command,)),)
-    rows = sorted(found.rows, key=lambda row: -(row.ratio_to_unexplored or (row.settings == found.unexplored)))
-    table = Table(
-        caption="Settings that were tried, against the unexplored ones in the same round",
-        headers=("settings", "windows", "real tokens/s (median)", "of the unexplored", "outcome"),
-        rows=tuple(
-            [
-                row.settings.name,
-                str(row.windows),
-                None if row.real_tokens_per_s is None else format_count(row.real_tokens_per_s),
-                None if row.ratio_to_unexplored is None else f"{row.ratio_to_unexplored:.3f}",
-                row.outcome,
-            ]
-            for row in rows
-        ),
-        align="lrrrl",
+    table = table_of(
+        "Settings that were tried, against the unexplored ones in the same round",
+        sorted(found.rows, key=lambda row: -(row.ratio_to_unexplored or (row.settings == found.unexplored))),
+        ("settings", "l", lambda row: row.settings.name),
+        ("windows", "r", lambda row: str(row.windows)),
+        ("real tokens/s (median)", "r", lambda row: format_count(row.real_tokens_per_s)),
+        ("of the unexplored", "r", lambda row: None if (one := row.ratio_to_unexplored) is None else f"{one:.3f}"),
+        ("outcome", "l", lambda row: row.outcome),
         long=True,
-    )
+    )  # fmt: skip
     return (told(exploration_lines(found)), table)
 
 
@@ -185,44 +176,27 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
 
 def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
     """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
-    ran = Table(
-        caption="",
-        headers=("run", "state", "job", "step", "real tokens/s", "last checkpoint", "last step ago"),
-        rows=tuple(
-            (
-                run.directory,
-                run.state,
-                run.job,
-                None if run.step is None else f"{format_count(run.step)}/{format_count(run.max_steps)}",
-                format_count(run.real_tokens_per_s),
-                run.checkpoint,
-                None if run.seconds_since_step is None else format_seconds(run.seconds_since_step),
-            )
-            for run in runs
-        ),
-        align="lllrrlr",
-    )
-    tuned = Table(
-        caption="",
-        headers=("tuning", "trials", "outcomes", "newest (UTC)", "newest trial"),
-        rows=tuple(
-            (
-                one.directory,
-                format_count(one.trials),
-                ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(one.outcomes.items())),
-                one.newest_utc,
-                one.newest,
-            )
-            for one in tunings
-        ),
-        align="lr",
-    )
+    ran = table_of(
+        "", runs,
+        ("run", "l", lambda run: run.directory),
+        ("state", "l", lambda run: run.state),
+        ("job", "l", lambda run: run.job),
+        ("step", "r", lambda run: None if run.step is None else f"{run.step:,}/{format_count(run.max_steps)}"),
+        ("real tokens/s", "r", lambda run: format_count(run.real_tokens_per_s)),
+        ("last checkpoint", "l", lambda run: run.checkpoint),
+        ("last step ago", "r", lambda run: format_seconds(run.seconds_since_step)),
+    )  # fmt: skip
+    tuned = table_of(
+        "", tunings,
+        ("tuning", "l", lambda one: one.directory),
+        ("trials", "r", lambda one: format_count(one.trials)),
+        ("outcomes", "l", lambda one: _counted(one.outcomes)),
+        ("newest (UTC)", "l", lambda one: one.newest_utc),
+        ("newest trial", "l", lambda one: one.newest),
+    )  # fmt: skip
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
-    notes = [
-        f"{one.directory}: {one.damaged_lines} lines of its ledger cannot be read"
-        for one in tunings
-        if one.damaged_lines
-    ]
+    lost = [(one.directory, one.damaged_lines) for one in tunings if one.damaged_lines]
+    notes = [f"{directory}: {lines} lines of its ledger cannot be read" for directory, lines in lost]
     notes += [] if runs or tunings else ["no runs and no tunings here"]
     notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
     blocks: list[Block] = [ran] if runs else []
@@ -230,3 +204,95 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
     blocks += [tuned] if tunings else []
     blocks += [Paragraph(words=(line,)) for line in notes]
     return console_text(blocks)
+
+
+def _counted(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(outcomes.items()))
+
+
+def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """In the order in which they were measured."""
+    notes = {
+        "Lines of the ledger that could not be read and were left out": one.damaged_lines,
+        "Trials of another profile of this name, in the same ledger, neither shown nor counted": (
+            0 if one.ledger is None else one.ledger.others
+        ),
+    }
+    told = tuple(Paragraph(words=(f"{note}: {number}.",)) for note, number in notes.items() if number)
+    if not one.trials:
+        tune = f"autotune tune --model {one.name} --data DIR"
+        return (*told, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))
+    peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
+    table = table_of(
+        f"Every trial of {one.title}", [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],
+        ("trial", "l", lambda one: one[0].label),
+        ("kind", "l", lambda one: one[0].trial.job),
+        ("outcome", "l", lambda one: describe(one[0].outcome)),
+        ("ranks", "r", lambda one: str(ranks_of(one[0].trial.measured))),
+        ("optimizer steps", "r", lambda one: None if one[1][0] is None else str(one[1][0])),
+        (peak, "r", lambda one: format_bytes(one[1][1])),
+        ("slot tokens/s", "r", lambda one: None if one[1][2] is None else count(one[1][2])),
+        ("time", "r", lambda one: format_seconds(one[0].seconds)),
+        ("detail", "l", lambda one: getattr(one[0].outcome, "detail", "")),
+        long=True,
+    )  # fmt: skip
+    return (*told, table)
+
+
+def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int | None, float | None]:
+    """Steps, peak bytes and slot tokens/s, if the kind of trial has them."""
+    if not isinstance(done.outcome, Measured):
+        return None, None, None
+    rated = has_rate(done.trial, done.outcome, gpu_name=made_on.gpu_name, driver=made_on.driver)
+    if done.trial.job == "step":
+        step = StepFigures.of(done.outcome)
+        median_s = statistics.median(step.step_s) if rated and step.step_s else 0.0
+        return step.optimizer_steps, step.peak_bytes, step.slot_tokens_per_step / median_s if median_s else None
+    if done.trial.job == "feed":
+        feed = FeedFigures.of(done.outcome)
+        return feed.optimizer_steps, feed.memory_bytes, feed.slot_tokens_per_s if rated else None
+    return None, None, None
+
+
+def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """GPU-hours of all trials, and the training after which they are paid back."""
+    rows = cost_rows(one.trials)
+    if not rows:
+        tune = f"autotune tune --model {one.name} --data DIR"
+        return (Missing(what="The cost (the ledger beside this report holds no trial)", commands=(tune,)),)
+    spent_s = sum(row.rank_seconds for row in rows)
+    unit = f"{one.unit}-hours"
+    trials, seconds = sum(row.trials for row in rows), sum(row.seconds for row in rows)
+    table = table_of(
+        "What the tuning cost", (*rows, CostRow(job="all", trials=trials, seconds=seconds, rank_seconds=spent_s)),
+        ("trials of", "l", lambda row: row.job),
+        ("number", "r", lambda row: str(row.trials)),
+        ("time", "r", lambda row: format_seconds(row.seconds)),
+        (unit, "r", lambda row: hours(row.rank_seconds / 3600)),
+    )  # fmt: skip
+    said = (
+        f"All trials of the ledger took {hours(spent_s / 3600)} of one {one.unit} "
+        f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
+        "beside a trial). "
+    )
+    found = pay_back(spent_s, one.profile.evidence.baseline)
+    if found is None:
+        command = f"autotune baseline --profile {one.quoted}"
+        return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
+    return (Paragraph(words=(said, *_paid(found, one.unit))), table)
+
+
+def _paid(found: PayBack, unit: str) -> Words:
+    if found.rank_hours is None:
+        undecided = found.rank_hours_low is not None
+        why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
+        return (f"Against transformers' Trainer it is not paid back by speed: {why}.",)
+    open_end = found.rank_hours_low is not None and found.rank_hours_high is None
+    doubt = " At the far end of the interval it never is." if open_end else ""
+    spent = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
+    large = hours(found.rank_hours / LARGE_JOB_RANKS)
+    return (
+        "Against transformers' Trainer it is paid back (predicted, if the measured ratio holds) after ",
+        Strong(text=f"{with_interval(spent, hours)} of training on one {unit}"),
+        f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
+    )

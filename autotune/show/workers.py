@@ -4,11 +4,24 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.evidence import WorkersEvidence, WorkersRow
+from autotune.core.evidence import WorkersEvidence
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.workers import ENOUGH_SHARE
-from autotune.show.document import Block, Chart, Missing, Pairs, Strong, Table, sentence, told
-from autotune.show.drawing import Axis, Line, Lines, Point, Rule
+from autotune.show.document import (
+    Axis,
+    Block,
+    Chart,
+    Line,
+    Lines,
+    Missing,
+    Pairs,
+    Point,
+    Rule,
+    Strong,
+    sentence,
+    table_of,
+    told,
+)
 from autotune.show.intervals import of_windows, per_s, plural, window_bounds
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.text import console_text
@@ -43,12 +56,16 @@ def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
     """The answer, throughput by workers, counters of GPUs if there are any, and what it rests on."""
-    table = Table(
-        caption="Throughput by loader workers",
-        headers=("loader workers", "slot tokens/s (median)", "of the ceiling", "98 % interval", "data wait",
-                 "GPU utilisation", "RAM", "verdict"),
-        rows=tuple(workers_cells(row) for row in found.rows),
-        align="rrrrrrrl",
+    table = table_of(
+        "Throughput by loader workers", found.rows,
+        ("loader workers", "r", lambda row: str(row.loader_workers)),
+        ("slot tokens/s (median)", "r", lambda row: format_count(statistics.median(row.slot_tokens_per_s))),
+        ("of the ceiling", "r", lambda row: f"{row.ratio_to_ceiling:.3f}"),
+        ("98 % interval", "r", lambda row: window_bounds(row.ratio, "{:.3f}".format)),
+        ("data wait", "r", lambda row: format_share(row.data_wait_share)),
+        ("GPU utilisation", "r", lambda row: format_share(row.gpu.utilisation_share if row.gpu else None)),
+        ("RAM", "r", lambda row: format_bytes(row.memory_bytes)),
+        ("verdict", "l", lambda row: _VERDICTS[row.verdict]),
     )  # fmt: skip
     shown: Block = table  # a single count makes no curve
     if len(found.rows) > 1:
@@ -59,20 +76,24 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
             drawing=_drawing(found),
             table=table,
         )
-    counters = gpu_rows(found)
-    gpu = Table(
-        caption="What the GPUs did in those windows",
-        headers=("loader workers", "SMs busy", "occupancy", "tensor", "DRAM", "PCIe in", "power", "SM clock",
-                 "at the cap"),
-        rows=tuple(counters),
-        align="rrrrrrrrr",
+    counters = table_of(
+        "What the GPUs did in those windows", [(row, row.gpu) for row in found.rows if row.gpu is not None],
+        ("loader workers", "r", lambda one: str(one[0].loader_workers)),
+        ("SMs busy", "r", lambda one: format_share(one[1].gpm_sm_share)),
+        ("occupancy", "r", lambda one: format_share(one[1].gpm_occupancy_share)),
+        ("tensor", "r", lambda one: format_share(one[1].gpm_tensor_share)),
+        ("DRAM", "r", lambda one: format_share(one[1].gpm_dram_share)),
+        ("PCIe in", "r", lambda one: per_s(one[1].gpm_pcie_rx_bytes_per_s)),
+        ("power", "r", lambda one: None if one[1].power_w is None else f"{one[1].power_w:.0f} W"),
+        ("SM clock", "r", lambda one: None if one[1].sm_clock_mhz is None else f"{one[1].sm_clock_mhz:.0f} MHz"),
+        ("at the cap", "r", lambda one: format_share(one[1].power_capped_share)),
     )  # fmt: skip
     refusal = f". {sentence(found.refusal)}" if found.refusal else ""
     chosen = (Strong(text=chosen_loader(found)), f" ({found.choice}){refusal}")
     return (
         Pairs(pairs=(("loader workers", chosen),)),
         shown,
-        *((gpu,) if counters else ()),
+        *((counters,) if counters.rows else ()),
         told(workers_lines(found)),
     )
 
@@ -145,36 +166,3 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
             f"{'on' if joint.pin_memory else 'off'}: {ratio} of workers alone, "
             f"{'adopted' if joint.adopted else 'not proven to be faster'}"
         )
-
-
-def gpu_rows(found: WorkersEvidence) -> list[list[str | None]]:
-    """Hardware counters and state by count; empty without a GPU."""
-    return [
-        [
-            str(row.loader_workers),
-            format_share(row.gpu.gpm_sm_share),
-            format_share(row.gpu.gpm_occupancy_share),
-            format_share(row.gpu.gpm_tensor_share),
-            format_share(row.gpu.gpm_dram_share),
-            per_s(row.gpu.gpm_pcie_rx_bytes_per_s),
-            None if row.gpu.power_w is None else f"{row.gpu.power_w:.0f} W",
-            None if row.gpu.sm_clock_mhz is None else f"{row.gpu.sm_clock_mhz:.0f} MHz",
-            format_share(row.gpu.power_capped_share),
-        ]
-        for row in found.rows
-        if row.gpu is not None
-    ]
-
-
-def workers_cells(row: WorkersRow) -> list[str | None]:
-    """One row of the sweep's table."""
-    return [
-        str(row.loader_workers),
-        format_count(statistics.median(row.slot_tokens_per_s)),
-        f"{row.ratio_to_ceiling:.3f}",
-        window_bounds(row.ratio, "{:.3f}".format),
-        format_share(row.data_wait_share),
-        format_share(None if row.gpu is None else row.gpu.utilisation_share),
-        format_bytes(row.memory_bytes),
-        _VERDICTS[row.verdict],
-    ]

@@ -44,8 +44,7 @@ def build_report(
                 next_step="Rename one, or build a report of each with its own --out.",
             )
     # They load a library of charts, which other stages do without.
-    from autotune.show.report.build import report_document
-    from autotune.show.report.facts import report_facts
+    from autotune.show.report.build import report_document, report_facts
     from autotune.show.text import report_html, report_markdown
 
     host = SystemHost()

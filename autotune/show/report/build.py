@@ -1,14 +1,18 @@
-"""A report from its inputs: all sections in their order, first the answer."""
+"""A report from its inputs: all sections in their order, first the answer; and the same facts for machines."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from autotune.core.advice import Advice
-from autotune.core.interval import SHOWN_CONFIDENCE
+from autotune.core.dataset import LengthDistribution
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_share
 from autotune.decide.advice.table import rank
-from autotune.decide.rates import tuned_rate
+from autotune.decide.cost import cost_rows, pay_back, ranks_of
+from autotune.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.show.advice import gain_text, in_unit, setting_text
+from autotune.show.answers import plain
 from autotune.show.baseline import baseline_section
 from autotune.show.dataset import lengths_section
 from autotune.show.document import (
@@ -22,20 +26,31 @@ from autotune.show.document import (
     Paragraph,
     Section,
     Strong,
-    Table,
     Words,
     blocks_of,
     sentence,
+    table_of,
 )
-from autotune.show.intervals import bounds, confidence_words, count, listed, plural, with_bounds, with_interval
+from autotune.show.intervals import bounds_with_confidence, count, listed, plural, with_interval
 from autotune.show.network import network_section
 from autotune.show.probe import curve_section, global_batch_words, memory_section
-from autotune.show.profile import machine, reproduce, sign_off
+from autotune.show.profile import commands, machine, reproduce, sign_off
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
-from autotune.show.report.runs import CAUSES, runs, runs_only, steps
-from autotune.show.report.trials import cost, trials
-from autotune.show.tuning import exploration_section, profiles_table
+from autotune.show.report.runs import (
+    CAUSES,
+    MOST_EVENTS,
+    drifts_of,
+    loss_points,
+    needs_attention,
+    profile_of,
+    runs,
+    runs_only,
+    steps,
+)
+from autotune.show.tuning import cost_section, exploration_section, profiles_table, trials_section
 from autotune.show.workers import chosen_loader, workers_section
+
+SCHEMA_VERSION = 2
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Document:
@@ -63,7 +78,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     measured = (
         of_each("The answer", "answer", lambda one: _answer(one, reported), first=several),
         of_each("Before and after", "before", baseline_section),
-        of_each("What the tuning cost", "cost", cost),
+        of_each("What the tuning cost", "cost", cost_section),
         of_each("Memory", "memory", memory_section),
         of_each("Throughput by micro-batch", "curve", curve_section),
         of_each("Settings searched together", "explored", exploration_section),
@@ -75,7 +90,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     later = (
         Section(title="Changes of the recipe", key="recipe", blocks=_recipe(profiles, reported)),
         Section(title="Training runs: expected and achieved", key="runs", blocks=runs(profiles, reported)),
-        of_each("Every trial", "trials", trials),
+        of_each("Every trial", "trials", trials_section),
         Section(title="The machine", key="machine", blocks=machine(profiles)),
         of_each("How to reproduce it", "reproduce", reproduce),
         of_each("Sign-off", "sign-off", sign_off),
@@ -157,7 +172,8 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     part = found.part(found.limit)
     share = ""
     if part is not None:
-        share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
+        known = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
+        share = f", {with_interval(known, format_share)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
     return (Strong(text=CAUSES[found.limit]), f"{share} ({found.source}){decided}. ", *first)
 
@@ -207,24 +223,20 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
     pairs.append(("What would change this", (sentence(advice.would_change),)))
     applied = "written by --apply" if advice.safe else "not written by --apply"
     pairs.append(("Rule", (Code(text=advice.rule), f", {applied}")))
-    rows = []
-    for figure in advice.evidence:
-        form, unit = in_unit(figure.unit)
-        between = bounds(figure.low, figure.high, form)
-        between = between and f"{between} ({confidence_words(figure.confidence)})"
-        n = None if figure.n is None else str(figure.n)
-        rows.append([figure.name, f"{form(figure.value)}{unit}", between, n, figure.known, figure.source])
-    evidence = Table(
-        caption=f"Evidence of {advice.rule}",
-        headers=("evidence", "figure", "interval", "n", "known", "source"),
-        rows=tuple(rows),
-        align="lrrrll",
-    )
+    evidence = table_of(
+        f"Evidence of {advice.rule}", [(figure, *in_unit(figure.unit)) for figure in advice.evidence],
+        ("evidence", "l", lambda one: one[0].name),
+        ("figure", "r", lambda one: f"{one[1](one[0].value)}{one[2]}"),
+        ("interval", "r", lambda one: bounds_with_confidence(one[0], one[1])),
+        ("n", "r", lambda one: None if one[0].n is None else str(one[0].n)),
+        ("known", "l", lambda one: one[0].known),
+        ("source", "l", lambda one: one[0].source),
+    )  # fmt: skip
     return Section(
         title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
         key=f"advice-{number}",
         badge=advice.severity,
-        blocks=(*((evidence,) if rows else ()), Pairs(pairs=tuple(pairs))),
+        blocks=(*((evidence,) if advice.evidence else ()), Pairs(pairs=tuple(pairs))),
     )
 
 
@@ -239,12 +251,13 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
                     by_command.setdefault((command, alone), []).append((section.title, block.what))
     if not by_command:
         return ()
-    rows: list[list[str | None]] = []
-    for (command, _), parts in by_command.items():
-        titles, whats = ("; ".join(dict.fromkeys(some)) for some in zip(*parts, strict=True))
-        rows.append([titles, whats, command])
-    headers = ("section", "what is missing", "what would change that")
-    table = Table(caption="What is missing", headers=headers, rows=tuple(rows), long=len(rows) > LONG_TABLE_ROWS)
+    table = table_of(
+        "What is missing", by_command.items(),
+        ("section", "l", lambda one: "; ".join(dict.fromkeys(title for title, _ in one[1]))),
+        ("what is missing", "l", lambda one: "; ".join(dict.fromkeys(what for _, what in one[1]))),
+        ("what would change that", "l", lambda one: one[0][0]),
+        long=len(by_command) > LONG_TABLE_ROWS,
+    )  # fmt: skip
     return (Section(title="What is missing", key="missing", blocks=(table,)),)
 
 
@@ -273,3 +286,114 @@ def profile_changes(one: ReportedProfile) -> list[str]:
         equal = "" if network is None or network.equal_loss is None else f"; equal loss: {network.equal_loss}"
         changes.append(f"gradients travel as {train.parallel.gradient_dtype} instead of fp32{equal}")
     return changes
+
+
+def report_facts(
+    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun], document: Document
+) -> dict[str, Any]:
+    """Everything the document is built from, units in the names; what was not measured, or is infinite, is null."""
+    from pydantic_core import to_jsonable_python
+
+    missing = [
+        {"section": section.title, "what": block.what, "commands": block.commands}
+        for section in document.sections
+        for block in blocks_of(section)
+        if isinstance(block, Missing)
+    ]
+    said = {
+        "schema_version": SCHEMA_VERSION,
+        "profiles": [_profile(one) for one in profiles],
+        "missing": missing,
+        "runs": [_run(profile_of(run, profiles), run) for run in reported],
+    }
+    facts: dict[str, Any] = to_jsonable_python(plain(said), inf_nan_mode="null")
+    return facts
+
+
+def _profile(one: ReportedProfile) -> dict[str, Any]:
+    rows = cost_rows(one.trials)
+    spent_s = sum(row.rank_seconds for row in rows)
+    return {
+        "name": one.title,
+        "path": one.path,
+        "intact": one.intact,
+        "content_sha256": one.content_sha256,
+        "ledger": one.ledger,
+        "profile": one.profile,
+        "fill_share": fill_share(one.profile),
+        "tuned": _rate(tuned_rate(one.profile)),
+        "cost": {"by_job": rows, "rank_seconds": spent_s},
+        "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
+        "dataset": _dataset(one),
+        "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
+        "bottlenecks": one.bottlenecks,
+        "advice": one.advice,
+        "recipe_changes": profile_changes(one),
+        "trials": [
+            {
+                "label": done.label,
+                "job": done.trial.job,
+                "seconds": done.seconds,
+                "ranks": ranks_of(done.trial.measured),
+                "outcome": asdict(done.outcome),
+            }
+            for done in one.trials
+        ],
+        "damaged_ledger_lines": one.damaged_lines,
+        "commands": commands(one),
+        "standing": one.standing,
+    }
+
+
+def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
+    manifest = one.dataset
+    if manifest is None:
+        return None
+    histogram = manifest.train.length_histogram
+    spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+    row_tokens = one.profile.train.seq_length_tokens
+    return {
+        "dataset_hash": manifest.dataset_hash,
+        "train_samples": manifest.train.samples,
+        "train_tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
+        "length_histogram": histogram,
+        "source": manifest.source,
+        "row_tokens": row_tokens,
+        "mean_tokens": spread.mean_tokens(),
+        "padding_waste_share": spread.padding_waste(row_tokens),
+    }
+
+
+def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
+    run = reported.run
+    told = needs_attention(run)
+    return {
+        "name": reported.name,
+        "directory": run.directory,
+        "profile": reported.profile_path,
+        "matched_by": reported.matched_by,
+        "header": run.header,
+        "startup": run.startup,
+        "end": run.end,
+        "steps": len(run.steps),
+        "first_step": run.steps[0] if run.steps else None,
+        "last_step": run.steps[-1] if run.steps else None,
+        "achieved": _rate(run_rate(run)),
+        "expected_and_achieved": drifts_of(one, reported),
+        "loss": loss_points(run),
+        "evaluation": run.evaluations[-1] if run.evaluations else None,
+        "events": told[-MOST_EVENTS:],
+        "earlier_events": max(0, len(told) - MOST_EVENTS),
+        "bottlenecks": reported.bottlenecks,
+        "advice": reported.advice,
+    }
+
+
+def _rate(rate: Rate | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    more = {"value": rate.value, "known": rate.known, "ranks": rate.ranks, "source": rate.source}
+    return {**plain(rate.interval), **more}

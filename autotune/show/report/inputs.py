@@ -12,7 +12,6 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck, Standing
 from autotune.decide.probe_command import probe_command
-from autotune.decide.rates import fill_share
 from autotune.show.document import Block, Section
 from trainer.dataset import Manifest
 from trainer.record import Run
@@ -71,11 +70,6 @@ class ReportedProfile:
     def unit(self) -> str:
         """What trials keep busy, one for each rank."""
         return "GPU" if self.profile.fingerprint.device == "cuda" else "rank"
-
-    @property
-    def fill_share(self) -> float | None:
-        """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-        return fill_share(self.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,22 @@ from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.rates import Drift, drifts
 from autotune.show.document import (
     LONG_TABLE_ROWS,
+    Axis,
     Block,
     Bullets,
     Chart,
+    Line,
+    Lines,
     Missing,
     Paragraph,
+    Point,
     Section,
+    Stacks,
     Strong,
     Table,
     Words,
+    table_of,
 )
-from autotune.show.drawing import Axis, Line, Lines, Point, Stack, Stacks
 from autotune.show.intervals import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.show.tables import Row
@@ -151,19 +156,15 @@ def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRu
     forms: dict[str, Callable[[float], str]] = {
         "real tokens/s": count, "MFU": format_share, "peak memory": format_bytes
     }  # fmt: skip
-    return Table(
-        caption="Expected and achieved",
-        headers=("run", "what", "verdict", "achieved over expected, 95 %", "achieved, 95 %",
-                 "expected, 95 % unless told", "expected by"),
-        rows=tuple(
-            [
-                name, drift.quantity, drift.verdict, _bounded(drift.ratio, "{:.3f}".format),
-                _bounded(drift.achieved, forms[drift.quantity]), _bounded(drift.expected, forms[drift.quantity]),
-                drift.expected_source,
-            ]
-            for name, drift in found
-        ),
-        align="lllrrrl",
+    return table_of(
+        "Expected and achieved", found,
+        ("run", "l", lambda one: one[0]),
+        ("what", "l", lambda one: one[1].quantity),
+        ("verdict", "l", lambda one: one[1].verdict),
+        ("achieved over expected, 95 %", "r", lambda one: _bounded(one[1].ratio, "{:.3f}".format)),
+        ("achieved, 95 %", "r", lambda one: _bounded(one[1].achieved, forms[one[1].quantity])),
+        ("expected, 95 % unless told", "r", lambda one: _bounded(one[1].expected, forms[one[1].quantity])),
+        ("expected by", "l", lambda one: one[1].expected_source),
         long=len(found) > LONG_TABLE_ROWS,
     )  # fmt: skip
 
@@ -208,15 +209,12 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
             y=Axis(label="nats per predicted token (dots: validation)"),
             lines=tuple(line for number, curve in enumerate(curves) for line in _curve(*curve, number)),
         ),
-        table=Table(
-            caption="The same as figures",
-            headers=("run", "steps", "mean loss", "validation loss"),
-            rows=tuple(
-                [name, f"{point.first_step:,} to {point.last_step:,}", nats(point.loss),
-                 None if point.evaluated is None else nats(point.evaluated)]
-                for name, points in curves for point in points
-            ),
-            align="lrrr",
+        table=table_of(
+            "The same as figures", [(name, point) for name, points in curves for point in points],
+            ("run", "l", lambda one: one[0]),
+            ("steps", "r", lambda one: f"{one[1].first_step:,} to {one[1].last_step:,}"),
+            ("mean loss", "r", lambda one: nats(one[1].loss)),
+            ("validation loss", "r", lambda one: nats(one[1].evaluated)),
             long=True,
         ),
     )  # fmt: skip
@@ -238,22 +236,22 @@ def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[Line]:
 def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
     """What needs attention; the latest, where there is much."""
     told = [(one.name, needs_attention(one.run)) for one in reported]
-    rows: list[Row] = [
-        [name, str(event.step), f"{event.level}: {event.kind}", event.message, "; ".join(event.causes) or None,
-         event.action, event.next_step or None]
-        for name, events in told for event in events[-MOST_EVENTS:]
-    ]  # fmt: skip
-    if not rows:
+    latest = [(name, event) for name, events in told for event in events[-MOST_EVENTS:]]
+    if not latest:
         return ()
     which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
-    table = Table(
-        caption="Events of runs",
-        headers=("run", "step", "kind", "what happened", "likely causes", "done", "next"),
-        rows=tuple(rows),
-        align="lrlllll",
-        long=len(rows) > LONG_TABLE_ROWS,
-    )
-    blocks = (*_left_out(len(rows), sum(len(events) for _, events in told), "events", which), table)
+    table = table_of(
+        "Events of runs", latest,
+        ("run", "l", lambda one: one[0]),
+        ("step", "r", lambda one: str(one[1].step)),
+        ("kind", "l", lambda one: f"{one[1].level}: {one[1].kind}"),
+        ("what happened", "l", lambda one: one[1].message),
+        ("likely causes", "l", lambda one: "; ".join(one[1].causes) or None),
+        ("done", "l", lambda one: one[1].action),
+        ("next", "l", lambda one: one[1].next_step or None),
+        long=len(latest) > LONG_TABLE_ROWS,
+    )  # fmt: skip
+    blocks = (*_left_out(len(latest), sum(len(events) for _, events in told), "events", which), table)
     return (Section(title="What needs attention", key="events", blocks=blocks),)
 
 
@@ -277,29 +275,26 @@ def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...
     """A bar for each, the parts as a table, and what limits it in words."""
     if not named:
         return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
-    stacks, said, rows = [], [], []
+    stacks, said = [], []
     for name, found in named:
         shares = {part.cause: part.share for part in found.parts}
         parts = tuple((words, shares[cause]) for cause, words in CAUSES.items() if shares.get(cause, 0.0) > 0)
-        stacks.append(Stack(label=name, parts=parts))
+        stacks.append((name, parts))
         told = ", ".join(f"{CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
         said.append(f"{name}: {told}.")
-        rows += [
-            [name, CAUSES[part.cause], format_share(part.share), bounds(part.low, part.high, format_share),
-             part.source or None]
-            for part in found.parts
-        ]  # fmt: skip
     chart = Chart(
         title="Parts of a step",
         description=" ".join(said),
         drawing=Stacks(axis=Axis(label="share of a step", unit="share"), stacks=tuple(stacks)),
-        table=Table(
-            caption="The same as figures",
-            headers=("steps of", "time goes into", "share", "95 % interval", "read from"),
-            rows=tuple(rows),
-            align="llrrl",
+        table=table_of(
+            "The same as figures", [(name, part) for name, found in named for part in found.parts],
+            ("steps of", "l", lambda one: one[0]),
+            ("time goes into", "l", lambda one: CAUSES[one[1].cause]),
+            ("share", "r", lambda one: format_share(one[1].share)),
+            ("95 % interval", "r", lambda one: bounds(one[1].low, one[1].high, format_share)),
+            ("read from", "l", lambda one: one[1].source or None),
         ),
-    )
+    )  # fmt: skip
     return (chart, Bullets(items=tuple(item for name, found in named for item in _limit(name, found))))
 
 

@@ -22,7 +22,7 @@ from autotune.show.probe import ProbedModel, curve_section, dealing_words, probe
 from autotune.show.profile import profile_text
 from autotune.show.text import console_text
 from autotune.show.tuning import exploration_section, exploration_text
-from autotune.show.workers import chosen_loader, gpu_rows, workers_cells, workers_lines, workers_section, workers_text
+from autotune.show.workers import chosen_loader, workers_lines, workers_section, workers_text
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.show.report.example import example_profile as full_profile
@@ -127,17 +127,20 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
 
 
 def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a_table_if_there_are_any():
+    def tables(rows):
+        profile = but(example_profile(), evidence={"workers": sweep(rows=rows)})
+        return [table.rows for table in of_kind(workers_section(reported(profile=profile)), Table)]
+
     slow, fast = sweep().rows
-    assert workers_cells(slow) == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
-    assert workers_cells(fast)[-1] == "enough"
-    open_ = workers_cells(fast.model_copy(update={"ratio_low": None, "verdict": "open"}))
-    assert open_[3::4] == [NOT_ENOUGH, "undecided"]
-    assert "occupancy" not in workers_of(sweep())
+    open_ = fast.model_copy(update={"ratio_low": None, "verdict": "open"})
+    ((none,),), ((enough,),), ((undecided,),) = (tables([row]) for row in (slow, fast, open_))
+    assert none == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
+    assert enough[-1] == "enough"
+    assert undecided[3::4] == [NOT_ENOUGH, "undecided"]
     use = GpuUse(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
-    found = sweep(rows=[row.model_copy(update={"gpu": use}) for row in sweep().rows])
-    assert gpu_rows(found)[0] == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
-    assert "occupancy" in workers_of(found)
-    assert "97.0 %" in workers_of(found)
+    (row,), (counters,) = tables([slow.model_copy(update={"gpu": use})])
+    assert row[5] == "97.0 %"
+    assert counters == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     ]  # fmt: skip
     assert table.rows[1] == ["64 packed rows, bf16", "18", "342,000", None, "ran"]
     assert table.rows[3][3:] == ["0.720", "pruned"]
-    assert table.rows[-1][1:] == ["0", None, None, "crashed"]
+    assert table.rows[-1][1:] == ["0", "n/a", None, "crashed"]
     (missing,) = exploration_section(reported())
     assert missing.state == "not asked for"
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)

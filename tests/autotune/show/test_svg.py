@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.show.drawing import Axis, Bar, Bars, Column, Columns, Line, Lines, Point, Rule, Shade, Stack, Stacks
+from autotune.show.document import Axis, Bar, Bars, Columns, Line, Lines, Point, Rule, Shade, Stacks
 from autotune.show.svg import drawn
 
 LINES = Lines(
@@ -23,12 +23,12 @@ LINES = Lines(
 BARS = Bars(axis=Axis(label="tokens/s", unit="count"), bars=(Bar(label="default", value=5, low=4, high=6, shown="5"),))
 STACKS = Stacks(
     axis=Axis(label="memory", unit="bytes"),
-    stacks=(Stack(label="predicted", parts=(("weights", 2.0**30), ("rest", 2.0**31))),),
+    stacks=(("predicted", (("weights", 2.0**30), ("rest", 2.0**31))),),
     rules=(Rule(at=2.0**32, label="budget"),),
 )
 COLUMNS = Columns(
     x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"),
-    columns=(Column(start=0, end=32, value=0.75), Column(start=32, end=64, value=0.25)),
+    columns=((0, 32, 0.75), (32, 64, 0.25)),
     rules=(Rule(at=30, label="row"),),
 )  # fmt: skip
 EVERY = pytest.mark.parametrize("drawing", [LINES, BARS, STACKS, COLUMNS], ids=["lines", "bars", "stacks", "columns"])
@@ -70,7 +70,7 @@ HOSTILE = st.text(
 @settings(max_examples=25)
 @given(HOSTILE)
 def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
-    stacks = Stacks(axis=Axis(label=name), stacks=(Stack(label=name, parts=((name, 1.0), ("b", 2.0))),))
+    stacks = Stacks(axis=Axis(label=name), stacks=((name, ((name, 1.0), ("b", 2.0))),))
     root = ElementTree.fromstring(draw(stacks, title=name or "x", description="d"))
     known = {"svg", "g", "path", "defs", "clipPath", "rect", "use", "text", "title", "desc", "tspan"}
     assert {element.tag.rpartition("}")[2] for element in root.iter()} <= known
@@ -93,8 +93,7 @@ def test_what_is_not_finite_is_not_drawn():
     plain = Lines(x=LINES.x, y=Axis(label="y"), lines=(Line(name="odd", points=(Point(x=2, y=3), Point(x=3, y=4))),))
     assert draw(lines) == draw(plain)
     odd, plain = (
-        draw(Stacks(axis=STACKS.axis, stacks=(Stack(label="s", parts=(*more, ("b", 1.0))),)))
-        for more in ([("a", math.inf)], [])
+        draw(Stacks(axis=STACKS.axis, stacks=(("s", (*more, ("b", 1.0))),))) for more in ([("a", math.inf)], [])
     )
     assert odd == plain
 
@@ -104,7 +103,7 @@ def test_what_is_not_finite_is_not_drawn():
     [
         Lines(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()), Bars(axis=Axis(label="x"), bars=()),
         Columns(x=Axis(label="x"), y=Axis(label="y"), columns=()),
-        Stacks(axis=Axis(label="x", unit="bytes"), stacks=(Stack(label="s", parts=(("a", 0.0),)),)),
+        Stacks(axis=Axis(label="x", unit="bytes"), stacks=(("s", (("a", 0.0),)),)),
     ],
     ids=["lines", "bars", "columns", "stacks"],
 )  # fmt: skip

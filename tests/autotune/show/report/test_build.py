@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from autotune.core.evidence import Evidence
 from autotune.errors import UsageError
 from autotune.show.document import Chart, Missing, Pairs, Section, Table, blocks_of
-from autotune.show.report.build import report_document
-from autotune.show.report.facts import report_facts
+from autotune.show.report.build import report_document, report_facts
 from autotune.show.report.runs import MOST_EVENTS, loss_points
 from autotune.show.text import report_markdown
 from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
@@ -43,7 +42,7 @@ def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Where the memory of 307 rows goes"]
     terms = one.profile.evidence.probe.traced_terms_bytes
-    assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(sum(terms.values()))
+    assert sum(size for _, size in memory.drawing.stacks[0][1]) == pytest.approx(sum(terms.values()))
     assert {rule.at for rule in memory.drawing.rules} == {one.profile.constraints.memory_budget_bytes}
 
 

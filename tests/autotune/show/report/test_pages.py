@@ -14,8 +14,7 @@ from autotune.core.verification import LedgerCheck
 from autotune.show.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.show.intervals import hours
 from autotune.show.profile import commands
-from autotune.show.report.build import report_document
-from autotune.show.report.facts import report_facts
+from autotune.show.report.build import report_document, report_facts
 from autotune.show.text import report_html, report_markdown
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_inputs
