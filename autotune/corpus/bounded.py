@@ -20,14 +20,8 @@ from autotune.process import end_with_parent
 
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
 MAX_WALL_S = 300.0
-# A 256 MiB file, its sections, and the disassembly of its largest function fit; with what the process has, below 1 GiB.
-MAX_ADDED_BYTES = 800 * 2**20
-# Above the size at which a piece is closed, with its last sample.
-MAX_OUTPUT_BYTES = 2**27
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the kernel says when there is no room left, on the disk or in a quota."""
-# What a pipe holds, so that the child need not wait for a reader.
-_MAX_REPLY_BYTES = 2**16
 _MAX_REASON_LENGTH = 200
 
 
@@ -37,10 +31,10 @@ class ChildLimits:
 
     wall_s: float = MAX_WALL_S
     """Of the wall clock, and of processor time."""
-    added_bytes: int = MAX_ADDED_BYTES
-    """Memory beyond what the forking process has already."""
-    output_bytes: int = MAX_OUTPUT_BYTES
-    """Largest file it may write."""
+    added_bytes: int = 800 * 2**20
+    """Memory beyond what the forking process has: a 256 MiB file, its sections and its largest function's code fit."""
+    output_bytes: int = 2**27
+    """Largest file it may write: above the size at which a piece is closed, with its last sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +99,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
         ready, _, _ = select.select(watched, [], [], limits.wall_s)
     finally:
         os.close(exit_fd)
-    if cancel_fd in ready and exit_fd not in ready:
+    if ready == [cancel_fd]:
         raise CancelledError
     if not ready:
         return Unread(reason=f"not finished after {limits.wall_s:g} s")
@@ -131,7 +125,8 @@ def _end(pid: int) -> None:
 
 def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
     try:
-        reply = json.loads(os.read(read_fd, _MAX_REPLY_BYTES))
+        # What a pipe holds, so that the child need not wait for a reader.
+        reply = json.loads(os.read(read_fd, 2**16))
         if "reason" in reply:
             return Unread(reason=printable(str(reply["reason"])))
         if "errno" not in reply:
@@ -173,12 +168,10 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
             reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
         except MemoryError:
             reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
-        except OSError as error:
-            # A full disk is no fault of the file: the caller must stop, not go on without it.
-            full = error.errno in DISK_FULL
-            reply = {"errno": error.errno} if full else {"reason": printable(str(error))}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
-            reply = {"reason": reason_of(error)}
+            # A full disk is no fault of the file: the caller must stop, not go on without it.
+            full = isinstance(error, OSError) and error.errno in DISK_FULL
+            reply = {"errno": error.errno} if full else {"reason": reason_of(error)}
         os.write(write_fd, json.dumps(reply).encode())
         status = 0
     finally:
@@ -193,9 +186,9 @@ def reason_of(error: Exception) -> str:
 def _limit(limits: ChildLimits) -> None:
     """Set limits for good, without asking for more than this process is allowed."""
     # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     for which, value in (
-        (resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.added_bytes),
+        (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
         # Whole seconds, rounded up; the wall clock is the exact bound.
         (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
         (resource.RLIMIT_FSIZE, limits.output_bytes),

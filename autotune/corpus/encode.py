@@ -55,10 +55,7 @@ def encode_piece(
     paths, *selected = selection.of(workplace, number)
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
-        with (
-            (directory / f"{name}.ids").open("wb") as ids,
-            (directory / f"{name}.lengths").open("wb") as lengths,
-        ):
+        with (directory / f"{name}.ids").open("wb") as ids, (directory / f"{name}.lengths").open("wb") as lengths:
             receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
     return receipt
 

@@ -98,50 +98,42 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
     from distributed import as_completed
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
-        waiting = iter(tasks)
-        running: dict[str, Task] = {}
-
-        def submit(task: Task) -> Any:  # noqa: ANN401 - a distributed.Future
-            future = client.submit(_perform_there, workplace, task, pure=False, retries=0)
-            running[future.key] = task
-            return future
-
-        completed = as_completed([submit(task) for task in islice(waiting, ahead * workers)])
+        running: dict[Any, Task] = {}
+        futures = ((client.submit(_perform_there, workplace, task, pure=False, retries=0), task) for task in tasks)
+        running.update(islice(futures, ahead * workers))
+        completed = as_completed(list(running))
         for future in completed:
-            task = running.pop(future.key)
+            task = running.pop(future)
             on_done(task, _result(future, task))
-            for following in islice(waiting, 1):
-                completed.add(submit(following))
+            for following in islice(futures, 1):
+                running.update([following])
+                completed.add(following[0])
 
     return run
 
 
-def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
-    """Return errors as values: dask would log them, and lose the fields that pickle does not know of."""
+def _perform_there(workplace: Workplace, task: Task) -> Receipt | Callable[[], Exception]:
+    """Return errors as what makes them: dask would log them, and lose the fields that pickle does not know of."""
     try:
-        return "done", _perform(workplace, task)
+        return _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
-        return "refused", (type(error), error.message, error.next_step)
+        return functools.partial(type(error), error.message, next_step=error.next_step)
     except OSError as error:
-        return "failed", (error.errno, error.strerror, str(error.filename or workplace.path))
+        return functools.partial(OSError, error.errno, error.strerror, str(error.filename or workplace.path))
 
 
 def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed.Future
     from distributed.scheduler import KilledWorker
 
     try:
-        kind, value = future.result()
+        receipt: Receipt | Callable[[], Exception] = future.result()
     except KilledWorker as error:
         raise InternalError(
             f"the worker died of task {task.stage}/{task.number} again and again",
             next_step="The same command goes on. If the machine is short of memory, use fewer --workers.",
         ) from error
-    if kind == "refused":
-        error_type, message, next_step = value
-        raise error_type(message, next_step=next_step)
-    if kind == "failed":
-        raise OSError(*value)
-    receipt: Receipt = value
+    if callable(receipt):
+        raise receipt()
     return receipt
 
 

@@ -70,15 +70,10 @@ def extract_partition(
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()
-    request = {
-        "kind": partition.kind,
-        "options": dataclasses.asdict(options),
-        "directory": str(directory),
-        "most": most,
-    }
+    told = {"kind": partition.kind, "options": dataclasses.asdict(options), "directory": str(directory), "most": most}
     with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
-            for part, outcome in _read(process, request | {"piece": piece}, slices):
+            for part, outcome in _read(process, told | {"piece": piece}, slices):
                 if isinstance(outcome, Unread):
                     rejected += 1
                     continue
@@ -135,15 +130,12 @@ class _Process:
             os.close(inherited_fd)
         if b"ready" not in self._read():
             self.close()
+            what = "did not start; its message is above"
+            next_step = "Install again: pip install --force-reinstall encoder-autotune"
             if self._process.returncode < 0:
-                raise MachineLacks(
-                    f"the extraction process was ended by signal {-self._process.returncode} as it started",
-                    next_step="If memory is short, use fewer --workers. The same command goes on.",
-                )
-            raise MachineLacks(
-                "the extraction process did not start; its message is above",
-                next_step="Install again: pip install --force-reinstall encoder-autotune",
-            )
+                what = f"was ended by signal {-self._process.returncode} as it started"
+                next_step = "If memory is short, use fewer --workers. The same command goes on."
+            raise MachineLacks(f"the extraction process {what}", next_step=next_step)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
         """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced."""
@@ -242,10 +234,8 @@ def main() -> None:
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        if isinstance(outcome, Unread):
-            _answer(dataclasses.asdict(outcome))
-        else:
-            _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
+        unread = isinstance(outcome, Unread)
+        _answer(dataclasses.asdict(outcome) if unread else {"outcomes": [dataclasses.asdict(one) for one in outcome]})
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
@@ -268,10 +258,8 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
         before = file_sizes(directory)
         try:
             done, new = _extract_slice(request, Slice(**fields), piece, seen)
-        except MemoryError:
-            raise
         except Exception as error:  # a hostile file can make a parser raise anything; it costs this slice
-            if isinstance(error, OSError) and error.errno in DISK_FULL:
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
                 raise
             take_back(directory, before)
             refused = Unread(reason=reason_of(error))
@@ -302,7 +290,8 @@ def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[b
     source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
     new: set[bytes] = set()
     samples = rejected = 0
-    with PieceWriter(directory, piece) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+    writing = contextlib.closing(PieceWriter(directory, piece))
+    with writing as pieces, (directory / REJECTS_FILE).open("a") as rejects:
         for found in source.samples(part, SourceOptions(**request["options"])):
             if isinstance(found, Reject):
                 rejected += 1

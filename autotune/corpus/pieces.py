@@ -55,8 +55,7 @@ class PiecePaths:
 
     def read_index(self) -> Index:
         """Read the records; shape (samples,)."""
-        index: Index = np.fromfile(self.file("index"), dtype=INDEX)
-        return index
+        return np.fromfile(self.file("index"), dtype=INDEX)
 
     def read_samples(self, kept: Bools) -> Iterator[str]:
         """Yield the samples that are marked in ``kept``, of shape (samples,), in order."""
@@ -105,12 +104,6 @@ class PieceWriter:
         """Flush and close."""
         self._text.close()
         self._index.close()
-
-    def __enter__(self) -> "PieceWriter":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def file_sizes(directory: Path) -> dict[str, int]:
@@ -213,7 +206,7 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
     pieces = read_pieces(workplace)
     parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    records = np.concatenate(parts) if parts else np.empty(0, dtype=_SORTED)
+    records = np.concatenate([*parts, np.empty(0, dtype=_SORTED)])
     order = np.lexsort((records["number"], owner, records["low"], records["high"]))
     records, owner = records[order], owner[order]
     again = np.zeros(len(records), dtype=bool)
@@ -227,14 +220,13 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
     return {"duplicates": len(dropped)}
 
 
-def _bucket_of(piece: Piece, workplace: Workplace, bucket: int, buckets: int) -> npt.NDArray[np.void]:
+def _bucket_of(piece: Piece, workplace: Workplace, bucket: int, buckets: int) -> Index:
     paths = piece.paths(workplace)
     edges = np.fromfile(paths.file("prefix"), dtype="<u4")
     step = MAX_BUCKETS // buckets
     first, end = int(edges[bucket * step]), int(edges[(bucket + 1) * step])
-    records = _numbers(paths.file("sorted"), _SORTED, first, end - first)
-    counted: npt.NDArray[np.void] = records[records["number"] < piece.samples]
-    return counted
+    records: Index = _numbers(paths.file("sorted"), _SORTED, first, end - first)
+    return records[records["number"] < piece.samples]
 
 
 def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype

@@ -6,17 +6,20 @@ the same files give the same bytes whichever process finishes first.
 """
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus import tokenizer as learning
-from autotune.corpus.encode import ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
+from autotune.corpus.encode import ENCODE, SPLITS, LengthLimit, assemble_shard, encode_piece, gather, shard_edges
 from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
 from autotune.corpus.pieces import (
@@ -30,9 +33,8 @@ from autotune.corpus.pieces import (
     pieces_of,
     write_pieces,
 )
-from autotune.corpus.request import Input, Request, find_input, request_key
-from autotune.corpus.sources import SOURCES
-from autotune.corpus.sources.base import Reject
+from autotune.corpus.sources import SOURCES, Found, Input, find_input
+from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.workplace import (
     Receipt,
@@ -69,10 +71,46 @@ _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
 """Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
+_FORMAT_VERSION = 2
+"""Raised when the same request comes to other bytes: results of an older version are not continued."""
 
 
 class NothingUsableError(BadInput):
     """The same request comes to nothing however often it is made: there is no work to continue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to prepare: all that decides the result."""
+
+    sources: tuple[str, ...]
+    """Such as ``elf:/usr/bin``; one or several."""
+    options: SourceOptions
+    max_samples: int | None
+    """Take the first so many distinct samples; None takes all."""
+    keep_duplicates: bool
+    validation_share: float
+    split_seed: int
+    tokenizer: Path | Literal["wordlevel", "bpe"] | None
+    """A ``tokenizer.json`` to use, or the kind to learn; None learns words of programs, byte pairs of text."""
+    vocab_size: int
+    """Ids of a learned tokenizer, a multiple of 64."""
+    limit: LengthLimit
+
+
+def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:
+    """Name everything that decides the result: a run continues from results of the same key only."""
+    settings = dataclasses.asdict(request) | {
+        "format": _FORMAT_VERSION,
+        "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer else str(request.tokenizer),
+        "sources": [spec.partition(":")[0] for spec in request.sources],
+    }
+    named = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for found in files:
+        for file in found.files:
+            named.update(f"{file.path}\0{file.size_bytes}\0{file.modified_ns}\n".encode(errors="surrogateescape"))
+        named.update(b"\n")
+    return named.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +142,7 @@ def prepare(
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
     with stages("find files") as update:
-        found = find_input(request, update)
+        found = find_input(request.sources, request.options, update)
     shown, out = out, out.resolve()
     key = request_key(request, found.found, given.content if given else None)
     unfinished, note = workplace_path(out, key), {"request": key}
@@ -196,7 +234,7 @@ class _Preparation:
             vocab_size=tokenizer.vocab_size,
             used_vocab_size=tokenizer.used_vocab_size,
             special_ids=tokenizer.special_ids,
-            tokenizer_sha256=tokenizer.sha256,
+            tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(),
             train=splits["train"],
             validation=splits["validation"],
             source=SourceStatistics(
@@ -208,7 +246,7 @@ class _Preparation:
                 truncated_samples=said["truncated"],
                 split_samples=said["split"],
                 raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                token_bytes=said["tokens"] * tokenizer.id_bytes,
+                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
                 unknown_tokens=said["unknown"],
             ),
         )

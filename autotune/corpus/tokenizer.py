@@ -4,7 +4,6 @@ It is learned from exact counts of all words, or from a sample of the texts; mem
 """
 
 import contextlib
-import hashlib
 import heapq
 import json
 import re
@@ -87,19 +86,9 @@ class DatasetTokenizer:
     """The vocabulary, of one that does nothing but look up words between whitespace; None of others."""
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 of ``content``."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
     def dtype(self) -> Literal["uint16", "uint32"]:
         """The smallest stored type that holds every id."""
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
-
-    @property
-    def id_bytes(self) -> int:
-        """Bytes of a stored id."""
-        return int(np.dtype(self.dtype).itemsize)
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the ids of each text, without special tokens: one that is spelt out in it is unknown."""

@@ -85,8 +85,8 @@ def prepare(
     """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
     from autotune.corpus.encode import LengthLimit
     from autotune.corpus.engine import Workers
+    from autotune.corpus.prepare import Request
     from autotune.corpus.prepare import prepare as prepare_dataset
-    from autotune.corpus.request import Request
     from autotune.corpus.sources.base import SourceOptions
 
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))

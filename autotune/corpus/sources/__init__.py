@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from autotune.corpus.sources.base import (
     UnusableFileError,
 )
 from autotune.corpus.sources.text import cut_lines, cut_text, read_jsonl, read_text, takes_jsonl, takes_text
-from autotune.errors import BadInput
+from autotune.errors import BadInput, MachineLacks
 from trainer.progress import Update
 from trainer.schema import nearest
 
@@ -92,11 +93,7 @@ SOURCES = {
     for source in (
         # The functions of x86-64 programs and libraries, static or shared, stripped or not.
         RawSource(
-            kind="elf",
-            libraries=("capstone", "elftools"),
-            takes=_takes_elf,
-            samples=_read_elf,
-            example="elf:/usr/bin",
+            kind="elf", libraries=("capstone", "elftools"), takes=_takes_elf, samples=_read_elf, example="elf:/usr/bin"
         ),
         RawSource(kind="text", takes=takes_text, cut=cut_text, samples=read_text, example="text:/data/corpus"),
         RawSource(
@@ -191,16 +188,54 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
 
 def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
     """Group all slices of the files, in order, until a group is worth a task."""
-    groups: list[Partition] = []
-    waiting: list[Slice] = []
-    waiting_bytes = 0
+    groups: list[list[Slice]] = []
+    last_bytes = PARTITION_BYTES
     for part in (part for file in files for part in source.cut(file, options)):
-        waiting.append(part)
-        waiting_bytes += max(part.end - part.begin, _FILE_BYTES)
-        if waiting_bytes >= PARTITION_BYTES:
-            groups.append(Partition(kind=source.kind, slices=tuple(waiting)))
-            waiting, waiting_bytes = [], 0
-    return groups + ([Partition(kind=source.kind, slices=tuple(waiting))] if waiting else [])
+        if last_bytes >= PARTITION_BYTES:
+            groups.append([])
+            last_bytes = 0
+        groups[-1].append(part)
+        last_bytes += max(part.end - part.begin, _FILE_BYTES)
+    return [Partition(kind=source.kind, slices=tuple(group)) for group in groups]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What is to be read: every source with its files, cut into partitions in reading order."""
+
+    kinds: list[str]
+    """Kinds of source, each once."""
+    found: tuple[Found, ...]
+    partitions: tuple[Partition, ...]
+
+    @property
+    def unreadable(self) -> list[Reject]:
+        """Files that may not be read."""
+        return [reject for found in self.found for reject in found.unreadable]
+
+
+def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
+    """Look up the files of sources such as ``elf:/usr/bin``; ``update`` is told how far it is, if files are many.
+
+    Raises:
+        BadInput: If a source is unknown or holds nothing.
+        MachineLacks: If a library that reads it is not installed.
+    """
+    opened = [open_source(spec) for spec in specs]
+    for source, _ in opened:
+        missing = [name for name in source.libraries if importlib.util.find_spec(name) is None]
+        if missing:
+            raise MachineLacks(
+                f"reading {source.kind} needs {' and '.join(missing)}, not installed here",
+                next_step=f"Run: pip install 'encoder-autotune[{source.kind}]'",
+            )
+    found = [find_files(source, place, update) for source, place in opened]
+    cut = [
+        part
+        for (source, _), files in zip(opened, found, strict=True)
+        for part in partitions(source, files.files, options)
+    ]
+    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=tuple(cut))
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:

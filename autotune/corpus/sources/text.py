@@ -39,8 +39,7 @@ def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
 
 def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
-    pieces = {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part)
-    for begin, content in pieces:
+    for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part):
         where = f"{options.unit} at byte {begin}"
         if content is None:
             yield Reject(path=part.path, where=where, reason=TOO_LONG)
@@ -194,10 +193,7 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
             if line.endswith(b"\n") or len(line) < MAX_SAMPLE_BYTES + 2:
                 yield begin, line.rstrip(b"\r\n")
                 continue
-            while rest := file.readline(_STEP_BYTES):
-                position += len(rest)
-                if rest.endswith(b"\n"):
-                    break
+            position = _line_end(file, position)
             yield begin, None
 
 
@@ -219,8 +215,12 @@ def _line_start(file: BinaryIO, begin: int) -> int:
     """Go to the first line that begins at ``begin`` or behind it; return its position."""
     if not begin:
         return 0
-    position = begin - 1
-    file.seek(position)
+    file.seek(begin - 1)
+    return _line_end(file, begin - 1)
+
+
+def _line_end(file: BinaryIO, position: int) -> int:
+    """Read from ``position`` to behind the line's end; return where that is."""
     while rest := file.readline(_STEP_BYTES):
         position += len(rest)
         if rest.endswith(b"\n"):

@@ -87,7 +87,7 @@ def test_what_a_slice_wrote_before_it_failed_is_taken_back_and_does_not_count(tm
 
 def test_pieces_stay_small_whatever_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_TEXT_BYTES", 10_000)
-    with pieces.PieceWriter(tmp_path, 0) as writer:
+    with contextlib.closing(pieces.PieceWriter(tmp_path, 0)) as writer:
         for number in range(1000):
             writer.add(f"{number:0100d}".encode(), b"0" * 16)
     assert writer.number == 9

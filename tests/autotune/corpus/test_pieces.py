@@ -1,4 +1,5 @@
 import functools
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def write(workplace, pieces):
     for number, samples in enumerate(pieces):
         directory = workplace.directory(EXTRACT, number)
         directory.mkdir(parents=True)
-        with PieceWriter(directory, 0) as writer:
+        with closing(PieceWriter(directory, 0)) as writer:
             for sample in samples:
                 writer.add(sample.encode(), digest(sample.encode()))
         PiecePaths(directory=directory, number=0).sort_digests()

@@ -14,8 +14,7 @@ from autotune.corpus import encode, pieces, tokenizer
 from autotune.corpus.elf import functions
 from autotune.corpus.encode import LengthLimit
 from autotune.corpus.engine import Workers
-from autotune.corpus.prepare import prepare
-from autotune.corpus.request import Request
+from autotune.corpus.prepare import Request, prepare
 from autotune.corpus.sources import text
 from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import SPECIAL_TOKENS
