@@ -170,8 +170,8 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
             reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
             # A full disk is no fault of the file: the caller must stop, not go on without it.
-            full = isinstance(error, OSError) and error.errno in DISK_FULL
-            reply = {"errno": error.errno} if full else {"reason": reason_of(error)}
+            code = error.errno if isinstance(error, OSError) else None
+            reply = {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
         os.write(write_fd, json.dumps(reply).encode())
         status = 0
     finally:

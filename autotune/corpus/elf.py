@@ -66,7 +66,10 @@ def functions(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         try:
             elf = ELFFile(file)
-            _check_header(elf)
+            if elf.elfclass != 64 or not elf.little_endian or elf["e_machine"] != "EM_X86_64":
+                raise UnusableFileError(f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}")
+            if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
+                raise UnusableFileError(f"not a linked program but {elf['e_type']}")
             frames, frames_address, sections = _read_sections(elf)
         except (ELFError, AssertionError) as error:
             # pyelftools asserts on what it takes for granted about a file.
@@ -82,13 +85,6 @@ def functions(path: Path) -> Iterator[str]:
             decoded_bytes += instruction_bytes
         if decoded_bytes == len(code) and len(parts) >= MIN_INSTRUCTIONS:
             yield " ".join(parts)
-
-
-def _check_header(elf: ELFFile) -> None:
-    if elf.elfclass != 64 or not elf.little_endian or elf["e_machine"] != "EM_X86_64":
-        raise UnusableFileError(f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}")
-    if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
-        raise UnusableFileError(f"not a linked program but {elf['e_type']}")
 
 
 def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[tuple[int, bytes]]]:
@@ -183,13 +179,12 @@ def _common_encoding(entry: bytes) -> _Encoding:
     version = entry[0]
     if version not in (1, 3):
         raise UnusableFileError(f".eh_frame version {version} is unknown")
-    augmentation_end = entry.index(0, 1) if 0 in entry[1:] else len(entry)
-    augmentation = entry[1:augmentation_end]
+    augmentation = entry[1:].partition(b"\0")[0]
     if not augmentation:
         return _encoding(0)
     if not augmentation.startswith(b"z"):
         raise UnusableFileError(f".eh_frame augmentation {augmentation[:8]!r} is unknown")
-    position = augmentation_end + 1
+    position = len(augmentation) + 2
     # Alignment factors of code and data, the return register (one byte in version 1), and the augmentation's length.
     for _ in range(2):
         position = _after_leb(entry, position)

@@ -234,8 +234,10 @@ def main() -> None:
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        unread = isinstance(outcome, Unread)
-        _answer(dataclasses.asdict(outcome) if unread else {"outcomes": [dataclasses.asdict(one) for one in outcome]})
+        if isinstance(outcome, Unread):
+            _answer(dataclasses.asdict(outcome))
+        else:
+            _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:

@@ -140,12 +140,11 @@ def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> D
     ``vocab_size`` counts special tokens; it is a multiple of 64, to which fewer words are filled up.
     """
     words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
-    kept = _filled([*SPECIAL_TOKENS, *words][:vocab_size])
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(kept)}, unk_token="[UNK]"))
+    kept = [*SPECIAL_TOKENS, *words][:vocab_size]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(_filled(kept))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    used = min(len(SPECIAL_TOKENS) + len(words), vocab_size)
-    return _describe(tokenizer, tokenizer.to_str(pretty=True).encode(), where="the learned tokenizer", used=used)
+    return _describe(tokenizer, tokenizer.to_str(pretty=True).encode(), where="the learned tokenizer", used=len(kept))
 
 
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
@@ -240,9 +239,8 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
 def _plain_words(content: bytes) -> Mapping[str, int] | None:
     parts = json.loads(content)
     model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
-    plain = (
-        model.get("type") == "WordLevel" and splitter.get("type") == "WhitespaceSplit" and not parts.get("normalizer")
-    )
+    kinds = (model.get("type"), splitter.get("type"))
+    plain = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
     words: dict[str, int] | None = model["vocab"] if plain else None
     return words
 
@@ -250,23 +248,14 @@ def _plain_words(content: bytes) -> Mapping[str, int] | None:
 def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:
     """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
-    runs: list[Path] = []
-    entries = 0
-
-    def put_down() -> None:
-        nonlocal entries
-        runs.append(directory / f"run-{len(runs):03d}")
-        _put_down(counts, runs[-1])
-        entries += len(counts)
-        counts.clear()
-
+    entries: list[int] = []
     paths, train, _ = selection.of(workplace, number)
     for text in paths.read_samples(train):
         counts.update(text.split())
         if len(counts) >= _WORDS_IN_MEMORY:
-            put_down()
-    put_down()
-    return {"entries": entries, "bytes": sum(path.stat().st_size for path in runs)}
+            _put_down(counts, directory / f"run-{len(entries):03d}", entries)
+    _put_down(counts, directory / f"run-{len(entries):03d}", entries)
+    return {"entries": sum(entries), "bytes": sum(path.stat().st_size for path in directory.iterdir())}
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
@@ -351,7 +340,8 @@ def _learned(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
     return {"used": tokenizer.used_vocab_size}
 
 
-def _put_down(counts: Counter[str], path: Path) -> None:
+def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
+    """Write the counts to a file, note how many they are, and begin again."""
     shelves: list[list[str]] = [[] for _ in range(_SHELVES)]
     for word, count in counts.items():
         if len(word) <= _LONGEST_WORD:
@@ -360,6 +350,8 @@ def _put_down(counts: Counter[str], path: Path) -> None:
     with path.open("wb") as file:
         file.write(np.cumsum([0, *map(len, contents)], dtype="<u8").tobytes())
         file.writelines(contents)
+    entries.append(len(counts))
+    counts.clear()
 
 
 def _taken_up(path: Path, shelves: range) -> Iterator[tuple[str, int]]:

@@ -33,7 +33,6 @@ from trainer.plan import MIN_BLOCK_SAMPLES, pack_rows, permute
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
-_EXPECTED = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
 DEFAULT_ROW_TOKENS = (128, 512, 1024, 2048)
 SAMPLED = 65_536
 """Samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
@@ -189,7 +188,8 @@ def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
 
 def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
     shards = [*manifest.train.shards, *manifest.validation.shards]
-    expected = {*_EXPECTED, *(name for shard in shards for name in (shard.tokens_file, shard.offsets_file))}
+    expected = {MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME}
+    expected.update(name for shard in shards for name in (shard.tokens_file, shard.offsets_file))
     names = sorted(entry.name for entry in directory.iterdir())
     return [Fault(file=name, what="is no part of the dataset") for name in names if name not in expected]
 

@@ -72,10 +72,8 @@ class Workplace:
         done = self.receipt(stage, task)
         if done is not None:
             return done
-        directory, final = (
-            self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}",
-            self.directory(stage, task),
-        )
+        final = self.directory(stage, task)
+        directory = final.with_name(f"{_UNFINISHED}{task}-{secrets.token_hex(4)}")
         directory.mkdir(parents=True)
         try:
             receipt = work(directory)
@@ -128,8 +126,8 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
     """Find unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
     mine = workplace_path(out, key)
-    found = [path for path in out.parent.glob(f".{glob.escape(out.name)}.*.partial") if path != mine]
-    return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in sorted(found)]
+    found = sorted(path for path in out.parent.glob(f".{glob.escape(out.name)}.*.partial") if path != mine)
+    return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in found]
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
@@ -145,11 +143,9 @@ def check_place(out: Path, *, overwrite: bool) -> None:
         raise BadInput(f"{out} exists and is not a directory", next_step=elsewhere)
     with writing(out):
         names = sorted(entry.name for entry in out.iterdir())
-    if not names:
-        return
-    if MANIFEST_NAME not in names:
+    if names and MANIFEST_NAME not in names:
         raise BadInput(f"{out} is not empty and not a dataset: it holds {names[0]!r}", next_step=elsewhere)
-    if not overwrite:
+    if names and not overwrite:
         raise BadInput(f"{out} holds a dataset already", next_step="Choose another --out, or replace it: --overwrite")
     foreign = [name for name in names if not _DATASET_NAMES.fullmatch(name)]
     if foreign:
@@ -199,15 +195,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what, next_step = "cannot write", "Choose another --out, or ask for permission there."
         if error.errno in DISK_FULL:
-            raise BadInput(
-                f"no space left for {path}: {error.strerror}",
-                next_step="Free some, or raise the quota; the same command then goes on from where it was.",
-            ) from error
-        raise BadInput(
-            f"cannot write {path}: {error.strerror or error}",
-            next_step="Choose another --out, or ask for permission there.",
-        ) from error
+            what = "no space left for"
+            next_step = "Free some, or raise the quota; the same command then goes on from where it was."
+        raise BadInput(f"{what} {path}: {error.strerror or error}", next_step=next_step) from error
 
 
 class StageMeter:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.system.faults.interruptions import damage, hang, kill_rank, signal_rank, signal_torchrun
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Workplace
-from tests.system.faults.sick import leave_out, roll_back
-from tests.system.faults.train import MOVED, Stage, interrupt, move
+from tests.system.faults.train import MOVED, Stage, interrupt, leave_out, move, roll_back
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}

@@ -69,7 +69,7 @@ def run(work, data, profile) -> Path:
     return work / "runs" / "two"
 
 
-def test_the_largest_micro_batch_ran_steps_and_one_more_was_refused(work, probed):
+def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_says_so(work, probed, profile):
     assert probed["infeasible_min"] == probed["feasible_max"] + 1
     trials = {(trial["rows"], trial["outcome"]["kind"]): trial["outcome"] for trial in probed["trials"]}
     assert trials[probed["feasible_max"], "measured"]["figures"]["optimizer_steps"] >= 2
@@ -79,9 +79,6 @@ def test_the_largest_micro_batch_ran_steps_and_one_more_was_refused(work, probed
     again = _probe(work)
     assert all(trial["from_ledger"] for trial in again["trials"])
     assert again["feasible_max"] == probed["feasible_max"]
-
-
-def test_the_profile_trains_at_what_was_probed_and_holds_no_absolute_path(profile, probed, work):
     text = profile.read_text()
     tables = tomllib.loads(text)
     assert tables["train"]["micro_batch_rows"] == probed["micro_batch_rows"] <= probed["feasible_max"]

@@ -71,21 +71,15 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
         texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
         if not any(is_text(kind) for is_text in texts):
             raise UnusableFileError(f"column {field!r} is {kind}, not text")
-        row = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[field], use_threads=False):
-            for value in batch.column(0).to_pylist():
-                reason = _why_not(value)
-                if reason:
-                    yield Reject(path=part.path, where=f"row {row}", reason=reason)
-                elif value.strip():
-                    yield value
-                row += 1
-
-
-def _why_not(value: object) -> str | None:
-    if not isinstance(value, str):
-        return "null" if value is None else f"{type(value).__name__}, not text"
-    return TOO_LONG if len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES else None
+        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[field], use_threads=False)
+        for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+            if not isinstance(value, str):
+                reason = "null" if value is None else f"{type(value).__name__}, not text"
+                yield Reject(path=part.path, where=f"row {row}", reason=reason)
+            elif len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES:
+                yield Reject(path=part.path, where=f"row {row}", reason=TOO_LONG)
+            elif value.strip():
+                yield value
 
 
 SOURCES = {

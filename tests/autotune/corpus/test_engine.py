@@ -140,18 +140,11 @@ def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
             cluster_engine(workplace, cluster.scheduler_address).__enter__()
 
 
-def test_workers_that_do_not_start_are_explained(tmp_path, monkeypatch):
+def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
+    close = LocalCluster.close
+
     def failing(**settings):
         raise RuntimeError("Nanny failed to start.")
-
-    monkeypatch.setattr("distributed.LocalCluster", failing)
-    with opened(tmp_path) as workplace, pytest.raises(MachineLacks, match="workers: Nanny failed") as caught:
-        local_engine(workplace, 2).__enter__()
-    assert "same command goes on" in caught.value.next_step
-
-
-def test_workers_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
-    close = LocalCluster.close
 
     def late(cluster, timeout=None):
         close(cluster)
@@ -160,6 +153,10 @@ def test_workers_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(LocalCluster, "close", late)
     with opened(tmp_path) as workplace, local_engine(workplace, 1) as engine:
         assert set(run(engine, tasks("late", 1))) == {0}
+    monkeypatch.setattr("distributed.LocalCluster", failing)
+    with opened(tmp_path) as workplace, pytest.raises(MachineLacks, match="workers: Nanny failed") as caught:
+        local_engine(workplace, 2).__enter__()
+    assert "same command goes on" in caught.value.next_step
 
 
 SITE = """

@@ -32,18 +32,14 @@ def run(part, directory, most=None):
     receipt = extract_partition(
         Workplace(path=directory), directory, partition=part, options=SourceOptions(), most=most
     )
-    return receipt, stored(directory, len(receipt["samples"]))
-
-
-def stored(directory, pieces=1):
     found = []
-    for number in range(pieces):
+    for number in range(len(receipt["samples"])):
         paths = PiecePaths(directory=directory, number=number)
         index = paths.read_index()
         some = list(paths.read_samples(index["bytes"] >= 0))
         assert [name.tobytes() for name in index["digest"]] == [digest(text.encode()) for text in some]
         found += some
-    return found
+    return receipt, found
 
 
 def rejects(directory):
@@ -71,14 +67,9 @@ def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tm
     assert all(one["reason"] and one["where"] == "" for one in listed)
 
 
-def cut_short(path):
-    """An archive of some lines that ends too early."""
-    path.write_bytes(gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100])
-    return path
-
-
 def test_what_a_slice_wrote_before_it_failed_is_taken_back_and_does_not_count(tmp_path):
-    bad, good = cut_short(tmp_path / "bad.txt.gz"), tmp_path / "good.txt"
+    bad, good = tmp_path / "bad.txt.gz", tmp_path / "good.txt"
+    bad.write_bytes(gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100])
     lines = [f"line {number}" for number in range(300)]
     good.write_text("\n".join(lines))
     assert run(partition("text", bad, good), tmp_path / "out", most=300)[1] == lines

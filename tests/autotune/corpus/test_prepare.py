@@ -64,9 +64,19 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
 
-def test_the_dataset_holds_every_function_once_in_reading_order(programs, tmp_path):
-    out = tmp_path / "data"
-    prepared = run(f"elf:{programs}", out=out)
+def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_ends_complete(programs, tmp_path):
+    out, last = tmp_path / "data", {}
+
+    @contextmanager
+    def recording(title):
+        yield lambda done, total, note: last.update({title: (done, total)})
+
+    prepared = run(f"elf:{programs}", stages=recording, out=out)
+    assert list(last) == [
+        "extract samples", "find duplicates", "count words", "merge words", "learn tokenizer", "encode",
+        "assemble train",
+    ]  # fmt: skip
+    assert all(done == total for done, total in last.values())
     read = ("first", "second", "copy-of-first")
     everything = [line for name in read for line in functions(programs / name)]
     assert len(stored(out)) == len(set(stored(out)))
@@ -79,7 +89,7 @@ def test_the_dataset_holds_every_function_once_in_reading_order(programs, tmp_pa
     assert source.token_bytes == 2 * prepared.manifest.train.tokens
 
 
-def test_what_cannot_be_used_is_listed_with_its_reason(programs, tmp_path):
+def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_keeping_the_work(programs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
     prepared = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
     rejects = [Reject(**json.loads(line)) for line in (tmp_path / "data" / "rejects.jsonl").open()]
@@ -90,13 +100,10 @@ def test_what_cannot_be_used_is_listed_with_its_reason(programs, tmp_path):
     assert prepared.first_rejects == tuple(rejects)
     # A script and an empty file beside the programs; everything else is no jsonl.
     assert prepared.other_files >= 2
-
-
-def test_strict_stops_at_the_first_and_keeps_the_work(programs, tmp_path):
     with pytest.raises(BadInput, match=r"--strict is set.*(garbage|truncated)"):
-        run(f"elf:{programs}", out=tmp_path / "data", strict=True)
-    assert not (tmp_path / "data").exists()
-    assert list(tmp_path.glob(".data.*.partial"))
+        run(f"elf:{programs}", out=tmp_path / "strict", strict=True)
+    assert not (tmp_path / "strict").exists()
+    assert list(tmp_path.glob(".strict.*.partial"))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("wordlevel", marks=pytest.mark.slow), "bpe"])
@@ -289,21 +296,6 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path
     assert "encoder-autotune[elf]" in error.value.next_step
     with pytest.raises(MachineLacks, match="needs pyarrow"):
         run(f"parquet:{programs}", out=tmp_path / "data")
-
-
-def test_progress_ends_complete(programs, tmp_path):
-    last = {}
-
-    @contextmanager
-    def recording(title):
-        yield lambda done, total, note: last.update({title: (done, total)})
-
-    run(f"elf:{programs}", stages=recording, out=tmp_path / "data")
-    assert list(last) == [
-        "extract samples", "find duplicates", "count words", "merge words", "learn tokenizer", "encode",
-        "assemble train",
-    ]  # fmt: skip
-    assert all(done == total for done, total in last.values())
 
 
 @pytest.mark.parametrize(

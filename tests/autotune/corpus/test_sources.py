@@ -59,12 +59,6 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
     assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
 
 
-@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_a_byte_order_mark_at_the_beginning_is_no_text(path, unit):
-    path.write_bytes("\ufeffone \ufefftwo".encode())
-    assert read(path, "text", unit=unit) == ["one \ufefftwo"]
-
-
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
 def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
     path.write_bytes(b"good\n\nba\xffd\n\nfine\n")
@@ -85,8 +79,10 @@ def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypat
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_gzip_is_read_through_and_a_file_may_be_one_sample(tmp_path, unit):
+def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_before_it_is_no_text(tmp_path, unit):
     plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    plain.write_bytes("\ufeffone \ufefftwo".encode())
+    assert read(plain, "text", unit=unit) == ["one \ufefftwo"]
     plain.write_text("one\ntwo\n\nthree\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     found = read(packed, "text", unit=unit)

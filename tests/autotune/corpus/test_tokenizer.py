@@ -54,6 +54,9 @@ def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_wo
     assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
     # pop and rbp occur twice; the alphabet decides for pop.
     assert [ids.tolist() for ids in tokenizer.encode(["[NEXT] ret pop never"])] == [[5, 1, 6, 1]]
+    # Filled up to a multiple of 64 with words that are not used.
+    assert (learn().used_vocab_size, learn().vocab_size) == (11, learn().encoder.get_vocab_size()) == (11, 64)
+    assert learn().encoder.id_to_token(11) == "[unused0]"
 
 
 @settings(max_examples=50, deadline=None)
@@ -66,15 +69,6 @@ def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
     ours = learn(vocab_size=vocab_size, texts=texts)
     vocabulary = {word: number for word, number in ours.encoder.get_vocab().items() if number < ours.used_vocab_size}
     assert vocabulary == theirs.get_vocab()
-
-
-def test_a_vocabulary_is_filled_up_to_a_multiple_of_64_with_words_that_are_not_used():
-    tokenizer = learn()
-    assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (11, 64)
-    assert tokenizer.encoder.get_vocab_size() == 64
-    assert tokenizer.encoder.id_to_token(11) == "[unused0]"
-    again = learn(vocab_size=128, texts=[" ".join(f"w{number}" for number in range(500))])
-    assert (again.used_vocab_size, again.vocab_size) == (128, 128)
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,10 +109,10 @@ def test_byte_pairs_learned_from_the_same_texts_are_the_same():
     assert few.used_vocab_size <= few.vocab_size < 640
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "uint16"), (2**16 + 64, "uint32")])
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(128, "uint16"), (2**16, "uint16"), (2**16 + 64, "uint32")])
 def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
     tokenizer = learn(vocab_size=vocab_size, texts=[" ".join(f"w{number}" for number in range(2**16 + 64))])
-    assert (tokenizer.vocab_size, tokenizer.dtype) == (vocab_size, dtype)
+    assert (tokenizer.used_vocab_size, tokenizer.vocab_size, tokenizer.dtype) == (vocab_size, vocab_size, dtype)
 
 
 def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_bare_whatever_it_would_add(tmp_path):
@@ -135,13 +129,6 @@ def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_ba
     assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (10, 64)
     (ids,) = tokenizer.encode(["ret ret ret ret other"])
     assert list(ids) == [4, 4, 4, 4, 3]
-
-
-@pytest.mark.parametrize("role", ["<pad>", "<unk>", "<s>", "</s>", "<mask>"])
-def test_a_missing_special_token_is_named(role, tmp_path):
-    vocab = {word: index for word, index in ROBERTA.items() if word != role}
-    with pytest.raises(BadInput, match=role):
-        load_tokenizer(saved(tmp_path / "tokenizer.json", vocab))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +150,10 @@ def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        *(
+            (lambda whole, role=role: whole["model"]["vocab"].pop(role), role)
+            for role in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+        ),
         (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
         (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
     ],
@@ -200,15 +191,13 @@ def test_sampled_texts_are_all_there_once_in_the_same_order_every_time(texts):
     assert list(mixed_texts(lines)) == list(mixed_texts(lines))
 
 
-def test_sampled_texts_are_mixed():
+def test_sampled_texts_are_mixed_and_learned_from_and_merged_as_far_as_memory_allows():
     lines = "".join(f'"{number}"\n' for number in range(1000)).encode()
     first_half = [int(text) for text in islice(mixed_texts(lines), 500)]
     assert 200 < sum(number < 500 for number in first_half) < 300
-
-
-def test_texts_of_few_words_are_all_learned_from_and_at_least_one_however_long():
     assert learnable_texts(["the same words in every line"] * 1000, 200) == 1000
     assert learnable_texts(["A" * 5000, "B"], 2000) == 1
+    assert [merges_for(*sizes) for sizes in ((1000, 10_000), (2**23, 2**26), (2**16, 2**31))] == [1, 4, 8]
 
 
 @pytest.mark.parametrize("character", ["A", "\u00c4"])
@@ -218,12 +207,6 @@ def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
     count = learnable_texts(proteins, 2000)
     sizes = [len(text.encode()) for text in proteins]
     assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
-
-
-def test_merges_are_as_many_as_words_and_their_bytes_need():
-    assert merges_for(1000, 10_000) == 1
-    assert merges_for(2**23, 2**26) == 4
-    assert merges_for(2**16, 2**31) == 8
 
 
 _LEARN_FROM_PROTEINS = """

@@ -22,11 +22,15 @@ from autotune.corpus.workplace import (
 from autotune.errors import BadInput
 
 
-def test_it_is_private_and_stays_when_the_work_fails(tmp_path):
+def test_it_is_private_and_stays_when_the_work_fails_without_what_killed_processes_left(tmp_path):
     with pytest.raises(RuntimeError), open_workplace(tmp_path / "data", "k1") as workplace:
+        (workplace.path / "stage" / ".unfinished-one-abc").mkdir(parents=True)
+        (workplace.path / "stage" / "two").mkdir()
         raise RuntimeError
     assert workplace.path == workplace_path(tmp_path / "data", "k1")
     assert stat.S_IMODE(workplace.path.stat().st_mode) == 0o700
+    with open_workplace(tmp_path / "data", "k1"):
+        assert [path.name for path in (workplace.path / "stage").iterdir()] == ["two"]
 
 
 def write(directory):
@@ -55,14 +59,6 @@ def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_d
 
     assert workplace.perform("stage", 2, write_second) == {"n": 1}
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["00000001", "00000002"]
-
-
-def test_what_killed_processes_left_is_removed_at_the_start(tmp_path):
-    with open_workplace(tmp_path / "data", "k") as workplace:
-        (workplace.path / "stage" / ".unfinished-one-abc").mkdir(parents=True)
-        (workplace.path / "stage" / "two").mkdir()
-    with open_workplace(tmp_path / "data", "k"):
-        assert [path.name for path in (workplace.path / "stage").iterdir()] == ["two"]
 
 
 def test_two_processes_cannot_take_it_and_a_killed_one_lets_go(tmp_path):
@@ -101,13 +97,16 @@ def build(out, text="new", *, overwrite=False):
     return left[0] if left else None
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_finished_dataset_appears_under_its_name_at_nothing_or_an_empty_directory(tmp_path, there):
-    (tmp_path / "below").mkdir()
-    if there:
-        (tmp_path / "below" / "data").mkdir()
-    assert build(tmp_path / "below" / "data") is None
-    assert (tmp_path / "below" / "data" / "manifest.json").read_text() == "new"
+@pytest.mark.parametrize("there", ["nothing", "directory", "link"])
+def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_a_link_that_is_kept(tmp_path, there):
+    target = tmp_path / ("disk" if there == "link" else "data")
+    if there != "nothing":
+        target.mkdir()
+    if there == "link":
+        (tmp_path / "data").symlink_to("disk")
+    assert build(tmp_path / "data") is None
+    assert (target / "manifest.json").read_text() == "new"
+    assert (tmp_path / "data").is_symlink() == (there == "link")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +159,3 @@ def test_every_file_of_a_dataset_may_be_replaced_and_no_other(tmp_path):
         check_place(tmp_path / "notes.txt", overwrite=True)
     (tmp_path / "notes.txt").unlink()
     check_place(tmp_path, overwrite=True)
-
-
-def test_a_link_is_kept_and_its_target_filled(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "data").symlink_to("disk")
-    build(tmp_path / "data")
-    assert (tmp_path / "data").is_symlink()
-    assert (tmp_path / "disk" / "manifest.json").exists()

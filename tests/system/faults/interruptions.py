@@ -210,10 +210,11 @@ def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
     assert found[0] == before
 
 
-def fill(place: Workplace, points: int) -> None:
+def fill(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
     """Fill the disk that checkpoints go to while training, and free it again; needs root.
 
     In turn as rank 0 writes alone, as all ranks write a share, and as the record lies on that disk, too, and must wait.
+    A disk that does not hold two checkpoints is refused before the first step.
     """
     for point in range(points):
         settings: dict[str, object] = {"train.parallel.strategy": "zero1"} if point % 3 == 1 else {}
@@ -223,6 +224,13 @@ def fill(place: Workplace, points: int) -> None:
         with small_disk(directory, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected))) as disk:
             _fill_and_free(job, disk)
             check_the_same(job, expected)
+    job = place.job(ranks=1)
+    with small_disk(job.directory, round(1.5 * _checkpoint_bytes(place.undisturbed()))):
+        left = job.leave(job.start())
+        assert left.exit_code == BadConfig.exit_code
+        assert "2 checkpoints take" in left.reason
+        assert job.steps_written() == 0
+    return {"faults": points + 1, "runs": points + 1}
 
 
 def _fill_and_free(job: Job, disk: Path) -> None:
@@ -243,16 +251,6 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     assert "No space left on device" in failed.message or "could not write its share" in failed.message
     assert f"the newest checkpoint is still {newest.name}" in failed.message
     job.check_checkpoints()
-
-
-def refuse_a_small_disk(place: Workplace) -> None:
-    """A disk that does not hold two checkpoints is refused before the first step; needs root."""
-    job = place.job(ranks=1)
-    with small_disk(job.directory, round(1.5 * _checkpoint_bytes(place.undisturbed()))):
-        left = job.leave(job.start())
-        assert left.exit_code == BadConfig.exit_code
-        assert "2 checkpoints take" in left.reason
-        assert job.steps_written() == 0
 
 
 def _count(job: Job, kind: str) -> int:

@@ -1,6 +1,10 @@
-"""The trainer under torchrun, interrupted in every way, moved to other ranks, and started again until its end."""
+"""The trainer under torchrun, interrupted in every way, moved to other ranks, and started again until its end; and
+what it makes of a loss on one rank that is not finite, or far too high.
+"""
 
+import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.system.faults import interruptions as by
-from tests.system.faults.jobs import NO_DROPOUT, STEPS, Settings, Workplace, check_the_same
+from tests.system.faults.jobs import NO_DROPOUT, STEPS, Job, Settings, Workplace, check_the_same
 from tests.system.faults.kills import kill_tree
-from tests.system.faults.sick import leave_out, not_finite_for_ever, roll_back, take
+from trainer.errors import TrainingFailed
+from trainer.events import EventRow
 from trainer.watch import REQUEUE
 
 PRESSED = {"train.checkpoint.interval_s": 0.05}
@@ -22,6 +27,10 @@ MOVED = NO_DROPOUT | {"train.evaluation.interval_steps": 10}
 ROUNDING = 1e-4
 """Sums of fp32 numbers in another order, through all steps."""
 FURTHEST = "largest_relative_difference_of_loss"
+SPIKE_AT = 21
+"""Late enough for a window of losses to hold it against."""
+PATIENCE, MOST_ROLLBACKS = 3, 2
+EASED = 0.5
 
 
 def interrupt(
@@ -101,6 +110,118 @@ def move(place: Workplace, stages: Sequence[Stage], seed: int, points: int = 1) 
     return {"faults": points * (len(stages) - 1), "runs": points, FURTHEST: furthest}
 
 
+def leave_out(place: Workplace, points: int, seed: int, *, told_late_steps: int = 0) -> dict[str, Any]:
+    """A NaN in one step of one rank, and a spike in another: all ranks leave both steps out, and training goes on.
+
+    On a GPU the numbers of a step arrive steps later, and so does the number of those left out.
+    """
+    rng = random.Random(seed)
+    for _ in range(points):
+        nan = rng.choice([step for step in range(2, STEPS - 1) if step != SPIKE_AT])
+        steps = {"non_finite": nan, "spike": SPIKE_AT}
+        job = _spiked(place, "skip")
+        faults = [("nan", nan), ("spike", SPIKE_AT)]
+        record = job.finish([{"kind": kind, "step": step, "rank": rng.randrange(2)} for kind, step in faults])
+        for kind, step in steps.items():
+            _check_told(job, record.events, kind, step, "skip")
+            assert sum(event.kind == kind for event in record.events) == 1
+        assert [row.step for row in record.steps if row.loss is None] == [nan]
+        left_out = [sum(step + told_late_steps <= row.step for step in steps.values()) for row in record.steps]
+        assert [row.skipped_steps for row in record.steps] == left_out
+        _check_ranks_agree(job)
+    return {"faults": 2 * points, "runs": points}
+
+
+def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, Any]:
+    """NaN from some step on: training rolls back, gives up, and is not tried again under the same settings."""
+    rng = random.Random(seed)
+    settings = {"train.health.patience_steps": PATIENCE, "train.health.max_rollbacks": MOST_ROLLBACKS}
+    for _ in range(points):
+        job, step = place.job(2, settings), rng.randint(6, 12)
+        left = job.leave(job.start([{"kind": "nan_for_ever", "step": step, "rank": rng.randrange(2)}]))
+        assert (left.exit_code, left.requeue) == (TrainingFailed.exit_code, False)
+        assert "training gives up" in left.reason
+        assert sum(event.kind == "rolled_back" for event in job.events()) == MOST_ROLLBACKS
+        written = job.steps_written()
+        assert job.leave(job.start()) == left
+        assert "gave up before, and nothing was changed since" in job.log.read_text(errors="replace")
+        assert job.steps_written() == written
+    return {"faults": points, "runs": points}
+
+
+def take(place: Workplace, points: int, seed: int) -> dict[str, Any]:
+    """A loss that is 20 times too high on one rank, which is only to be told."""
+    rng = random.Random(seed)
+    for _ in range(points):
+        job = _spiked(place, "warn")
+        record = job.finish([{"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}])
+        _check_told(job, record.events, "spike", SPIKE_AT, "warn")
+        assert record.steps[-1].skipped_steps == 0
+        _check_ranks_agree(job)
+    return {"faults": points, "runs": points}
+
+
+def _check_told(job: Job, events: tuple[EventRow, ...], kind: str, step: int, action: str) -> None:
+    event = next(one for one in events if one.kind == kind)
+    assert (event.step, event.action, event.level) == (step, action, "warning")
+    assert event.samples == sorted({sample for _, sample in job.samples()[step]})
+
+
+def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
+    """Roll back after a spike; so many times be killed soon after, and start again: it is still rolled back, and ends
+    as if it had not been killed.
+    """
+    rng = random.Random(seed)
+    fault = {"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}
+    expected = _spiked(place, "rollback")
+    expected.finish([fault])
+    _check_ranks_agree(expected)
+    _check_rollback(expected, place)
+    for _ in range(points):
+        job = _spiked(place, "rollback")
+        process = job.start([fault])
+        job.wait_until(process, lambda job=job: any(job.checkpoints.glob("step-*-rollback-1")))
+        time.sleep(rng.uniform(0, 0.4))
+        kill_tree(process)
+        job.end(process)
+        record = job.finish()
+        assert (record.header.resumed_from or "").endswith("-rollback-1")
+        check_the_same(job, expected)
+    return {"faults": 1 + 2 * points, "runs": 1 + points}
+
+
+def _spiked(place: Workplace, policy: str) -> Job:
+    return place.job(2, {"train.health.on_spike": policy, "train.health.window_steps": 16})
+
+
+def _check_rollback(job: Job, place: Workplace) -> None:
+    """That it left out the data since the checkpoint, and no more, and eased the learning rate."""
+    record, whole = job.record(), place.undisturbed()
+    (event,) = (one for one in record.events if one.kind == "rolled_back")
+    back, rows = int(event.values["to_step"]), record.header.global_batch_rows
+    assert SPIKE_AT - 2 <= back < SPIKE_AT
+    told = {"from_step": SPIKE_AT, "first_row_left_out": back * rows, "first_row_after": SPIKE_AT * rows}
+    assert event.values.items() >= (told | {"rollbacks": 1}).items()
+    undone = SPIKE_AT - back
+    found, known = job.samples(), whole.samples()
+    assert sorted(found) == list(range(1, STEPS + 1))
+    for step, samples in found.items():
+        if step <= STEPS - undone:
+            assert samples == known[step if step <= back else step + undone], step
+    left_out = {pair for step in range(back + 1, SPIKE_AT + 1) for pair in known[step]}
+    assert left_out.isdisjoint(pair for samples in found.values() for pair in samples)
+    rates = [rows_of.steps[back].learning_rate for rows_of in (record, whole.record())]
+    assert math.isclose(rates[0], EASED * rates[1])
+    assert any(job.checkpoints.glob("step-*-rollback-1"))
+
+
+def _check_ranks_agree(job: Job) -> None:
+    """All ranks have the same weights in the end, and these are numbers."""
+    weights = job.weights_sha256()
+    assert (len(weights), len(set(weights))) == (job.ranks, 1)
+    assert math.isfinite(job.record().evaluations[-1].loss)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A fault loop: what is injected, what is then held, and the points of a whole soak."""
@@ -117,12 +238,6 @@ class Loop:
     @property
     def told(self) -> dict[str, Any]:
         return {"injected": self.injected, "held": self.held} if self.injected else {}
-
-
-def _fill_and_refuse(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-    by.fill(place, points)
-    by.refuse_a_small_disk(place)
-    return {"faults": points + 1, "runs": points + 1}
 
 
 def _interrupted(*ways: by.Interruption, **options: Any) -> Callable[..., dict[str, Any]]:
@@ -163,7 +278,7 @@ LOOPS = (
               "passed over, the one before is used"),
     _training("truncated checkpoint, resumed", _interrupted(by.damage), 3,
               "SIGKILL, and the newest checkpoint cut short", f"passed over, and the record says so; {SAME_END}"),
-    _training("full disk", _fill_and_refuse, 3,
+    _training("full disk", by.fill, 3,
               "the disk of the checkpoints, or of the whole run, is filled for a while; one that is too small at the "
               "start", "training goes on, the old checkpoint is whole, the next save works, no row is lost; refused "
               "with code 3", needs_mount=True),

@@ -204,7 +204,7 @@ def preempted(lab, work, autotune, profile) -> dict:
     return job
 
 
-def test_a_preempted_job_saves_requeues_itself_and_finishes(preempted, work):
+def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_next_port(preempted, work, autotune):
     assert preempted["Restarts"] == "1"
     run = work / "runs" / "two"
     first = json.loads((run / "earlier" / "1" / "exit.json").read_text())
@@ -214,10 +214,6 @@ def test_a_preempted_job_saves_requeues_itself_and_finishes(preempted, work):
     assert (last["exit_code"], last["steps"]) == (0, STEPS)
     steps = [json.loads(line)["step"] for line in (run / "steps.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1))
-
-
-def test_two_nodes_train_together_and_a_port_that_is_taken_gives_way_to_the_next(preempted, work, autotune):
-    run = work / "runs" / "two"
     assert json.loads((run / "run.json").read_text())["world_size"] == 2
     log = log_of(work, "two", preempted["JobId"])
     for node in NODES:
@@ -284,29 +280,24 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert "does srun in the script say --cpus-per-task?" in log
 
 
-def refused_with_another(autotune, lab: Lab, work: Path, line: str) -> str:
-    """Submit where the second node is unlike the first; what the log says."""
-    site = site_with(work, "unlike", f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line}; fi')
-    return refused_by_preflight(lab, work, script_of(autotune, "--site", site))
-
-
-def test_a_node_with_other_code_is_refused_by_name(lab, work, autotune, profile):
-    shutil.copytree(Path(trainer.__file__).parent, work / "other" / "trainer")
-    with (work / "other" / "trainer" / "words.py").open("w") as file:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("export PYTHONPATH={}", ("lab2: code is ", "Install the version of this package", "preflight: lab1: ")),
+        ("cd {}", ("lab2: dataset is ", "autotune data verify")),
+    ],
+    ids=["code", "data"],
+)
+def test_a_node_with_other_code_or_data_is_refused_by_name(lab, work, autotune, profile, tmp_path, line, said):
+    shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer")
+    with (tmp_path / "trainer" / "words.py").open("w") as file:
         file.write("# another version\n")
-    log = refused_with_another(autotune, lab, work, f"export PYTHONPATH={work / 'other'}")
-    assert "lab2: code is " in log
-    assert "Install the version of this package" in log
-    assert "preflight: lab1: " in log
-
-
-def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile):
-    elsewhere = work / "elsewhere"
-    write_dataset(elsewhere / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
-    (elsewhere / "profiles").symlink_to(work / "profiles")
-    log = refused_with_another(autotune, lab, work, f"cd {elsewhere}")
-    assert "lab2: dataset is " in log
-    assert "autotune data verify" in log
+    write_dataset(tmp_path / "elsewhere" / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
+    (tmp_path / "elsewhere" / "profiles").symlink_to(work / "profiles")
+    place = tmp_path if line.startswith("export") else tmp_path / "elsewhere"
+    site = site_with(work, "unlike", f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(place)}; fi')
+    log = refused_by_preflight(lab, work, script_of(autotune, "--site", site))
+    assert [words for words in said if words not in log] == []
 
 
 def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, autotune, profile):
