@@ -41,8 +41,6 @@ MAX_FILE_BYTES = 256 * 2**20
 # Longer ranges are tables in executable sections, or damage. Also bounds the length of a line.
 MAX_FUNCTION_BYTES = 2**20
 _ADDRESS_FROM = 0x10000
-# Distinct instructions repeat so often that a cache saves most of the string work; bounded, as files may be hostile.
-_CACHED_INSTRUCTIONS = 2**16
 
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
@@ -52,7 +50,6 @@ _EXTENDED_LENGTH = 0xFFFFFFFF
 _POINTER_LETTERS = {0x00: "Q", 0x02: "H", 0x03: "I", 0x04: "Q", 0x0A: "h", 0x0B: "i", 0x0C: "q"}
 _RELATIVE_TO_FIELD = 0x10
 _ADDRESS_MASK = 2**64 - 1
-_MAX_LEB_BYTES = 10
 
 
 def functions(path: Path) -> Iterator[str]:
@@ -116,7 +113,8 @@ def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int,
     return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else b""
 
 
-@functools.lru_cache(maxsize=_CACHED_INSTRUCTIONS)
+# Instructions repeat so often that a cache saves most of the string work; bounded, as files may be hostile.
+@functools.lru_cache(maxsize=2**16)
 def instruction_text(mnemonic: str, operands: str) -> str:
     """Return the tokens of one instruction as the disassembler prints it, ``[NEXT]`` included."""
     tokens = ["_".join(mnemonic.split())]
@@ -221,7 +219,7 @@ def _pointer_letter(code: int) -> str:
 
 def _after_leb(entry: bytes, position: int) -> int:
     """Return the position behind a variable-length number."""
-    for end in range(position, position + _MAX_LEB_BYTES):
+    for end in range(position, position + 10):  # enough for 64 bits
         if entry[end] < 0x80:
             return end + 1
     raise UnusableFileError(".eh_frame holds a number that is too long")

@@ -25,8 +25,6 @@ _BATCH_CHARACTERS = 2**20
 SHARD_TOKENS = 2**28
 SHARD_SAMPLES = 2**24
 _HEADER_BYTES = 128
-_COPY_BYTES = 2**22
-_LENGTHS_AT_ONCE = 2**20
 
 Ids = npt.NDArray[np.uint32]
 
@@ -160,7 +158,7 @@ def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable
 def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while content := file.read(_COPY_BYTES):
+        while content := file.read(2**22):
             yield content
 
 
@@ -169,7 +167,7 @@ def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
     end = np.uint64(0)
     for source in sources:
         with (source / f"{split}.lengths").open("rb") as file:
-            while len(lengths := np.fromfile(file, dtype="<u4", count=_LENGTHS_AT_ONCE)):
+            while len(lengths := np.fromfile(file, dtype="<u4", count=2**20)):
                 ends = end + np.cumsum(lengths, dtype="<u8")
                 yield ends.tobytes()
                 end = ends[-1]

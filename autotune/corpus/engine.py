@@ -28,7 +28,6 @@ AHEAD = 3
 _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue; the others join as they start."""
-_DEFAULT_JOBS = 8
 _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -70,7 +69,7 @@ def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractC
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
-        return slurm_engine(workplace, workers.site, workers.count or _DEFAULT_JOBS)
+        return slurm_engine(workplace, workers.site, workers.count or 8)
     count = workers.count or len(os.sched_getaffinity(0))
     if min(count, tasks) == 1:
         return contextlib.nullcontext(in_process(workplace, threads=count > 1))
@@ -198,17 +197,15 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise BadInput(
-            f"no scheduler answers at {address}: {error}", next_step="Check --scheduler, such as tcp://HOST:8786"
-        ) from error
+        what = f"no scheduler answers at {address}: {error}"
+        raise BadInput(what, next_step="Check --scheduler, such as tcp://HOST:8786") from error
     try:
         if workers:
             try:
                 client.wait_for_workers(1, timeout=_START_S)
             except TimeoutError as error:
-                raise BadInput(
-                    f"no worker has started after {_START_S:g} s", next_step="See the queue: squeue --me"
-                ) from error
+                what = f"no worker has started after {_START_S:g} s"
+                raise BadInput(what, next_step="See the queue: squeue --me") from error
         there = client.scheduler_info(n_workers=-1)["workers"]
         if not there:
             raise BadInput(f"the scheduler at {address} has no workers", next_step="Start some: dask worker ADDRESS")
@@ -229,14 +226,11 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
-        raise MachineLacks(
-            "submitting workers needs dask-jobqueue, not installed here",
-            next_step="Run: pip install 'encoder-autotune[slurm]'",
-        )
+        next_step = "Run: pip install 'encoder-autotune[slurm]'"
+        raise MachineLacks("submitting workers needs dask-jobqueue, not installed here", next_step=next_step)
     if shutil.which("sbatch") is None:
-        raise MachineLacks(
-            "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
-        )
+        next_step = "Run this on a login node of the cluster."
+        raise MachineLacks("cannot submit jobs: sbatch is not here", next_step=next_step)
     with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:

@@ -41,8 +41,6 @@ _NEAR_CHARACTERS = 2**12
 _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
 """Matrix units want the embedding table's rows to be a multiple of this."""
-# What a manifest can name.
-_MAX_VOCAB_SIZE = 2**31
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -57,12 +55,8 @@ _SHELVES = 256
 _WORDS_IN_MEMORY = 2**20
 """About 150 MB of counters; then they are put down and counting begins again."""
 _MERGE_BYTES = 2**29
-_WORD_BYTES = 128
-"""What a counted word takes beyond its own bytes."""
 _LONGEST_WORD = 256
 """Longer ones stay unknown: each would occur once, and thousands of them would make a tokenizer of gigabytes."""
-_SAMPLE_CHARACTERS = 4096
-"""Of one text, at most: a single long one must not decide what a tokenizer knows."""
 _TEXTS_AT_ONCE = 2**16
 _DISTINCT_BYTES = 5 * 2**20
 """Learning byte pairs takes about a hundred times the size of all distinct words (measured: 88 to 137)."""
@@ -224,7 +218,7 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
         ids[role] = found
     # Not the number of words: ids may have holes, and the model's table must reach the largest.
     ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if ids_in_all > _MAX_VOCAB_SIZE:
+    if ids_in_all > 2**31:  # what a manifest can name
         raise BadInput(f"{where} has the id {ids_in_all - 1}", next_step="Number its words without such gaps.")
     return DatasetTokenizer(
         content=content,
@@ -263,7 +257,8 @@ def merges_for(entries: int, size_bytes: int) -> int:
 
     ``entries`` are words that were put down, each as often as it was, ``size_bytes`` what they take on disk.
     """
-    return min(_SHELVES, power_of_two((entries * _WORD_BYTES + size_bytes) / _MERGE_BYTES))
+    # A counted word takes 128 bytes beyond its own.
+    return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
 
 
 def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: int, pieces: int, most: int) -> Receipt:
@@ -297,7 +292,8 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
         kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
     with (directory / "texts").open("w", encoding="utf-8") as file:
         for text in paths.read_samples(kept):
-            file.write(json.dumps(text[:_SAMPLE_CHARACTERS], ensure_ascii=False) + "\n")
+            # Cut: a single long one must not decide what a tokenizer knows.
+            file.write(json.dumps(text[:4096], ensure_ascii=False) + "\n")
     return {}
 
 

@@ -168,12 +168,11 @@ def _faults_of(
         return [what, f"cannot be read: {error.strerror}"]
     finally:
         os.close(fd)
-    found = hashed.hexdigest()
-    return [what, None if found == sha256 else _other_hash(found, sha256)]
+    return [what, _hash_fault(hashed.hexdigest(), sha256)]
 
 
-def _other_hash(found: str, expected: str) -> str:
-    return f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
+def _hash_fault(found: str, expected: str) -> str | None:
+    return None if found == expected else f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
 
 
 def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
@@ -182,8 +181,8 @@ def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
     except OSError as error:
         return [Fault(file=TOKENIZER_NAME, what=f"cannot be read: {error.strerror}")]
     with os.fdopen(fd, "rb") as file:
-        found, expected = hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256
-    return [] if found == expected else [Fault(file=TOKENIZER_NAME, what=_other_hash(found, expected))]
+        what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
+    return [Fault(file=TOKENIZER_NAME, what=what)] if what else []
 
 
 def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:

@@ -40,8 +40,7 @@ _DATASET_NAMES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)))
     + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
 )
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,6 @@ from trainer.progress import Update
 from trainer.schema import nearest
 
 ELF_MAGIC = b"\x7fELF"
-_ROWS_AT_ONCE = 1024
-_BUFFER_BYTES = 2**20
 PARTITION_BYTES = 32 * 2**20
 """Raw bytes that one task reads at least, so that small files share one."""
 _TOLD_FILES = 10_000
@@ -63,7 +61,7 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
 def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
     from pyarrow import parquet, types
 
-    with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+    with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
         if field not in file.schema_arrow.names:
             names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
             raise UnusableFileError(f"has no column {field!r}, but {names}")
@@ -71,7 +69,7 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
         texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
         if not any(is_text(kind) for is_text in texts):
             raise UnusableFileError(f"column {field!r} is {kind}, not text")
-        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[field], use_threads=False)
+        batches = file.iter_batches(batch_size=1024, columns=[field], use_threads=False)
         for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
             if not isinstance(value, str):
                 reason = "null" if value is None else f"{type(value).__name__}, not text"
@@ -119,10 +117,8 @@ def open_source(spec: str) -> tuple[RawSource, str]:
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
         suffix = Path(spec).suffix.removeprefix(".")
-        likely = suffix if suffix in SOURCES else "text"
-        raise BadInput(
-            f"{spec!r} names no kind of source", next_step=f"Write one of {known} before it, as in {likely}:{spec}"
-        )
+        next_step = f"Write one of {known} before it, as in {suffix if suffix in SOURCES else 'text'}:{spec}"
+        raise BadInput(f"{spec!r} names no kind of source", next_step=next_step)
     if kind not in SOURCES:
         match = nearest(kind, list(SOURCES))
         hint = f"Did you mean {match}:{place}?" if match else f"Known kinds: {known}"
@@ -258,12 +254,10 @@ def _reading_order(path: Path) -> tuple[bytes, bytes]:
 
 
 def _nothing_found(source: RawSource, place: str, other_files: int, unreadable: int) -> BadInput:
-    choose = f"Name a place that holds some, such as {source.example}"
+    what, next_step = f"{place} holds no files", f"Name a place that holds some, such as {source.example}"
     if unreadable:
-        return BadInput(
-            f"none of the {unreadable + other_files} files at {place} is a readable {source.kind} file",
-            next_step=f"{unreadable} may not be read by you: ask for permission, or name another directory.",
-        )
-    if other_files:
-        return BadInput(f"none of the {other_files} files at {place} is a {source.kind} file", next_step=choose)
-    return BadInput(f"{place} holds no files", next_step=choose)
+        what = f"none of the {unreadable + other_files} files at {place} is a readable {source.kind} file"
+        next_step = f"{unreadable} may not be read by you: ask for permission, or name another directory."
+    elif other_files:
+        what = f"none of the {other_files} files at {place} is a {source.kind} file"
+    return BadInput(what, next_step=next_step)

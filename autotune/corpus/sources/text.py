@@ -23,8 +23,6 @@ from autotune.corpus.sources.base import (
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16
 _HEAD_BYTES = 8192
-_MOST_UNDECODABLE = 0.3
-"""Share of the first bytes. Text in another encoding stays below, and its lines are rejected one by one."""
 
 
 def takes_text(path: Path, named: bool) -> bool:
@@ -62,7 +60,8 @@ def _is_text(path: Path) -> bool:
     except UnusableFileError:
         return True  # a damaged archive of text: reading rejects it with its reason
     decodable = len(head.decode(errors="ignore").encode())
-    return b"\0" not in head and len(head) - decodable <= _MOST_UNDECODABLE * len(head)
+    # Text in another encoding stays below this share, and its lines are rejected one by one.
+    return b"\0" not in head and len(head) - decodable <= 0.3 * len(head)
 
 
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
@@ -71,6 +70,10 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
     inside = part.begin > 0 and _continues(part)
     first, collected, size = part.begin, list[bytes](), 0
+
+    def joined() -> bytes | None:
+        return b"\n".join(collected) if size <= MAX_SAMPLE_BYTES else None
+
     for begin, line in lines(everything):
         blank = line is not None and not line.strip()
         if inside:  # the rest of a paragraph that began before the slice
@@ -78,7 +81,7 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
             continue
         if blank:
             if size:
-                yield first, _joined(collected, size)
+                yield first, joined()
             collected, size = [], 0
             continue
         if not size:
@@ -91,11 +94,7 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
         else:
             collected = []
     if size:
-        yield first, _joined(collected, size)
-
-
-def _joined(collected: list[bytes], size: int) -> bytes | None:
-    return b"\n".join(collected) if size <= MAX_SAMPLE_BYTES else None
+        yield first, joined()
 
 
 def _continues(part: Slice) -> bool:
