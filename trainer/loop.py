@@ -255,8 +255,12 @@ class _Run:
             f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
             f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
-        more = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
-        self._writer.append(happened(to.step, "rolled_back", message, values=values, **more))
+        next_step = trouble.next_step
+        self._writer.append(
+            happened(
+                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
+            )
+        )
         self._save()
 
     # Saving, and the end.
@@ -337,8 +341,14 @@ class _Run:
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
-            given = (self._training.module, self._validation, self._config, self._ranks, self._done)
-            row = evaluate(*given, progressed=self._watch.beat)
+            row = evaluate(
+                self._training.module,
+                self._validation,
+                self._config,
+                self._ranks,
+                self._done,
+                progressed=self._watch.beat,
+            )
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 
