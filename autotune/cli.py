@@ -35,9 +35,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    doctor.doctor, estimate.estimate, probe.probe, workers.workers, network.network, scale.scale, plan.plan,
-    baseline.baseline, tune.tune, advise.advise, compare.compare, export.export,
-):  # fmt: skip
+    doctor.doctor,
+    estimate.estimate,
+    probe.probe,
+    workers.workers,
+    network.network,
+    scale.scale,
+    plan.plan,
+    baseline.baseline,
+    tune.tune,
+    advise.advise,
+    compare.compare,
+    export.export,
+):
     app.command()(command)
 app.command(hidden=True)(tune.tune_between_nodes)
 for name, group in {"data": data, "launch": launch, "profile": profile, "report": report}.items():

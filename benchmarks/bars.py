@@ -59,9 +59,7 @@ class Bar:
         return {name: getattr(self, name) for name in fields}
 
 
-def bars_of(
-    table: Mapping[str, tuple[str, Direction, float]], figures: Mapping[str, float | None]
-) -> list[Bar]:  # fmt: skip
+def bars_of(table: Mapping[str, tuple[str, Direction, float]], figures: Mapping[str, float | None]) -> list[Bar]:
     """Return a bar for each figure: its unit, direction and bar stand in the table."""
     return [
         Bar(name=name, figure=figure, unit=table[name][0], direction=table[name][1], bar=table[name][2])

@@ -204,9 +204,12 @@ def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -
 
 
 def _drift(
-    quantity: Literal["real tokens/s", "MFU"], expected: Rate | None, source: str, achieved: Rate | None,
+    quantity: Literal["real tokens/s", "MFU"],
+    expected: Rate | None,
+    source: str,
+    achieved: Rate | None,
     factor: float = 1.0,
-) -> Drift:  # fmt: skip
+) -> Drift:
     found = Drift(
         quantity=quantity,
         expected=None if expected is None else expected.interval.scaled(factor),

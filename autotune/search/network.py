@@ -297,9 +297,14 @@ class NetworkTuning:
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def steps(
-        self, rows: int, micro_batches: int = 1, exchange: Exchange | None = None, *, steps: int = COMPUTE_STEPS,
+        self,
+        rows: int,
+        micro_batches: int = 1,
+        exchange: Exchange | None = None,
+        *,
+        steps: int = COMPUTE_STEPS,
         number: int = 0,
-    ) -> ExchangeFigures:  # fmt: skip
+    ) -> ExchangeFigures:
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
         label = f"{rows} rows, nothing travels" if exchange is None else exchange.name
         dealt, travels = Dealt(micro_batches=micro_batches, rows=rows), exchange is not None
@@ -307,9 +312,16 @@ class NetworkTuning:
         return ExchangeFigures.of(_measured(outcome, f"steps ({label})"))
 
     def _exchange(
-        self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, *, travels: bool = True,
+        self,
+        exchange: Exchange,
+        dealt: Dealt,
+        steps: int,
+        label: str,
+        number: int = 0,
+        *,
+        travels: bool = True,
         **train: object,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         rows, settings = dealt.rows, self.request.config
         parallel = parallel_settings(exchange, self.request.ranks_per_node)
         changed = settings.model_copy(

@@ -159,9 +159,16 @@ def _card_here() -> Card | None:
 
 
 def _estimated(
-    config: TrainConfig, contents: RowContents, machine: Machine, budget_bytes: int, usual: Surroundings,
-    *, ranks: int, micro_batches: int = 2, max_rows: int = MAX_ROWS,
-) -> MemoryEstimate:  # fmt: skip
+    config: TrainConfig,
+    contents: RowContents,
+    machine: Machine,
+    budget_bytes: int,
+    usual: Surroundings,
+    *,
+    ranks: int,
+    micro_batches: int = 2,
+    max_rows: int = MAX_ROWS,
+) -> MemoryEstimate:
     request = EstimateRequest(
         config=config,
         vocab_size=contents.vocab_size,

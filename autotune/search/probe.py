@@ -350,9 +350,14 @@ def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) ->
 
 
 def step_trial(
-    probe: Probe, rows: int, steps: tuple[int, int], budget_bytes: int | None,
-    *, attempt: int = 0, micro_batches: int | None = None,
-) -> Trial:  # fmt: skip
+    probe: Probe,
+    rows: int,
+    steps: tuple[int, int],
+    budget_bytes: int | None,
+    *,
+    attempt: int = 0,
+    micro_batches: int | None = None,
+) -> Trial:
     """Return a trial of the trainer's own step; without a budget nothing is limited. Each attempt is another trial."""
     measured: dict[str, Any] = {
         "config": step_config(probe, rows, micro_batches=micro_batches).model_dump(mode="json"),
