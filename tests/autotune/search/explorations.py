@@ -99,10 +99,8 @@ def exploring(
         left_out=("attention: a CPU has no varlen kernel",),
         fits=fits,
     )
-    search = Exploration(
-        request=request,
-        runner=runner_on(FakeMachine(lambda trial: instead(search, trial) or machine.run(trial)), place, clock),
-    )
+    fake = FakeMachine(lambda trial: instead(search, trial) or machine.run(trial))
+    search = Exploration(request=request, runner=runner_on(fake, place, clock))
     return search
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.hardware import SlurmFacts
-from autotune.core.outcome import Crashed, Measured, Outcome
+from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.site import Site
@@ -23,7 +23,6 @@ HOST = replace(
 )  # fmt: skip
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CEILING = 1000.0
-DEAD = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
 Rate = Callable[[DataSettings], float]
 
 
@@ -88,7 +87,7 @@ LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batc
 def windows_of(
     config: TrainConfig = CONFIG,
     *,
-    limits: LoaderLimits | None = None,
+    limits: LoaderLimits = LIMITS,
     budget_s: float = 600.0,
     storage: str = "",
     **changes,
@@ -97,7 +96,7 @@ def windows_of(
     request = SweepRequest(
         data=Path("data"), reports=Path("r"), minutes=budget_s / 60, window_s=1.0, trial_timeout_s=10.0
     )
-    return TrainingWindows(request=replace(request, **changes), config=config, limits=limits or LIMITS, storage=storage)
+    return TrainingWindows(request=replace(request, **changes), config=config, limits=limits, storage=storage)
 
 
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:

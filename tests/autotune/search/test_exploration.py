@@ -7,27 +7,20 @@ from autotune.core.outcome import Crashed, OutOfMemory
 from autotune.errors import Undecided
 from autotune.search.exploration import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from autotune.search.exploration_known import FINALISTS
-from tests.autotune.search.explorations import (
-    CELLS,
-    FEW,
-    GLOBAL_ROWS,
-    UNEXPLORED,
-    additive,
-    exploring,
-    knobs_of,
-    worth,
-)
+from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
-
-def finished(search):
-    search.run()
-    return prove(search)
+BROKEN = Crashed(detail="broken")
 
 
 def explored(place, rate, instead=lambda *_: None, **changes):
     """A search that has come to its end, and what it found."""
     search = exploring(place, rate, instead, **changes)
-    return search, finished(search)
+    search.run()
+    return search, prove(search)
+
+
+def fails(concerned, outcome=BROKEN):
+    return lambda *given: outcome if concerned(*given) else None
 
 
 def checks_of(search):
@@ -88,10 +81,9 @@ def test_what_is_taken_is_proven_with_windows_of_both_in_turn_once_nothing_can_b
     assert found.adopted
     assert 1 < found.ratio.low < found.ratio.value < found.ratio.high
     cells = [knobs_of(one.trial) for one in search.runner.finished if not one.trial.measured.get("losses")]
-    proof = cells[-8:]
-    assert set(proof) == {found.candidate, UNEXPLORED}
-    assert proof in ([found.candidate, UNEXPLORED, UNEXPLORED, found.candidate] * 2,
-                     [UNEXPLORED, found.candidate, found.candidate, UNEXPLORED] * 2)  # fmt: skip
+    first, second = cells[-8:-6]
+    assert {first, second} == {found.candidate, UNEXPLORED}
+    assert cells[-8:] == [first, second, second, first] * 2
 
 
 CLOSE = additive({"bf16": 1.3, "padded": 1.02, "full": 0.98})
@@ -124,7 +116,7 @@ def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
     def crash(search, trial):
         if search.stopped_because and knobs_of(trial) != UNEXPLORED and crashed <= {knobs_of(trial)}:
             crashed.add(knobs_of(trial))
-            return Crashed(detail="broken")
+            return BROKEN
         return None
 
     search, found = explored(tmp_path, CLOSE, crash, noise=0.06)
@@ -151,43 +143,34 @@ def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_fi
 
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
-    def failing(knobs):
-        too_large = knobs.checkpointing == "none" and knobs.micro_batch_rows > 16
-        return OutOfMemory(detail="refused") if too_large else None
+    def too_large(knobs):
+        return knobs.checkpointing == "none" and knobs.micro_batch_rows > 16
 
     rate = additive({"full": 0.9, "padded": 0.8, "bf16": 0.9})
-    search, found = explored(tmp_path, rate, failing=failing)
+    search, found = explored(tmp_path, rate, failing=fails(too_large, OutOfMemory(detail="refused")))
     refused = {}
     for cell in map(knobs_of, search.runner.machine.trials):
         kind = (cell.precision, cell.checkpointing, cell.layout)
         assert cell.micro_batch_rows < refused.get(kind, 1000)
-        if failing(cell):
+        if too_large(cell):
             refused[kind] = cell.micro_batch_rows
     assert refused
-    assert {one.outcome for cell, one in search.known.tried.items() if failing(cell)} == {"out of memory"}
-    best = max(worth(rate, cell) for cell in FEW if not failing(cell))
+    assert {one.outcome for cell, one in search.known.tried.items() if too_large(cell)} == {"out of memory"}
+    best = max(worth(rate, cell) for cell in FEW if not too_large(cell))
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
     asked = []
-
-    def fits(knobs):
-        asked.append(knobs)
-        return knobs.micro_batch_rows <= 8
-
-    search, _ = explored(tmp_path, additive({}), fits=fits)
+    search, _ = explored(tmp_path, additive({}), fits=lambda knobs: asked.append(knobs) or knobs.micro_batch_rows <= 8)
     assert {knobs_of(trial).micro_batch_rows for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
     assert len(asked) == len(set(asked)) < len(FEW)
     assert UNEXPLORED not in asked
 
 
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
-    def failing(knobs):
-        return Crashed(detail="no compiler") if knobs.compile_layers else None
-
     rate = LANDSCAPES["padded in bf16"]
-    search, found = explored(tmp_path, rate, failing=failing, cells=CELLS)
+    search, found = explored(tmp_path, rate, failing=fails(lambda knobs: knobs.compile_layers), cells=CELLS)
     crashed = [cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]
     assert 2 <= len(crashed) <= 6
     assert not any(cell.compile_layers for cell in search.known.cells)
@@ -199,10 +182,7 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
 
 
 def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_precision_needs_no_check(tmp_path):
-    def failing(knobs):
-        together = knobs.precision == "bf16" and knobs.layout == "padded"
-        return Crashed(detail="not supported") if together else None
-
+    failing = fails(lambda knobs: knobs.precision == "bf16" and knobs.layout == "padded")
     search, found = explored(tmp_path, additive({"bf16": 1.5, "full": 0.8}), failing=failing)
     assert (taken(search, found).precision, taken(search, found).layout) == ("bf16", "packed")
     search, found = explored(tmp_path / "rows", LANDSCAPES["large micro-batches alone"])
@@ -211,19 +191,16 @@ def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_
     assert len(best.full) >= 4  # what may be the best is not pruned
 
 
-@pytest.mark.parametrize("outcome", [Crashed(detail="broken"), OutOfMemory(detail="refused")])
+@pytest.mark.parametrize("outcome", [BROKEN, OutOfMemory(detail="refused")])
 def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcome):
     with pytest.raises(Undecided, match="the window of the unexplored settings") as told:
-        explored(tmp_path, additive({}), failing=lambda knobs: outcome if knobs == UNEXPLORED else None)
+        explored(tmp_path, additive({}), failing=fails(lambda knobs: knobs == UNEXPLORED, outcome))
     assert outcome.detail in told.value.message
     assert f"resumes from {tmp_path}" in told.value.next_step
 
 
 def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path):
-    def crash(search, trial):
-        proving = search.stopped_because and knobs_of(trial) != UNEXPLORED
-        return Crashed(detail="broken") if proving else None
-
+    crash = fails(lambda search, trial: search.stopped_because and knobs_of(trial) != UNEXPLORED)
     search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], crash)
     assert (found.adopted, found.ratio.value, found.ratio.low) == (False, 1.0, None)
     assert "promised most, and crashed when that was to be proven" in evidence(search, found).choice
@@ -261,15 +238,15 @@ def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tm
 def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(tmp_path, windows):
     rate = LANDSCAPES["padded in bf16"]
     undisturbed = evidence(*explored(tmp_path / "undisturbed", rate))
+    before = []
 
     def interrupt(search, trial):
-        if len(search.runner.machine.trials) > windows:
+        before.append(trial)
+        if len(before) > windows:
             raise KeyboardInterrupt
 
-    ended = exploring(tmp_path / "ended", rate, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        finished(ended)
-    before = ended.runner.machine.trials
+        explored(tmp_path / "ended", rate, interrupt)
     done = {trial.key for trial in before[:windows]}
     search, found = explored(tmp_path / "ended", rate)
     repeated = [trial for trial in search.runner.machine.trials if trial.key in done]
@@ -278,10 +255,7 @@ def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(
 
 
 def test_what_crashed_has_another_chance_alone_and_once_it_runs_is_read_beside_the_others_of_its_round(tmp_path):
-    def failing(knobs):
-        return Crashed(detail="not today") if knobs.layout == "padded" else None
-
-    rate = LANDSCAPES["padded in bf16"]
+    rate, failing = LANDSCAPES["padded in bf16"], fails(lambda knobs: knobs.layout == "padded")
     first = evidence(*explored(tmp_path, rate, failing=failing))
     search, found = explored(tmp_path, rate, failing=failing)
     assert {knobs_of(trial).layout for trial in search.runner.machine.trials} == {"padded"}
@@ -329,16 +303,12 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
 
 
-def crash_of_check(search, trial):
-    return Crashed(detail="broken") if trial.measured.get("losses") else None
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "checks"),
     [
         ({"loss": bf16_learns_less}, "not within 1%", 2),
         ({"loss": lambda *_: 3.0}, "not checked: in 48 steps", 1),
-        ({"instead": crash_of_check}, "not checked: with fp32 the run crashed", 1),
+        ({"instead": fails(lambda _, one: one.measured.get("losses"))}, "not checked: with fp32 the run crashed", 1),
     ],
 )
 def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):

@@ -10,10 +10,9 @@ from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
-from autotune.store import Ledger
 from tests.autotune.profiles import FINGERPRINT
 from tests.autotune.search.feeds import runner_on
-from tests.autotune.trials import STEP, record
+from tests.autotune.trials import STEP
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ParallelSettings, TrainConfig
@@ -23,8 +22,6 @@ from trainer.presets import model_settings
 
 FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
 OF_MODEL = {"parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
-
-HALF = record("step").model_dump(mode="json") | {"outcome": {"kind": "measured", "figures": {"loss": 1.0}}}
 
 
 def trace_figures(trial, row_bytes=ROW_BYTES):
@@ -113,11 +110,9 @@ def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_t
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
-    machine = FakeMachine(simulate)
-    found = probe(machine, memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
+    found = probe(FakeMachine(simulate), memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
     assert bracket(found) == (35, 36)
     assert found.search_trials <= 3
-    assert max(rows_of(trial) for trial in machine.trials if trial.job == "step") == 36
     assert found.traced_rows in (33, 34, 35)
     assert found.traced_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.05)
     assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
@@ -267,12 +262,6 @@ def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(probe, outcome
     assert next(left) == 2
 
 
-@pytest.mark.parametrize("one", [{}, {"site": "here", "key": "k", "outcome": 3}, {"site": "here", "outcome": {}}, HALF])
-def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, one):
-    Ledger(tmp_path / "ledger", "stranger").append(one)
-    assert probe(FakeMachine(simulate)).feasible_max == 35
-
-
 def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(probe, monkeypatch):
     search_trials = probe(FakeMachine(simulate)).search_trials
     runner_run = TrialRunner.run
@@ -296,13 +285,9 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
 
 
 REQUEST = EstimateRequest(
-    config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64),
-    vocab_size=500,
-    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
-    documents_per_row=1.0,
-    micro_batches=2,
-    ranks=1,
-)
+    config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64), vocab_size=500,
+    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), documents_per_row=1.0, micro_batches=2, ranks=1,
+)  # fmt: skip
 FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
 
 
@@ -327,10 +312,8 @@ LARGE_BYTES = 7 * 10**10
 
 
 def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
-    """The estimate, and the rows that are predicted to fit."""
     machine = machine or FakeMachine(lambda trial: trace_of_slots(trial, **model))
-    estimate = estimate_model(REQUEST, machine, budget_bytes, CPU, max_rows=16_384)
-    return estimate, estimate.most_rows
+    return estimate_model(REQUEST, machine, budget_bytes, CPU, max_rows=16_384)
 
 
 def true_bytes(rows: int) -> int:
@@ -343,7 +326,8 @@ ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
 @pytest.mark.parametrize("budget", [10**8, ONE_ROW, 5 * 10**8, 10**9, LARGE_BYTES])
 def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(budget):
     machine = FakeMachine(trace_of_slots)
-    estimate, rows = estimated(budget, machine)
+    estimate = estimated(budget, machine)
+    rows = estimate.most_rows
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
     assert len(estimate.law.rows) <= 5
@@ -355,27 +339,28 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
-    _, rows = estimated(5 * 10**8, bent_from=100)
+    rows = estimated(5 * 10**8, bent_from=100).most_rows
     assert true_bytes(rows) + BEND <= 5 * 10**8 < true_bytes(rows + 1) + BEND
 
 
 def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
-    assert estimated(other_order_from=100)[0].law.rows.min() > 100
+    assert estimated(other_order_from=100).law.rows.min() > 100
     with pytest.raises(CannotTrace, match="another order"):
         estimated(unlike=range(100))
 
 
 @pytest.mark.parametrize("unlike", [8, 64, 23_109])
 def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
-    law = estimated(unlike=(unlike,))[0].law
+    law = estimated(unlike=(unlike,)).law
     assert unlike not in law.rows
     assert len(law.rows) > 2
 
 
-def test_a_model_that_cannot_be_traced_is_to_be_measured():
-    outcomes = {"Tensor.item": Crashed(detail="…\nRuntimeError: Tensor.item() cannot be called"),
-                "longer": TimedOut(detail="")}  # fmt: skip
-    for said, outcome in outcomes.items():
-        with pytest.raises(CannotTrace, match=said) as refused:
-            estimate_model(REQUEST, FakeMachine(lambda trial, outcome=outcome: outcome), LARGE_BYTES, CPU, max_rows=8)
-        assert "autotune probe" in refused.value.next_step
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")), ("longer", TimedOut(detail=""))],
+)
+def test_a_model_that_cannot_be_traced_is_to_be_measured(said, outcome):
+    with pytest.raises(CannotTrace, match=said) as refused:
+        estimated(machine=FakeMachine(lambda trial: outcome))
+    assert "autotune probe" in refused.value.next_step

@@ -42,10 +42,6 @@ def known(profile, **options):
     return known_of(profile, **{"assumed": CARD, "ranks_per_node": 2} | options)
 
 
-def scaled(counts, rows_per_epoch=None, **options):
-    return predict_scaling("tiny", known(probed(), **options), counts, rows_per_epoch)
-
-
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
     found = known(probed())
     compute, parts = found.load.compute, found.load.compute.gradients
@@ -65,20 +61,22 @@ def test_without_a_probe_nothing_is_predicted():
 
 
 def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_of_an_epoch():
-    found = scaled([1, 2, 4, 8, 16], 10_240, assumed=replace(CARD, bits_per_s=1e9))
+    model = known(probed(), assumed=replace(CARD, bits_per_s=1e9))
+    found = predict_scaling("tiny", model, [1, 2, 4, 8, 16], 10_240)
     assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16]
     assert found.rows[0].efficiency == pytest.approx(1.0)
     assert 1 <= found.useful_nodes <= 64
     assert (found.steps_per_epoch, found.global_batch_tokens) == (10.0, 100 * 1024)
     assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)  # of what is assumed
     # 2·4 bytes of 500,000 gradients over 100 MB/s, at 2/3 of (2 ms + 32·10 ms) for 3,200 tokens.
-    load = known(probed()).load
-    seconds_per_token = 2 / 3 * load.compute.forward_backward_s(load.most_rows) / (load.most_rows * 100)
+    most_rows = model.load.most_rows
+    seconds_per_token = 2 / 3 * model.load.compute.forward_backward_s(most_rows) / (most_rows * 100)
     assert found.least_tokens_per_rank == pytest.approx(2 * 4 * 500_000 / 1e8 / seconds_per_token, rel=0.001)
 
 
 def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measured_or_else_as_predicted():
-    predicted = scaled([1, 2, 4])
+    model = known(probed())
+    predicted = predict_scaling("tiny", model, [1, 2, 4])
     measured = {
         row.nodes: row.model_copy(update={"measured": True, "real_tokens_per_s": rate})
         for row, rate in zip(predicted.rows[:2], (500.0, 800.0), strict=True)
@@ -86,7 +84,7 @@ def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measu
     rows = with_measured(predicted, measured).rows
     assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
     assert rows[-1].efficiency == pytest.approx(0.8)
-    predicted = scaled([2, 4])
+    predicted = predict_scaling("tiny", model, [2, 4])
     found = with_measured(predicted, {row.nodes: row for row in predicted.rows})
     assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
     assert "as predicted" in found.sources[-1]
@@ -127,8 +125,6 @@ def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nod
     found = [compute.row_s, compute.micro_batch_s]
     assert found == pytest.approx([COMPUTE.row_s, COMPUTE.micro_batch_s], rel=1e-6)
     assert compute.gradients == COMPUTE.gradients
-    assert two_nodes.slowdown_share == pytest.approx(0.0, abs=1e-3)
-    # They come before assumptions.
     found = known(probed(network=evidence(two_nodes)), assumed=None, ranks_per_node=None)
     assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
     assert found.load.compute.row_s == pytest.approx(0.02)
@@ -175,9 +171,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     ("cluster", "outcome"),
     [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
 )
-def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else_but_the_default(
-    tmp_path, cluster, outcome
-):
+def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, cluster, outcome):
     rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
     assert set(rows) == {"ddp", "zero1", "fsdp2"}
     assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
@@ -217,19 +211,16 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
     assert evidence(tuning).choice.startswith("the default")
 
 
-def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
-    found = evidence(tuned(tmp_path, Cluster(link=Link(latency_s=1e-5, bytes_per_s=4e8)), strategies=("ddp",)))
+def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
+    tuning = tuned(tmp_path, config=with_rows(160), most_rows=4)
+    default, found = tuning.tried[0], evidence(tuning)
+    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
+    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
+    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
     assert found.useful_nodes >= 1
     assert [(row.nodes, row.measured) for row in found.scaling][:2] == [(1, False), (2, False)]
     assert all(row.efficiency_low <= row.efficiency + 1e-9 for row in found.scaling)
     assert any("global batch" in lever for lever in found.levers)
-
-
-def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
-    default = tuned(tmp_path, config=with_rows(160), most_rows=4).tried[0]
-    assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
-    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
-    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
 
 
 def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):

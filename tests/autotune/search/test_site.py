@@ -22,8 +22,7 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
     return replace(ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)) if gpus else ON_CPU
 
 
-NVL = find_card("h100-nvl-94gb")
-FREE_BYTES = H200.total_bytes - 500 * MIB
+NVL, FREE_BYTES = find_card("h100-nvl-94gb"), H200.total_bytes - 500 * MIB
 READ = site((H200,))
 SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
@@ -42,9 +41,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
         (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
     ],
 )
-def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_imitated(
-    here, asked_bytes, as_card, expected
-):
+def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(here, asked_bytes, as_card, expected):
     assert memory_budget(here, asked_bytes, as_card) == expected
 
 
@@ -56,9 +53,7 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_im
         ((H200,), 120 * 10**9, r"112 GiB\) is more than NVIDIA H100 NVL has: 93\.6 GiB", "Ask for at most 93.5GiB"),
     ],
 )
-def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any_nor_beyond_itself(
-    gpus, asked_bytes, said, next_step
-):
+def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
     with pytest.raises(BadInput, match=said) as refused:
         memory_budget(site(gpus), asked_bytes, NVL)
     assert next_step in refused.value.next_step
@@ -99,7 +94,6 @@ UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
 NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
 ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
 ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, and NVML .*: broken", ("nvidia-smi", "--device cpu"))
-ON = {"gpus": (replace(H200, mig_enabled=True),)}
 SLICE = ("MIG is on", ("-mig 0",))
 
 
@@ -112,7 +106,7 @@ SLICE = ("MIG is on", ("-mig 0",))
         (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
         ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here", ("GPU-1",)),
         (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
-        (ON, *SLICE),
+        ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
         ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
         ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
         ({"visible": "MIG-7"}, *SLICE),
@@ -159,9 +153,7 @@ def looked_at(data_dir, *links: list[str] | None):
         (([], None, None), False),
     ],
 )
-def test_a_node_is_described_with_its_code_and_data_and_its_gpus_are_linked_when_every_pair_is(
-    monkeypatch, patterned_dataset, links, linked
-):
+def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(monkeypatch, patterned_dataset, links, linked):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = looked_at(patterned_dataset, *links)
     assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",) * len(links))

@@ -13,19 +13,7 @@ from autotune.errors import Undecided
 from autotune.search.joint import gap_remains, search_joint, study_of
 from autotune.search.trials import ATTEMPTS
 from autotune.search.workers import Asked, evidence, gpu_source, with_data
-from tests.autotune.search.feeds import (
-    CEILING,
-    CONFIG,
-    DEAD,
-    HOST,
-    LIMITS,
-    ON_CPU,
-    FeedMachine,
-    figures_of,
-    knee_at,
-    loader_of,
-    sweep_on,
-)
+from tests.autotune.search.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import FEED
 from tests.fakes import FakeMachine
@@ -35,7 +23,7 @@ GPU = {
     "gpm_windows": 2, "gpm_tensor_share": 0.4, "series": {"time_s": [1.0]},
 }  # fmt: skip
 
-LUSTRE = DiskFacts(path="data", filesystem_type="lustre", free_bytes=None, is_network=True)
+DEAD = Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
 
@@ -51,14 +39,14 @@ def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     assert rows[needed].verdict == "proven"
     assert rows[needed].ratio_to_ceiling == pytest.approx(1.0, abs=0.01)
     assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
-    assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(CEILING, rel=0.01)
+    assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(1000.0, rel=0.01)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_kept(tmp_path):
-    machine = FeedMachine(knee_at(1))
-    limits = replace(LIMITS, local_ranks=2)
+    machine, limits = FeedMachine(knee_at(1)), replace(LIMITS, local_ranks=2)
+    lustre = DiskFacts(path="data", filesystem_type="lustre", free_bytes=None, is_network=True)
     sweep = sweep_on(machine, tmp_path, replayed_step_s=0.06, sample_delay_s=0.001, limits=limits)
-    found = evidence_of(sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,))))
+    found = evidence_of(sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(lustre,))))
     assert machine.counts[:4] == [None, 0, 1, None]
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
@@ -157,7 +145,7 @@ def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
 
 @pytest.mark.parametrize(("asked", "at_first"), [(None, 8), (6, 6)])
 def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first):
-    host = replace(HOST, ram_available_bytes=4 * 2**30)
+    host = replace(LIMITS.host, ram_available_bytes=4 * 2**30)
     machine = FeedMachine(knee_at(20), worker_bytes=2**30)
     sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=asked))
     assert sweep.max_workers == at_first
@@ -202,8 +190,8 @@ def prefetching_helps(data) -> float:
     return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
 
 
-def finished(rate, directory):
-    sweep = sweep_on(FeedMachine(rate), directory, limits=FEW_WORKERS)
+def finished(rate, directory, instead=lambda trial: None, limits=FEW_WORKERS):
+    sweep = sweep_on(FeedMachine(rate, instead), directory, limits=limits)
     return sweep, sweep.run()
 
 
@@ -239,9 +227,9 @@ def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceil
 
 
 def test_settings_that_memory_does_not_hold_are_not_tried_and_those_whose_workers_die_are_left_out(tmp_path):
-    tight = replace(FEW_WORKERS, host=replace(HOST, shm_free_bytes=16 * 2**20))
-    sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=tight)
-    search_joint(sweep, sweep.run(), trials=15)
+    tight = replace(FEW_WORKERS, host=replace(LIMITS.host, shm_free_bytes=16 * 2**20))
+    sweep, choice = finished(prefetching_helps, tmp_path, limits=tight)
+    search_joint(sweep, choice, trials=15)
     for data in settings_of(sweep):
         limits = replace(tight, prefetch_batches=data["prefetch_batches"])
         assert limits.refusal(data["loader_workers"]) is None
