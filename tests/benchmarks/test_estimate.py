@@ -4,12 +4,10 @@ import json
 import pytest
 
 from benchmarks import estimate
-from benchmarks.bars import EXIT_UNMEASURED
 from tests.simulators import allocator as truth
 from tests.simulators import memory
-from tests.simulators.allocator import CASES, Case, fake_peak_bytes
+from tests.simulators.allocator import Case
 from tests.simulators.memory import SimulatedMachine
-from trainer.config import ModelSettings
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 
@@ -40,7 +38,7 @@ def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
     before = datetime.date.today()
     _, content, told = measured(tmp_path, capsys, "--only", "simulated")
     seed = content["parts"]["simulated"]["seed"]
-    assert str(seed) in {day.strftime("%Y%m%d") for day in (before, datetime.date.today())}
+    assert str(seed) in {f"{day:%Y%m%d}" for day in (before, datetime.date.today())}
     assert f"{seed}000" in told
 
 
@@ -62,24 +60,6 @@ def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
     assert case.name in told
 
 
-def test_cases_are_of_every_kind_and_each_is_another():
-    assert len({case.name for case in CASES}) == len(CASES) >= 14
-    for name, values in {
-        "checkpointing": {"none", "selective", "full"}, "precision": {"fp32", "bf16"}, "layout": {"padded", "packed"},
-        "head": {"masked", "dense"},
-    }.items():  # fmt: skip
-        assert {getattr(case.config, name) for case in CASES} >= values
-    assert {case.config.model.config["model_type"] for case in CASES} >= {"bert", "roberta", "modernbert"}
-    assert ({case.dropout for case in CASES}, {case.micro_batches for case in CASES}) == ({0.0, 0.1}, {1, 2})
-
-
-def test_the_reference_holds_weights_gradients_and_state_and_grows_with_rows():
-    model = ModelSettings(name="tiny", config={"model_type": "bert", **TINY})
-    few, more = (fake_peak_bytes(model, 1024, rows, 16) for rows in (2, 32))
-    assert few > 16 * 1024 * 32
-    assert more > few + 30 * 16 * 1024 * 4
-
-
 @pytest.mark.slow
 @pytest.mark.system
 def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, monkeypatch):
@@ -89,13 +69,6 @@ def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, mo
     found = content["parts"]["fork"]
     assert (len(found["forked_s"]), len(found["fresh_s"])) == (2, 1)
     assert content["bars"][0]["figure"] > 1
-
-
-@pytest.mark.system
-def test_a_command_that_fails_is_not_measured(capsys, monkeypatch):
-    monkeypatch.setattr(estimate, "COLD_MODELS", (("no-such-model",),))
-    assert estimate.main(["--only", "cold"]) == EXIT_UNMEASURED
-    assert "no-such-model" in capsys.readouterr().err
 
 
 def test_a_part_that_does_not_exist_is_refused(capsys):
@@ -117,11 +90,9 @@ def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
     }
     bars = {bar.name: bar for bar in estimate.make_bars(found)}
     assert list(bars) == list(estimate.BARS)
-    figures = {name: bar.figure for name, bar in bars.items()}
-    assert figures["estimate_law_against_memtracker_ratio"] == 10
+    assert {name: bar.figure for name, bar in bars.items()}.items() >= {
+        "estimate_law_against_memtracker_ratio": 10, "estimate_cold_s": 15.5, "simulated_trials_max": 8,
+        "estimate_peak_error_share": pytest.approx(0.03), "trial_start_ratio": pytest.approx(30),
+    }.items()  # fmt: skip
     assert bars["estimate_law_against_memtracker_ratio"].holds
-    assert figures["estimate_cold_s"] == 15.5
-    assert figures["estimate_peak_error_share"] == pytest.approx(0.03)
-    assert figures["simulated_trials_max"] == 8
     assert not bars["simulated_wrong_count"].holds
-    assert figures["trial_start_ratio"] == pytest.approx(30)

@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks import golden_network, useful_nodes
 from benchmarks.network import make_bars
-from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, Simulator
+from tests.simulators.cluster import CLUSTERS, MODELS, Simulator
 
 
 @pytest.mark.parametrize("bar", golden_network.bars(), ids=lambda bar: bar.name)
@@ -23,16 +23,6 @@ def test_a_simulated_clusters_links_are_found_again_and_its_useful_nodes_within_
     _, network = useful_nodes.observed(Simulator(MODELS[0], cluster, seed=5))
     assert network.between.bytes_per_s == pytest.approx(cluster.inter_bytes_per_s, rel=1e-3)
     assert network.between.latency_s == pytest.approx(cluster.inter_latency_s, rel=1e-2)
-
-
-def test_a_simulated_step_is_slower_with_an_exchange_and_slower_on_more_nodes():
-    simulator = Simulator(MODELS[0], CLUSTERS[1])
-
-    def step(nodes, *, exchange=True):
-        recipe = Recipe(nodes=nodes, global_tokens=4096 * 2 * nodes, micro_batches=1)
-        return simulator.step_s(recipe, steps=20, exchange=exchange)
-
-    assert step(2, exchange=False) < step(2) < step(64)
 
 
 def test_the_worst_error_counts_and_what_was_not_measured_is_said():

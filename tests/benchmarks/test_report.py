@@ -1,6 +1,5 @@
 import pytest
 
-from autotune.errors import MachineLacks
 from benchmarks import report
 from tests import browser
 from tests.browser import Visit
@@ -41,16 +40,6 @@ def test_everything_that_a_hostile_text_may_do_is_counted():
     loud = browser.taken_in(visited("\u202e" + "A" * browser.LONG, scripts=1, handlers=2, dialogs=("1",)))
     counts = {"scripts": 1, "handlers": 2, "dialogs": 1, "steering": 1, "uncut": 1}
     assert loud == counts | {"not_shown": len(browser.SHOWN)}
-
-
-def test_without_a_browser_nothing_is_measured(monkeypatch, capsys):
-    def refuse(directory, trials):
-        raise MachineLacks("no chromium here", next_step="install it")
-
-    monkeypatch.setattr(report, "built", lambda directory, trials, repeats: FIGURES["built"])
-    monkeypatch.setattr(report, "browsed", refuse)
-    assert report.main([]) == 2
-    assert "no chromium here" in capsys.readouterr().err
 
 
 def test_processes_are_timed_files_weighed_and_a_build_that_fails_is_told(tmp_path, monkeypatch):

@@ -47,16 +47,13 @@ class Workbench:
         probe_models(self.bench, [probe_request(place, data)], place / "p")
         machine.trials.clear()
         self.before = read_profile(self.path)
-
-    def requests(self, **changes):
-        windows = SweepRequest(data=self.data, reports=self.place / "r", minutes=10.0)
-        return probe_request(self.place, self.data, **changes), windows
+        self.windows = SweepRequest(data=data, reports=place / "r", minutes=10.0)
 
     def request(self, **changes):
-        return explore_request(self.bench, self.before, *self.requests(**changes))
+        return explore_request(self.bench, self.before, probe_request(self.place, self.data, **changes), self.windows)
 
     def explored(self):
-        found = explore_settings(self.bench, self.before, *self.requests())
+        found = explore_settings(self.bench, self.before, probe_request(self.place, self.data), self.windows)
         stored = read_profile(self.path)
         assert stored.intact
         return stored, found
@@ -172,9 +169,7 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
         (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
     ],
 )  # fmt: skip
-def test_what_was_asked_for_or_cannot_run_here_is_not_explored(
-    make, monkeypatch, train, asked, device, compiler, name, values, said
-):
+def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
     monkeypatch.setattr(sweeps.shutil, "which", lambda name: compiler)
     bench = replace(bench, site=replace(bench.site, device=device))

@@ -9,7 +9,7 @@ from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profi
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_site import H200
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import FakeClock, FakeMachine
+from tests.fakes import FakeClock
 from trainer.config import ModelSettings
 from trainer.errors import BadConfig
 
@@ -84,15 +84,15 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
 
 
-def test_a_profile_can_be_probed_without_being_written_and_the_budget_is_said(
-    tmp_path, bench, patterned_dataset, prepared, capsys
-):
+def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
     path = tmp_path / "p" / "tiny-cpu.toml"
     profile, trials = probed_profile(bench, prepared(), path)
     assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
     assert probe_one(bench, prepared(), path).profile.train == profile.train
-    gpu = replace(H200, total_bytes=2**35)
-    bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
+
+
+def test_the_memory_budget_is_told(bench, prepared, capsys):
+    bench = replace(bench, site=replace(bench.site, device="cuda", gpus=(replace(H200, total_bytes=2**35),)))
     prepared(bench=bench, memory_bytes=None)
     assert "memory budget 31.5 GiB per rank (512 MiB of the GPU are left free" in capsys.readouterr().err
     prepared(bench=bench, memory_bytes=2**34)
@@ -112,13 +112,13 @@ def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prep
     assert bench.machine.trials == []
 
 
-def test_a_model_that_does_not_fit_has_no_profile_and_a_place_that_cannot_be_written_runs_nothing(
-    tmp_path, bench, probed, prepared
-):
+def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
     with pytest.raises(DoesNotFit, match="not even one row"):
         probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
-    bench.machine.trials.clear()
+
+
+def test_nothing_runs_for_a_profile_that_cannot_be_written(tmp_path, bench, prepared):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(BadInput, match="cannot write"):
         probe_one(bench, prepared(), tmp_path / "file" / "deep" / "tiny.toml")

@@ -40,10 +40,8 @@ class Stages:
         self.clock, self.calls, self.minutes, self.errors, self.local_ranks = FakeClock(), [], {}, {}, 1
         self.traced, self.expected, self.benches = [], None, 0
         models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
-        probes = tuple(
-            ProbeRequest(config=asked_config(one, seq_length_tokens=128), data=place / "data", reports=place / "r")
-            for one in models
-        )
+        configs = [asked_config(one, seq_length_tokens=128) for one in models]
+        probes = tuple(ProbeRequest(config=one, data=place / "data", reports=place / "r") for one in configs)
         self.asked = TuneRequest(
             probes=probes, out=place / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"})
         )
@@ -275,9 +273,7 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
         (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
     ],
 )
-def test_between_nodes_the_network_is_measured_then_what_was_known_before(
-    stages, monkeypatch, tmp_path, minutes, told, calls
-):
+def test_between_nodes_the_network_is_measured_then_the_rest(stages, monkeypatch, tmp_path, minutes, told, calls):
     monkeypatch.setattr(tune, "nodes_here", lambda: 2)
     monkeypatch.setattr(tune, "SystemClock", lambda: stages.clock)
     paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in stages.asked.probes]
