@@ -120,7 +120,6 @@ def test_a_check_of_something_else_is_not_continued(tmp_path, site):
 
 @pytest.fixture
 def real(tmp_path, site):
-    """A directory, and a check in it, that may be kept."""
     (tmp_path / "profiles").mkdir()
     profile = example_profile("d")
     (tmp_path / "profiles/bert-120m.toml").write_text(profile_to_toml(profile))

@@ -27,8 +27,6 @@ CONFIG = TrainConfig(
 
 @dataclass(kw_only=True)
 class Cluster:
-    """Nodes of one rank each."""
-
     nodes: int = 2
     link: Link = LINK
     halved_loss: float = 1.0  # factor of the loss with 16-bit gradients

@@ -36,7 +36,6 @@ FEW = tuple(
     for cell in CELLS
     if not cell.compile_layers and cell.checkpointing != "selective" and cell.layout != "bucketed"
 )
-"""So few that tests are quick."""
 
 
 def additive(effects: dict[object, float]) -> Rate:
@@ -109,5 +108,4 @@ def knobs_of(trial: Trial) -> Configuration:
 
 
 def worth(rate: Rate, knobs: Configuration) -> float:
-    """Real tokens/s at the global batch, without noise."""
     return rate(knobs) * useful_share(knobs, GLOBAL_ROWS, 1)

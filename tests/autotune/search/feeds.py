@@ -17,10 +17,6 @@ from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
-HOST = replace(
-    FakeHost().facts([Path()]),
-    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_available_bytes=2**36, shm_free_bytes=2**34,
-)  # fmt: skip
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CEILING = 1000.0
 Rate = Callable[[DataSettings], float]
@@ -52,7 +48,6 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
 
 
 def runner_on(machine: FakeMachine, ledger: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
-    """One that has run nothing but what the ledger holds."""
     return TrialRunner(**{"machine": machine, "ledger": Ledger(ledger, "w"), "clock": clock, "site": "here"} | changes)
 
 
@@ -81,7 +76,7 @@ class FeedMachine(FakeMachine):
         return [None if one.measured["cached"] else loader_of(one)["loader_workers"] for one in self.trials]
 
 
-LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+LIMITS = LoaderLimits(host=FakeHost().facts([]), local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
 
 
 def windows_of(
@@ -92,7 +87,6 @@ def windows_of(
     storage: str = "",
     **changes,
 ) -> TrainingWindows:
-    """Windows of a second of a training."""
     request = SweepRequest(
         data=Path("data"), reports=Path("r"), minutes=budget_s / 60, window_s=1.0, trial_timeout_s=10.0
     )

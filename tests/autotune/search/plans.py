@@ -8,7 +8,6 @@ ON_A_CARD = {"device": "cuda", "gpu_name": "NVIDIA H100 NVL", "gpu_total_bytes":
 
 
 def traced(**evidence):
-    """A probed profile whose memory was traced."""
     profile = probed(**evidence)
     terms = {"parameters": 2_000_000, "gradients": 2_000_000, "optimizer": 4_000_000, "activations: Linear": 10**9}
     probe = profile.evidence.probe.model_copy(update={"traced_terms_bytes": terms})
@@ -18,11 +17,9 @@ def traced(**evidence):
 
 
 def on_gpus(profile):
-    """The same, measured on a card."""
     settings = {"device": "cuda", "precision": "bf16"}
     return but(profile, fingerprint=ON_A_CARD, constraints={"memory_budget_bytes": 94 * 10**9}, train=settings)
 
 
 def without_evidence(profile):
-    """Decided without a measurement."""
     return profile.model_copy(update={"evidence": Evidence()})

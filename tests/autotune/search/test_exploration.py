@@ -13,7 +13,6 @@ BROKEN = Crashed(detail="broken")
 
 
 def explored(place, rate, instead=lambda *_: None, **changes):
-    """A search that has come to its end, and what it found."""
     search = exploring(place, rate, instead, **changes)
     search.run()
     return search, prove(search)
@@ -28,7 +27,6 @@ def checks_of(search):
 
 
 def taken(search, found):
-    """What training would have after the search."""
     return found.candidate if found.adopted else search.unexplored
 
 
@@ -271,12 +269,10 @@ BF16_WINS = additive({"bf16": 1.5, "padded": 0.6, "full": 0.7})
 
 
 def bf16_learns_less(precision, step):
-    """By a fifth."""
     return 3.0 - (0.01 if precision == "fp32" else 0.008) * step
 
 
 def bf16_alone_wins(knobs):
-    """Nothing of another kind is faster than the unexplored settings."""
     other = 1.0 if knobs.layout == "packed" and knobs.checkpointing == "none" else 0.7
     rows = 1.0 if knobs.micro_batch_rows == UNEXPLORED.micro_batch_rows else 0.8
     return 1000 * other * rows * (1.5 if knobs.precision == "bf16" else 1.0)

@@ -33,8 +33,6 @@ def shape(name="bert-mini") -> TrainConfig:
 
 @pytest.fixture
 def no_trace(monkeypatch):
-    """Nothing may be traced: what is known is enough."""
-
     def refuse():
         raise AssertionError("traced")
 

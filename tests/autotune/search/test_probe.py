@@ -65,7 +65,6 @@ def tries_of(machine, rows):
 
 
 def except_where(concerned, outcome):
-    """A machine that does otherwise with some trials."""
     return FakeMachine(lambda trial: outcome if concerned(trial) else simulate(trial))
 
 

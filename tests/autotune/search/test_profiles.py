@@ -33,7 +33,6 @@ EXAMPLE = example_profile()
 
 
 def probed_again(**train):
-    """What a probe alone gives: no worker count yet."""
     data = EXAMPLE.train.data.model_copy(update={"loader_workers": 0})
     probed = but(EXAMPLE, train={"data": data} | train)
     return probed.model_copy(update={"evidence": Evidence(probe=EXAMPLE.evidence.probe)})

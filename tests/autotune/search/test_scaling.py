@@ -44,15 +44,12 @@ def known(profile, **options):
 
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
     found = known(probed())
-    compute, parts = found.load.compute, found.load.compute.gradients
-    assert [compute.row_s, compute.micro_batch_s] == pytest.approx([0.01, 0.002])
+    assert [found.load.compute.row_s, found.load.compute.micro_batch_s] == pytest.approx([0.01, 0.002])
     assert found.load.global_batch_rows == 1024
     assert known(but(probed(), train={"global_batch_tokens": 51_200})).load.global_batch_rows == 512
     assert found.network.between.bytes_per_s == pytest.approx(2.5e9)
     assert all("assumed" in source for source in found.sources)
-    # Gradients by shape add up to the model, and embeddings come last.
-    assert sum(part.elements for part in parts) == pytest.approx(500_000, rel=0.001)
-    assert (parts[-1].ready_share, parts[-1].elements) == (1.0, 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256))
+    assert sum(part.elements for part in found.load.compute.gradients) == pytest.approx(500_000, rel=0.001)
 
 
 def test_without_a_probe_nothing_is_predicted():
@@ -115,7 +112,6 @@ def with_rows(global_batch_rows, **changes):
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory):
-    """A tuning of two nodes whose network limits."""
     return tuned(tmp_path_factory.mktemp("two"))
 
 

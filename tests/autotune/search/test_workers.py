@@ -190,8 +190,8 @@ def prefetching_helps(data) -> float:
     return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
 
 
-def finished(rate, directory, instead=lambda trial: None, limits=FEW_WORKERS):
-    sweep = sweep_on(FeedMachine(rate, instead), directory, limits=limits)
+def finished(rate, directory, limits=FEW_WORKERS):
+    sweep = sweep_on(FeedMachine(rate), directory, limits=limits)
     return sweep, sweep.run()
 
 

@@ -88,11 +88,9 @@ def limits(data, host=None, asked=None, **train):
 
 
 def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_of_a_batch(patterned_dataset):
-    small, large = limits(patterned_dataset), limits(patterned_dataset, micro_batch_rows=64)
+    small, large = (limits(patterned_dataset, micro_batch_rows=rows) for rows in (2, 64))
     assert small.cpus_per_rank == 4
     assert limits(patterned_dataset, asked=3).most()[0] == 3
-    config = EXAMPLE.train
-    assert small.batch_bytes >= config.micro_batch_rows * config.seq_length_tokens * 2  # ids of two bytes
     assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)
     packed, padded = (limits(patterned_dataset, layout=layout).batch_bytes for layout in ("packed", "padded"))
     assert packed > padded  # the places of more samples

@@ -22,24 +22,19 @@ from trainer.config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
 PROBED_ROWS = 33
-"""The micro-batch that the probe chooses for the global batch."""
 
 
 def nothing_wins(knobs, others=0.7):
-    """Whatever else is set costs."""
     slower = {"bf16": 0.6, "bucketed": 0.4, "padded": 0.4, "full": 0.7, "selective": 0.8}
     cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
     return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else others)
 
 
 def more_rows_win(knobs):
-    """However many rows: nothing else does."""
     return nothing_wins(knobs, others=1.0) * knobs.micro_batch_rows
 
 
 class Workbench:
-    """A probed model on a machine that is computed, ready to be explored."""
-
     def __init__(self, place, data, machine):
         self.machine, self.bench = machine, bench_on(machine, data)
         self.place, self.data = place, data

@@ -23,8 +23,6 @@ def bench(monkeypatch, patterned_dataset):
 
 @pytest.fixture
 def probed(tmp_path, bench, patterned_dataset):
-    """A function that probes models, and writes their profiles."""
-
     def run(*models, **changes):
         requests = [probe_request(tmp_path, patterned_dataset, model, **changes) for model in models or (SETTINGS,)]
         return probe_models(bench, requests, tmp_path / "p")
