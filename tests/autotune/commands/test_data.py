@@ -164,17 +164,11 @@ def test_the_copy_is_told_with_its_rates_and_what_it_is_worth_only_where_they_we
     assert json.loads(says(*stage, last, "--json"))["copied"]["size_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("source_s", "local_s", "said"),
-    [
-        (1e-3, 1e-4, "breaks even  after 2.00 epochs"),
-        (1e-4, 1e-4, "breaks even  never: the copy is not faster to read than the source"),
-    ],
-)
-def test_what_the_copy_is_worth_is_said_either_way(source_s, local_s, said):
+@pytest.mark.parametrize(("source_s", "said"), [(1e-3, "after 2.00 epochs"), (1e-4, "never: the copy is not faster")])
+def test_what_the_copy_is_worth_is_said_either_way(source_s, said):
     figures = CopyFigures(size_bytes=10, seconds=1.8, read_s=1.0, write_s=1.0)
     staged = Staged(
         directory=Path("/local"), dataset_hash="", samples=1000, copied=figures, source_s_per_sample=source_s,
-        local_s_per_sample=local_s,
+        local_s_per_sample=1e-4,
     )  # fmt: skip
-    assert said in _staged_text(staged, 2.0)
+    assert f"breaks even  {said}" in _staged_text(staged, 2.0)
