@@ -49,9 +49,7 @@ def test_a_file_that_is_seen_late_is_waited_for_and_one_that_is_there_is_not(tmp
 
 @pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(PATIENCE_S, 60, 75), (5.0, 4, 6)])
 @pytest.mark.parametrize("there", [True, False])
-def test_a_word_that_does_not_come_is_waited_for_as_long_as_a_file_system_may_take(
-    tmp_path, patience_s, least_s, most_s, there
-):
+def test_a_word_that_does_not_come_is_waited_for_with_patience(tmp_path, patience_s, least_s, most_s, there):
     said, waited = put(tmp_path, 75), []
     if not there:
         (tmp_path / "exit.json").unlink()  # this start put it aside, and was killed

@@ -35,9 +35,7 @@ def prepare(*arguments):
     return CliRunner().invoke(app, ["prepare", *map(str, arguments)])
 
 
-def test_the_result_is_told_the_next_command_last_and_what_was_rejected_on_stderr_without_control_characters(
-    programs, tmp_path
-):
+def test_the_result_is_told_the_next_command_last_and_rejects_on_stderr_without_control_characters(programs, tmp_path):
     result = prepare(f"elf:{programs}", "--out", tmp_path / "my data")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()

@@ -114,9 +114,7 @@ def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, say
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
-def test_a_login_node_is_refused_with_the_job_to_submit_instead(
-    here, says, sbatch, monkeypatch, patterned_dataset, command
-):
+def test_a_login_node_is_refused_with_the_job_to_submit_instead(says, sbatch, patterned_dataset, command):
     what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["--profile", "p.toml"]
     typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
     err = says(*typed, code=5)

@@ -34,7 +34,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(links, "mark", mark)
     monkeypatch.setattr(links.dist, "all_reduce", travel)
-    monkeypatch.setattr(links.dist, "batch_isend_irecv", lambda operations: [SimpleNamespace(wait=travel) for _ in operations])
+    monkeypatch.setattr(links.dist, "batch_isend_irecv", lambda sent: [SimpleNamespace(wait=travel) for _ in sent])
     monkeypatch.setattr(links.dist, "P2POp", lambda *_: None)
     for name in ("zeros", "ones", "empty", "empty_like"):
         monkeypatch.setattr(links.torch, name, lambda size, device: found.made.append(found.messages))
