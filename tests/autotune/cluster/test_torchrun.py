@@ -57,21 +57,16 @@ def test_the_childs_code_is_returned_and_signals_are_as_before():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.fixture
-def parent():
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout.readline() == "ready\n"
-        yield started
-
-
 @pytest.mark.parametrize(
     ("number", "heard"),
     [(signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, "")],
 )
-def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(parent, number, heard):
-    children = psutil.Process(parent.pid).children()
-    parent.send_signal(number)
-    assert parent.communicate(timeout=30)[0] == heard
+def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(number, heard):
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        children = psutil.Process(parent.pid).children()
+        parent.send_signal(number)
+        assert parent.communicate(timeout=30)[0] == heard
     assert parent.returncode == (7 if heard else -signal.SIGKILL)
     assert psutil.wait_procs(children, timeout=10)[1] == []
 

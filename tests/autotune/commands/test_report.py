@@ -36,7 +36,7 @@ def built(says, here):
 def _change(path, old, new):
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new, 1))
 
 
 def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_example, says, here):
