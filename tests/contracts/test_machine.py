@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from autotune.core.trial import Trial
 from autotune.measure.machine import ForkServerMachine
 from tests.fakes import FakeMachine
 
-OUTCOMES = {
+OUTCOMES: dict[str, Any] = {
     "none": Measured(figures={"fault": "none"}),
     "allocate": OutOfMemory(detail="can't allocate memory"),
     "crash": Crashed(detail="on purpose"),  # its message mentions memory
