@@ -119,9 +119,7 @@ def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
     assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (0, "cgroup v1", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("group", "mounted"), [("/docker/abc", "/docker/abc"), ("/host/path", "/other"), ("/../..", "/")]
-)
+@pytest.mark.parametrize(("group", "mounted"), [("/docker/a", "/docker/a"), ("/host/path", "/other"), ("/../..", "/")])
 def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
     files = version_1(group, mounted, **{"": (64 * MIB, 4 * MIB, -1)})
     assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB

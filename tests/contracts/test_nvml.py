@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import astuple
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
@@ -135,11 +136,9 @@ def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
     assert isinstance(monitor.gpm(uuid), Unavailable)
     clock.sleep(0.25)
     window = monitor.gpm(uuid)
-    if isinstance(window, Unavailable):
-        assert window.reason
-    else:
-        assert window.end_s - window.start_s >= 0.25
-        assert window.sm_utilisation is None or 0 <= window.sm_utilisation <= 1
+    assert window.reason if isinstance(window, Unavailable) else window.end_s - window.start_s >= 0.25
+    utilisation = getattr(window, "sm_utilisation", None)
+    assert utilisation is None or 0 <= utilisation <= 1
 
 
 def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor, uuid):
@@ -153,11 +152,7 @@ def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor,
     assert all(isinstance(answer, Unavailable) for answer in asked(uuid))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [FakeGpuMonitor, lambda: NvmlMonitor(pynvml=SimulatedNvml(nvmlDeviceGetCount=0))],
-    ids=["scripted", "simulated"],
-)
+@pytest.mark.parametrize("make", [FakeGpuMonitor, partial(simulated, nvmlDeviceGetCount=0)])
 def test_without_gpus_there_is_a_reason(make):
     monitor = make()
     assert monitor.devices() == ()
@@ -267,12 +262,11 @@ def test_gpm_samples_are_freed_but_the_last(fault):
     monitor = NvmlMonitor(pynvml=bindings, clock=clock)
     assert "only begun" in monitor.gpm("GPU-0").reason
     clock.sleep(0.01 if fault == "too short" else 1)
-    metrics = bindings.nvmlGpmMetricsGet
     if fault == "refused":
-        bindings.nvmlGpmMetricsGet = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN))
+        bindings.nvmlGpmMetricsGet.side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
     assert isinstance(monitor.gpm("GPU-0"), GpmWindow if fault is None else Unavailable)
     assert bindings.live_samples == 1
-    bindings.nvmlGpmMetricsGet = metrics
+    bindings.nvmlGpmMetricsGet.side_effect = bindings._metrics
     clock.sleep(1)
     window = monitor.gpm("GPU-0")
     assert window.end_s - window.start_s == pytest.approx(1.01 if fault == "too short" else 1)
@@ -288,17 +282,14 @@ def test_counters_that_a_driver_refuses_or_a_card_lacks_are_named_and_their_samp
 
 
 def test_single_gpm_metric_that_fails_is_none_alone():
-    clock, bindings = FakeClock(), SimulatedNvml()
-    whole = bindings.nvmlGpmMetricsGet
-
     def partly(request):
-        whole(request)
+        SimulatedNvml()._metrics(request)
         request.metrics[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
         request.metrics[3].value = float("nan")
         return request
 
-    bindings.nvmlGpmMetricsGet = partly
-    monitor = NvmlMonitor(pynvml=bindings, clock=clock)
+    clock = FakeClock()
+    monitor = simulated(clock, nvmlGpmMetricsGet=partly)
     monitor.gpm("GPU-0")
     clock.sleep(1)
     window = monitor.gpm("GPU-0")

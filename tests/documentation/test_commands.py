@@ -20,8 +20,6 @@ from trainer.__main__ import command_line as trainer_command_line
 
 OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"})
 """Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
-_ASSIGNMENT = re.compile(r"[A-Z_]+=")
-"""Of a variable, before a program."""
 
 
 class Wrong(Exception):
@@ -29,11 +27,7 @@ class Wrong(Exception):
 
 
 def check(command: Command) -> None:
-    """Parse a command.
-
-    Raises:
-        Wrong: If no program of this name is known, or it does not take these words.
-    """
+    """Parse a command; ``Wrong`` if no program of this name is known, or it does not take these words."""
     elided = ELLIPSIS in command.words
     try:
         _check(command.words, elided=elided)
@@ -44,11 +38,7 @@ def check(command: Command) -> None:
 
 
 def check_named(command: Command) -> None:
-    """Check what prose names: that the command exists, and has each of the options; arguments may be left out.
-
-    Raises:
-        Wrong: If not.
-    """
+    """Check what prose names: that the command exists, and has each of the options; arguments may be left out."""
     if command.words[1].isupper():  # autotune COMMAND
         return
     leaf, _, words = _leaf(command.words[1:])
@@ -60,7 +50,7 @@ def check_named(command: Command) -> None:
 
 
 def _check(words: list[str], *, elided: bool) -> None:
-    words = [*itertools.dropwhile(_ASSIGNMENT.match, words)]
+    words = [*itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words)]  # variables, before a program
     program, rest = words[0].rpartition("/")[2], words[1:]
     if program == "autotune":
         _check_autotune(rest, elided=elided)
@@ -86,9 +76,7 @@ def _check(words: list[str], *, elided: bool) -> None:
         if not (ROOT / rest[0]).is_file():
             raise Wrong(f"there is no {rest[0]}")
     elif program not in OTHERS:
-        raise Wrong(
-            f"{program} is no program that the documentation may name: OTHERS in tests/documentation/test_commands.py"
-        )
+        raise Wrong(f"{program} is no program that the documentation may name: see OTHERS in {__file__}")
 
 
 def _check_autotune(words: list[str], *, elided: bool) -> None:

@@ -91,8 +91,6 @@ def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
 
 SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "srun"})
 """A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
-
-
 Done = subprocess.CompletedProcess[str]
 
 
@@ -116,9 +114,8 @@ class Shell:
         """Type one command."""
         state = self._state / "place"
         script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
-        return subprocess.run(
-            ["bash", "-c", script], env=self._environment, capture_output=True, text=True, timeout=1800, check=False
-        )
+        command, told = ["bash", "-c", script], self._environment
+        return subprocess.run(command, env=told, capture_output=True, text=True, timeout=1800, check=False)
 
 
 def typed(page: str, directory: Path, commands: Sequence[Command] | None = None) -> list[tuple[Command, Done]]:

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
@@ -13,11 +11,8 @@ from trainer.resume import AUTO, choose_run
 CONFIG = config_of(max_steps=1000)
 
 
-def put(directory, code: int, steps: int = 7, checkpoint: str | None = "step-000000007") -> str:
-    directory.mkdir(parents=True, exist_ok=True)
-    end = {"exit_code": code, "reason": f"because of {code}", "requeue": code == 75, "steps": steps,
-           "checkpoint": checkpoint, "seconds": 1.0, "finished_utc": "2026-01-01T00:00:00Z"}  # fmt: skip
-    text = json.dumps(end)
+def put(directory, code: int) -> str:
+    text = end_of(code, reason=f"because of {code}", steps=7, checkpoint="step-000000007").model_dump_json()
     (directory / "exit.json").write_text(text)
     return text
 
@@ -54,9 +49,7 @@ def test_a_file_that_is_seen_late_is_waited_for_and_one_that_is_there_is_not(tmp
 
 @pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(PATIENCE_S, 60, 75), (5.0, 4, 6)])
 @pytest.mark.parametrize("there", [True, False])
-def test_a_word_that_does_not_come_is_waited_for_as_long_as_a_file_system_may_take(
-    tmp_path, patience_s, least_s, most_s, there
-):
+def test_a_word_that_does_not_come_is_waited_for_with_patience(tmp_path, patience_s, least_s, most_s, there):
     said, waited = put(tmp_path, 75), []
     if not there:
         (tmp_path / "exit.json").unlink()  # this start put it aside, and was killed

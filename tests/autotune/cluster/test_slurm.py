@@ -2,18 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cluster import slurm as room
-from autotune.cluster.slurm import (
-    JobState,
-    ask_state,
-    follow,
-    last_lines,
-    parse_state,
-    queued_jobs,
-    read_slurm,
-    submit,
-    verdict,
-)
+from autotune.cluster import slurm
+from autotune.cluster.slurm import JobState
 from autotune.core.hardware import SlurmFacts
 from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
@@ -24,26 +14,26 @@ JOB = {
 
 
 def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everything_is_missing():
-    facts = read_slurm(JOB, lambda name: f"/usr/bin/{name}")
+    facts = slurm.read_slurm(JOB, lambda name: f"/usr/bin/{name}")
     assert facts == SlurmFacts(
         job_id="4711", end_time_s=1_700_003_600, nodes=4, tasks=8, gpus_per_node=2, node_name="n1",
         commands=("sbatch", "srun", "sinfo"),
     )  # fmt: skip
     assert (facts.in_job, facts.is_login_node) == (True, False)
-    outside = read_slurm({}, lambda _: None)
+    outside = slurm.read_slurm({}, lambda _: None)
     assert outside == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
     assert (outside.in_job, outside.is_login_node) == (False, False)
-    assert read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
+    assert slurm.read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
 
 
 @pytest.mark.parametrize(("text", "count"), [("2", 2), ("h100:2", 2), ("h100:2,a100:1", 3), ("", None), ("h100", None)])
 def test_requested_gpus_are_added_up_over_their_types(text, count):
-    assert read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node == count
+    assert slurm.read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node == count
 
 
 @given(st.dictionaries(st.sampled_from([*JOB, "SLURM_GPUS_PER_NODE", "SLURM_NNODES"]), st.text()))
 def test_any_environment_is_readable(environment):
-    facts = read_slurm(environment, lambda _: None)
+    facts = slurm.read_slurm(environment, lambda _: None)
     assert facts.nodes is None or facts.nodes >= 0
 
 
@@ -56,7 +46,7 @@ SAID = (
 def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
     put("sbatch", f'echo "$@" > {tmp_path}/said; echo "4711;cluster1"')
     script = tmp_path / "job script.sbatch"
-    assert submit(script, ["2"]) == "4711"
+    assert slurm.submit(script, ["2"]) == "4711"
     assert (tmp_path / "said").read_text() == f"--parsable {script} 2\n"
 
 
@@ -72,43 +62,44 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
 def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):
     put("sbatch", body) if body else monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineLacks, match=words) as refused:
-        submit(tmp_path / "job.sbatch")
+        slurm.submit(tmp_path / "job.sbatch")
     assert str(tmp_path / "job.sbatch") in refused.value.next_step
-    assert body or queued_jobs() is None
+    assert body or slurm.queued_jobs() is None
 
 
 def test_a_jobs_state_is_read_from_its_first_fields():
-    assert parse_state(SAID.replace("NodeList=x ", "")) == JobState(state="RUNNING", exit_code=0, nodes="lab[1-2]")
-    failed = parse_state("JobState=FAILED Reason=NonZeroExitCode ExitCode=4:0")
+    running = slurm.parse_state(SAID.replace("NodeList=x ", ""))
+    assert running == JobState(state="RUNNING", exit_code=0, nodes="lab[1-2]")
+    failed = slurm.parse_state("JobState=FAILED Reason=NonZeroExitCode ExitCode=4:0")
     assert failed == JobState(state="FAILED", reason="NonZeroExitCode", exit_code=4)
-    assert parse_state("JobState=FAILED ExitCode=0:9") == JobState(state="FAILED", exit_code=None, signal=9)
-    assert parse_state("slurm_load_jobs error") is None
+    assert slurm.parse_state("JobState=FAILED ExitCode=0:9") == JobState(state="FAILED", exit_code=None, signal=9)
+    assert slurm.parse_state("slurm_load_jobs error") is None
 
 
 def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put, tmp_path, monkeypatch):
     put("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     with pytest.raises(MachineLacks, match="knows no job 12"):
-        ask_state("12")
+        slurm.ask_state("12")
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert ask_state("12") is None
-    monkeypatch.setattr(room, "ASK_TIMEOUT_S", 0.2)
+    assert slurm.ask_state("12") is None
+    monkeypatch.setattr(slurm, "ASK_TIMEOUT_S", 0.2)
     for name in ("scontrol", "sbatch", "squeue"):
         put(name, "exec sleep 30")
-    assert ask_state("12") is queued_jobs() is None
+    assert slurm.ask_state("12") is slurm.queued_jobs() is None
     with pytest.raises(MachineLacks, match=r"sbatch did not answer within 0\.2 s"):
-        submit(tmp_path / "job.sbatch")
+        slurm.submit(tmp_path / "job.sbatch")
 
 
 def test_queued_jobs_are_found_by_name_whatever_is_in_it(put):
     put("squeue", "echo '12|RUNNING|train-a|b'; echo '13|PENDING|probe'; echo nonsense")
-    assert queued_jobs() == {"train-a|b": ("12", "RUNNING"), "probe": ("13", "PENDING")}
+    assert slurm.queued_jobs() == {"train-a|b": ("12", "RUNNING"), "probe": ("13", "PENDING")}
     put("squeue", "exit 1")
-    assert queued_jobs() is None
+    assert slurm.queued_jobs() is None
 
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(room.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
 
 
 def asked(*states):
@@ -124,7 +115,7 @@ DONE = JobState(state="COMPLETED", exit_code=0, nodes="lab1")
 def test_what_is_new_is_told_once(tmp_path, no_waiting):
     (tmp_path / "log").write_text("first\nprobe: 3 % \x1b[1mtrial\n\n")
     told = []
-    ended = follow("12", tmp_path / "log", told.append, ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE))
+    ended = slurm.follow("12", tmp_path / "log", told.append, ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE))
     assert told == ["queued (Resources)", "running on lab1: probe: 3 % [1mtrial", "completed"]
     assert (ended.code, ended.words) == (0, "")
 
@@ -136,20 +127,20 @@ def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
         pauses.append(seconds)
         log.write_text(f"{len(pauses)} steps\n")
 
-    monkeypatch.setattr(room.time, "sleep", write_on)
-    follow("12", log, [].append, ask=asked(PENDING, *[RUNNING] * 40, DONE))
+    monkeypatch.setattr(slurm.time, "sleep", write_on)
+    slurm.follow("12", log, [].append, ask=asked(PENDING, *[RUNNING] * 40, DONE))
     assert pauses[:2] == [0.5, 0.5]  # it began to run
     assert pauses[-1] == 10.0
 
 
 def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_waiting):
     (tmp_path / "log").write_text("error: does not fit\n")
-    ended = follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
+    ended = slurm.follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
     assert (ended.code, ended.words.splitlines()[1]) == (4, "    error: does not fit")
     assert ended.words.startswith("job 12 failed (exit code 4); the end of")
     (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
-    assert last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"
-    assert last_lines(tmp_path / "none") == ""
+    assert slurm.last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"
+    assert slurm.last_lines(tmp_path / "none") == ""
 
 
 def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_and_says_so(tmp_path, no_waiting):
@@ -157,9 +148,9 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
         raise KeyboardInterrupt
 
     with pytest.raises(MachineLacks, match="does not answer"):
-        follow("12", tmp_path / "log", print, ask=lambda job: None)
+        slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
     with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
-        follow("12", tmp_path / "log", print, ask=interrupted)
+        slurm.follow("12", tmp_path / "log", print, ask=interrupted)
     assert "scancel 12" in stopped.value.next_step
 
 
@@ -172,12 +163,10 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
         ("OUT_OF_MEMORY", DoesNotFit, "more memory"),
     ],
 )
-def test_a_job_that_was_ended_is_an_error_that_says_what_to_do_and_a_cancelled_one_no_success(
-    tmp_path, state, error, words
-):
+def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(tmp_path, state, error, words):
     with pytest.raises(error, match=words) as ended:
-        verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
+        slurm.verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
     assert ended.value.next_step
-    cancelled = verdict("12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words")
+    cancelled = slurm.verdict("12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words")
     assert (cancelled.code, "last words" in cancelled.words) == (143, True)
-    assert verdict("12", JobState(state="FAILED", signal=9), tmp_path / "log", "").code == 137
+    assert slurm.verdict("12", JobState(state="FAILED", signal=9), tmp_path / "log", "").code == 137

@@ -58,7 +58,7 @@ def log_of(place: Path) -> str:
         (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
     ],
 )
-def test_torchruns_meet_at_the_node_of_the_script_and_gloo_goes_by_the_interface_of_its_address_or_a_named_one(
+def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_named_one(
     tmp_path, site, variables, interface
 ):
     trained(tmp_path, site, **variables)

@@ -13,21 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.cluster import torchrun
 from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template
 from autotune.cluster.site import SiteFile
-from autotune.cluster.torchrun import (
-    CANDIDATES,
-    choose_port,
-    derived_ports,
-    interface_of,
-    is_free,
-    on_nodes_of_job,
-    own_address,
-    read_addresses,
-    resolve_own_name,
-    run_child,
-    torchrun_command,
-)
 from autotune.errors import MachineLacks
 from tests.autotune.cluster.conftest import SRUN
 
@@ -36,13 +24,13 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
     meeting = (4, "10.0.0.1:20012", "12")
     said = {"ranks": 2, "shutdown_s": 105}
     words = ["-m", "trainer", "--out", "r"]
-    assert torchrun_command("python", words, torch_version="2.13.0+cu128", meeting=meeting, **said) == [
+    assert torchrun.torchrun_command("python", words, torch_version="2.13.0+cu128", meeting=meeting, **said) == [
         "python", "-m", "torch.distributed.run", "--nnodes=4", "--node-rank=$SLURM_NODEID", "--rdzv-backend=static",
         "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12", "--local-addr=$address", "--nproc-per-node=2",
         "--max-restarts=0", "--shutdown-timeout=105", "-m", "trainer", "--out", "r",
     ]  # fmt: skip
     for version in ("2.12.1", "nonsense"):
-        alone = torchrun_command("python", ["train.py"], torch_version=version, **said)
+        alone = torchrun.torchrun_command("python", ["train.py"], torch_version=version, **said)
         assert alone[3:] == ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "train.py"]
 
 
@@ -65,49 +53,44 @@ sys.exit(run_child([sys.executable, "-c", {CHILD!r}], os.environ))
 
 def test_the_childs_code_is_returned_and_signals_are_as_before():
     before = signal.getsignal(signal.SIGINT)
-    assert run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ) == 5
+    assert torchrun.run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ) == 5
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.fixture
-def parent():
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout.readline() == "ready\n"
-        yield started
 
 
 @pytest.mark.parametrize(
     ("number", "heard"),
     [(signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, "")],
 )
-def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(parent, number, heard):
-    children = psutil.Process(parent.pid).children()
-    parent.send_signal(number)
-    assert parent.communicate(timeout=30)[0] == heard
+def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(number, heard):
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        children = psutil.Process(parent.pid).children()
+        parent.send_signal(number)
+        assert parent.communicate(timeout=30)[0] == heard
     assert parent.returncode == (7 if heard else -signal.SIGKILL)
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 @given(st.integers(min_value=0, max_value=2**32))
 def test_a_jobs_ports_are_distinct_and_below_those_of_outgoing_connections(job):
-    ports = derived_ports(job)
-    assert len(set(ports)) == CANDIDATES
+    ports = torchrun.derived_ports(job)
+    assert len(set(ports)) == torchrun.CANDIDATES
     assert all(20000 <= port < 32768 for port in ports)
-    assert len({derived_ports(one)[0] for one in range(job, job + 100)}) == 100  # jobs that follow each other
+    assert len({torchrun.derived_ports(one)[0] for one in range(job, job + 100)}) == 100  # jobs that follow each other
 
 
 def test_the_first_port_on_which_nobody_listens_is_taken_and_those_before_are_named():
-    ports = derived_ports(12)
-    assert choose_port(12, lambda port: True) == (ports[0], ())
-    assert choose_port(12, lambda port: port not in ports[:2]) == (ports[2], ports[:2])
+    ports = torchrun.derived_ports(12)
+    assert torchrun.choose_port(12, lambda port: True) == (ports[0], ())
+    assert torchrun.choose_port(12, lambda port: port not in ports[:2]) == (ports[2], ports[:2])
     with pytest.raises(MachineLacks, match=f"job 12.*{ports[-1]}"):
-        choose_port(12, lambda port: False)
+        torchrun.choose_port(12, lambda port: False)
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         port = stranger.getsockname()[1]
-        assert not is_free("127.0.0.1", port)
-    assert is_free("127.0.0.1", port)
+        assert not torchrun.is_free("127.0.0.1", port)
+    assert torchrun.is_free("127.0.0.1", port)
 
 
 LOOPBACK = {"lo": ["127.0.0.1"]}
@@ -125,19 +108,17 @@ ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
         (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
     ],
 )
-def test_the_address_is_the_interfaces_else_the_names_else_any_that_others_can_reach(
-    interface, addresses, of_name, expected
-):
-    assert own_address(interface, addresses, of_name) == expected
-    own = own_address(None, read_addresses(), resolve_own_name())
-    assert own in read_addresses()[interface_of(own, read_addresses())]
-    assert (interface_of("10.1.0.5", ADDRESSES), interface_of("127.0.0.1", {})) == ("ib0", "lo")
+def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(interface, addresses, of_name, expected):
+    assert torchrun.own_address(interface, addresses, of_name) == expected
+    own = torchrun.own_address(None, torchrun.read_addresses(), torchrun.resolve_own_name())
+    assert own in torchrun.read_addresses()[torchrun.interface_of(own, torchrun.read_addresses())]
+    assert (torchrun.interface_of("10.1.0.5", ADDRESSES), torchrun.interface_of("127.0.0.1", {})) == ("ib0", "lo")
 
 
 @pytest.mark.parametrize("interface", ["eth9", "down0"])
 def test_an_interface_without_an_address_is_refused_with_those_that_have_one(interface):
     with pytest.raises(MachineLacks, match="those with one: lo, eth0, ib0"):
-        own_address(interface, ADDRESSES, [])
+        torchrun.own_address(interface, ADDRESSES, [])
 
 
 ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12", "SLURMD_NODENAME": "n4"}
@@ -149,7 +130,7 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WO
 
 
 def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
-    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
+    command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
     asked = {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"}
     assert asked <= set(command)
     assert (command[0], command[-3:-1]) == ("srun", ["bash", "-c"])
@@ -157,7 +138,7 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
         assert words in command[-1]
     assert command[-1].endswith("-m module 'a b'")
     # In a container the script of the job is asked.
-    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
+    command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
     assert command[:6] == [sys.executable, "-m", "autotune", "launch", "outside", "--nodes=3"]
     assert "--node-rank=$SLURM_NODEID" in command[6]
 
@@ -166,10 +147,9 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
 def test_gloo_goes_by_the_interface_of_the_nodes_own_address(put, monkeypatch, named, interface):
     python = put("python", '[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"')
     monkeypatch.setattr(sys, "executable", str(python))
-    script = on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
-    told = subprocess.check_output(
-        ["bash", "-c", script], text=True, env={"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
-    )
+    script = torchrun.on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
+    told = subprocess.check_output(["bash", "-c", script], text=True, env=environment)
     assert told.startswith(f"{interface} -m torch.distributed.run")
     assert "--local-addr=10.0.0.1 " in told
 
@@ -181,7 +161,7 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
         port = free.getsockname()[1]
     torchruns = []
     for node, address in ((1, "127.0.0.1"), (0, "127.0.0.9")):  # by their text, the second is the first
-        words = torchrun_command(
+        words = torchrun.torchrun_command(
             sys.executable, [str(tmp_path / "rank.py"), str(tmp_path), f"node-{node}"], ranks=1,
             torch_version="2.13.0", meeting=(2, f"127.0.0.1:{port}", "7"),
         )  # fmt: skip
@@ -191,7 +171,13 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
     assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == ["node-0 2", "node-1 2"]
 
 
-ASK = "import sys; from autotune.cluster.torchrun import start_outside as ask; from pathlib import Path; import os; "
+ASK = """
+import os, sys
+from pathlib import Path
+from autotune.cluster.torchrun import start_outside
+def ask(nodes, words):
+    return start_outside(Path(os.environ["AUTOTUNE_STARTER"]), nodes, words)
+"""
 
 
 @pytest.fixture
@@ -215,13 +201,8 @@ def job(put, tmp_path):
     return start
 
 
-DIRECTORY = "Path(os.environ['AUTOTUNE_STARTER'])"
-
-
 def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and_codes_come_back(job, tmp_path):
-    process = job(
-        f"codes = [ask({DIRECTORY}, n, f'echo said {{n}}; exit {{n}}') for n in (1, 2)]; print(codes); sys.exit(9)"
-    )
+    process = job("print([ask(n, f'echo said {n}; exit {n}') for n in (1, 2)]); sys.exit(9)")
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 9, said
     for nodes in (1, 2):
@@ -234,7 +215,7 @@ def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and
 
 @pytest.mark.parametrize(("number", "said", "code"), [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)])
 def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
-    process = job(f"print('asked', os.getpid()); print('code', ask({DIRECTORY}, 2, 'echo $$ > pid; exec sleep 100'))")
+    process = job("print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep 100'))")
     asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
     while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""):
         assert time.monotonic() < deadline_s

@@ -39,9 +39,9 @@ QUICK = [
     f"export {SHIPPED} --to hf-trainer",
     f"scale --profile {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
     f"plan --profile {SHIPPED} --tokens 1M",
+    "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
 ]
 MADE = ["data prepare text:text --out made", "data verify made"]
-TRACED = ["estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data"]
 _SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-rows 4"
 _BRIEFLY = "--profile tiny.toml --data data --window 0.2 --minutes 0.2"
 MEASURED = [
@@ -63,7 +63,7 @@ def _commands(group, path=()):
 
 
 def test_every_command_that_answers_machines_is_among_these():
-    lines = [*QUICK, *MADE, *TRACED, *MEASURED]
+    lines = [*QUICK, *MADE, *MEASURED]
     known = set(_commands(typer.main.get_command(app)))
     assert {name for name in known if any(line.startswith(name) for line in lines)} == known - ELSEWHERE
 
@@ -100,6 +100,7 @@ def answered(capsys, monkeypatch):
     return run_and_check
 
 
+@pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("line", QUICK)
 def test_an_answer_is_as_its_type_says(here, answered, line):
     assert answered(line)
@@ -110,12 +111,6 @@ def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(here, 
         assert answered(line)
     request.getfixturevalue("sbatch")
     assert answered("workers --profile p.toml --slurm")["job"] == "1"
-
-
-@pytest.mark.usefixtures("warm_server")
-@pytest.mark.parametrize("line", TRACED)
-def test_what_is_traced_is_as_its_type_says(here, answered, line):
-    assert answered(line)
 
 
 @pytest.mark.slow

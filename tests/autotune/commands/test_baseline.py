@@ -31,9 +31,8 @@ def profile(here, monkeypatch):
         model=TINY, data=DataSettings(path="data", dataset_hash=manifest.dataset_hash), seq_length_tokens=64,
         layout="packed", micro_batch_rows=2, global_batch_rows=4,
     )  # fmt: skip
-    (here / "p.toml").write_text(
-        profile_to_toml(example_profile().model_copy(update={"train": train, "fingerprint": place}))
-    )
+    found = example_profile().model_copy(update={"train": train, "fingerprint": place})
+    (here / "p.toml").write_text(profile_to_toml(found))
     return here / "p.toml"
 
 

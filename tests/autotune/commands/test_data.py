@@ -1,8 +1,6 @@
 import json
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,8 @@ from trainer.stage import Staged
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
-    if shutil.which("gcc") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("gcc is not installed")
-        pytest.skip("gcc is not installed")
     directory = tmp_path_factory.mktemp("programs")
-    (directory / "source.c").write_text("int main(int argc, char **argv) { return argc * 3 + argv[0][0]; }")
-    subprocess.run(["gcc", "-o", directory / "program", directory / "source.c"], check=True)
+    shutil.copy("/bin/true", directory / "program")
     for number in range(7):
         (directory / f"broken\x1b{number}").write_bytes(b"\x7fELF")
     return directory
@@ -35,9 +28,7 @@ def prepare(*arguments):
     return CliRunner().invoke(app, ["prepare", *map(str, arguments)])
 
 
-def test_the_result_is_told_the_next_command_last_and_what_was_rejected_on_stderr_without_control_characters(
-    programs, tmp_path
-):
+def test_the_result_is_told_the_next_command_last_and_rejects_on_stderr_without_control_characters(programs, tmp_path):
     result = prepare(f"elf:{programs}", "--out", tmp_path / "my data")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -164,17 +155,11 @@ def test_the_copy_is_told_with_its_rates_and_what_it_is_worth_only_where_they_we
     assert json.loads(says(*stage, last, "--json"))["copied"]["size_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("source_s", "local_s", "said"),
-    [
-        (1e-3, 1e-4, "breaks even  after 2.00 epochs"),
-        (1e-4, 1e-4, "breaks even  never: the copy is not faster to read than the source"),
-    ],
-)
-def test_what_the_copy_is_worth_is_said_either_way(source_s, local_s, said):
+@pytest.mark.parametrize(("source_s", "said"), [(1e-3, "after 2.00 epochs"), (1e-4, "never: the copy is not faster")])
+def test_what_the_copy_is_worth_is_said_either_way(source_s, said):
     figures = CopyFigures(size_bytes=10, seconds=1.8, read_s=1.0, write_s=1.0)
     staged = Staged(
         directory=Path("/local"), dataset_hash="", samples=1000, copied=figures, source_s_per_sample=source_s,
-        local_s_per_sample=local_s,
+        local_s_per_sample=1e-4,
     )  # fmt: skip
-    assert said in _staged_text(staged, 2.0)
+    assert f"breaks even  {said}" in _staged_text(staged, 2.0)

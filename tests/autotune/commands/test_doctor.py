@@ -1,10 +1,10 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.slurm import read_slurm
 from autotune.commands.doctor import NEXT_COMMAND, examine, render
-from autotune.core.hardware import GpuFacts
-from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
+from tests.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
 
@@ -22,11 +22,7 @@ def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_
 
 
 def test_everything_is_read_through_the_ports():
-    card = GpuFacts(
-        uuid="GPU-a", index=0, name="Card", total_bytes=2**36, mig_enabled=True, power_cap_w=None, compute_mode=None,
-        driver="1", compute_capability=None,
-    )  # fmt: skip
-    clock = FakeClock()
+    card, clock = replace(CARD, mig_enabled=True), FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=card)], clock=clock)
     machine = examine(FakeHost(versions={"torch": "2"}), monitor, read_slurm({}, lambda _: None), clock, [Path("/d")])
     assert machine.time_utc == clock.utc_now()

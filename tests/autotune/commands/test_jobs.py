@@ -46,11 +46,10 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
     assert sorted(here.rglob("*")) == before
 
 
-@pytest.mark.parametrize("spelling", [["--slurm", "site.toml"], ["--slurm=site.toml"]])
-def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here, spelling):
+def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here):
     (here / "site.toml").write_text('[slurm]\npartition = "gpu"\ncpus_per_task = 12\n')
     typed = ["workers", "--profile", "p.toml", "--data", "a dir/$X", "--minutes", "5"]
-    out = says(*typed, *spelling)
+    out = says(*typed, "--slurm", "site.toml")
     (script,) = (here / "reports" / "jobs").glob("workers-tiny-*.sbatch")
     assert sbatch.read_text().split() == ["--parsable", str(script.relative_to(here))]
     lines = script.read_text().replace("\\\n", "").splitlines()
@@ -61,7 +60,7 @@ def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here
     assert not any("--gres" in line for line in lines)  # it was probed on a CPU
     assert out.startswith("job               1\nexpected minutes  about 6, at most ")
     assert str(script.relative_to(here)) in out
-    assert json.loads(says(*typed, *spelling, "--json"))["job"] == "2"
+    assert json.loads(says(*typed, "--slurm=site.toml", "--json"))["job"] == "2"
 
 
 def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(here, says, monkeypatch):
@@ -114,9 +113,7 @@ def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, say
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
-def test_a_login_node_is_refused_with_the_job_to_submit_instead(
-    here, says, sbatch, monkeypatch, patterned_dataset, command
-):
+def test_a_login_node_is_refused_with_the_job_to_submit_instead(says, sbatch, patterned_dataset, command):
     what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["--profile", "p.toml"]
     typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
     err = says(*typed, code=5)

@@ -36,7 +36,7 @@ def built(says, here):
 def _change(path, old, new):
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new, 1))
 
 
 def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_example, says, here):
@@ -97,14 +97,9 @@ def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_nam
     profile, _, directory = full_example
     _change(directory / "run.json", '"schema_version": 4', '"schema_version": 3')
     assert "schema_version" in says("report", "build", profile, "--run", directory, code=3)
-    for old, new, said in (
-        ("seconds = 96.0", "seconds = inf", "evidence.baseline.seconds = inf: not a measured figure"),
-        ("feasible_max =", "feasible_maximum =", "feasible_max"),
-        ("schema_version = 1", "schema_version = 0", "schema version 0"),
-    ):
-        _change(profile, old, new)
-        assert said in says("report", "build", profile, code=3)
-        _change(profile, new, old)
+    _change(profile, "seconds = 96.0", "seconds = inf")
+    said = "evidence.baseline.seconds = inf: not a measured figure"
+    assert said in says("report", "build", profile, code=3)
 
 
 REVIEW = ["report", "review", "p.toml"]
@@ -135,9 +130,7 @@ def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept)
     assert state() == "approved"
 
 
-@pytest.mark.parametrize(
-    ("recorded", "intact"), [("none", False), ("zeros", False), ("of what it says now", True), ("no hash", False)]
-)
+@pytest.mark.parametrize(("recorded", "intact"), [("none", False), ("zeros", False), ("new", True), ("no hash", False)])
 def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, state, recorded, intact):
     before = (here / "p.toml").read_text()
     says(*APPROVE)

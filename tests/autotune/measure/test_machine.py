@@ -46,17 +46,16 @@ def test_a_refused_rank_decides_over_those_that_it_took_with_it(other):
     assert outcome_of(other, account(REFUSED, 1.0)) == OutOfMemory(detail="rank 1 of 2: refused")
 
 
-def test_a_refusal_that_could_not_be_raised_counts():
-    aborted = account(exit_code=-6, ended_s=1.0, log_tail="terminate called: std::bad_alloc")
-    outcome = outcome_of(account(LOST, 0.9), aborted)
-    assert isinstance(outcome, OutOfMemory)
-    assert outcome.detail.startswith("rank 1 of 2: ")
-
-
-def test_a_rank_that_the_kernel_killed_is_named_and_one_that_the_server_killed_is_not():
-    ours = account(exit_code=-9, killed=True, ended_s=0.5)
-    outcome = outcome_of(ours, account(exit_code=-9), killed_by_kernel=True)
-    assert isinstance(outcome, HostOutOfMemory)
+@pytest.mark.parametrize(
+    ("other", "ended", "by_kernel", "kind"),
+    [
+        (account(LOST, 0.9), account(exit_code=-6, log_tail="std::bad_alloc"), False, OutOfMemory),
+        (account(killed=True, exit_code=-9, ended_s=0.5), account(exit_code=-9), True, HostOutOfMemory),
+    ],
+)
+def test_a_rank_that_could_not_say_it_or_that_the_kernel_killed_is_named(other, ended, by_kernel, kind):
+    outcome = outcome_of(other, ended, killed_by_kernel=by_kernel)
+    assert isinstance(outcome, kind)
     assert outcome.detail.startswith("rank 1 of 2: ")
 
 

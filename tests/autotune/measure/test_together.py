@@ -56,9 +56,8 @@ def test_links_are_timed_within_the_node(two_ranks):
 @pytest.mark.system
 def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tmp_path):
     write_dataset(tmp_path / "data", [[5 + number % 90 for number in range(20)]] * 40, vocab_size=128)
-    with_, without = (
-        ExchangeFigures.of(two_ranks.run(exchange(tmp_path / "data", travels=travels))) for travels in (True, False)
-    )
+    runs = [two_ranks.run(exchange(tmp_path / "data", travels=travels)) for travels in (True, False)]
+    with_, without = map(ExchangeFigures.of, runs)
     assert (with_.micro_batches, with_.rows) == (2, 2)
     assert len(with_.step_s) == 2
     assert len(without.compute_s_by_rank) == 2
@@ -106,9 +105,7 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     assert "both links of node 2" in warning
 
 
-@pytest.mark.parametrize(
-    ("command", "said"), [("false", "could not be started"), ("no-such-command", "no-such-command is not here")]
-)
+@pytest.mark.parametrize(("command", "said"), [("false", "could not be started"), ("no-such", "no-such is not here")])
 def test_ranks_that_cannot_start_say_why(tmp_path, command, said):
     machine = TogetherMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
     with pytest.raises(MachineLacks, match=said):

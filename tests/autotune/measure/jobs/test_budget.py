@@ -27,24 +27,23 @@ class Gpu:
     stats: dict[str, int] = field(default_factory=dict)
     held: int = 0
 
-    def install(self, patch):
-        cuda = torch.cuda
-        patch.setattr(cuda, "memory_reserved", lambda device: self.reserved)
-        patch.setattr(cuda, "max_memory_reserved", lambda device: self.peak)
-        patch.setattr(cuda, "device_memory_used", lambda device: self.used())
-        patch.setattr(cuda, "mem_get_info", lambda device: (80 * GIB - self.used(), 80 * GIB))
-        patch.setattr(cuda, "memory_stats", lambda device: self.stats)
-        patch.setattr(cuda, "reset_peak_memory_stats", lambda device: None)
-        patch.setattr(budget, "hold_device_memory", partial(setattr, self, "held"))
-        return self
-
     def used(self):
         return BEFORE + self.outside + self.reserved + self.held
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    return Gpu().install(monkeypatch)
+    found = Gpu()
+    says = {
+        "memory_reserved": lambda device: found.reserved, "max_memory_reserved": lambda device: found.peak,
+        "device_memory_used": lambda device: found.used(), "memory_stats": lambda device: found.stats,
+        "mem_get_info": lambda device: (80 * GIB - found.used(), 80 * GIB),
+        "reset_peak_memory_stats": lambda device: None,
+    }  # fmt: skip
+    for name, answer in says.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(budget, "hold_device_memory", partial(setattr, found, "held"))
+    return found
 
 
 @pytest.mark.parametrize("odd_bytes", [0, 1, 2**20, 2**21 - 1])
@@ -96,19 +95,13 @@ def test_what_fits_the_budget_only_by_its_first_reading_or_by_a_second_try_does_
 HOLDS = "import sys\nheld = bytearray(b'x' * 40 * 2**20)\nprint(flush=True)\nsys.stdin.read()"
 
 
-@pytest.fixture
-def child():
-    """A process that holds 40 MiB."""
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        yield process
-        process.stdin.close()
-
-
-def test_children_count_towards_the_memory_and_are_told_apart(child):
-    alone = psutil.Process().memory_full_info().pss
-    assert footprint.memory_bytes() >= alone + 40 * 2**20
-    assert max(footprint.private_bytes_of_children()) >= 40 * 2**20
+def test_children_count_towards_the_memory_and_are_told_apart():
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        alone = psutil.Process().memory_full_info().pss
+        assert footprint.memory_bytes() >= alone + 40 * 2**20
+        assert max(footprint.private_bytes_of_children()) >= 40 * 2**20
+        child.stdin.close()
 
 
 def test_reads_from_storage_never_fall():

@@ -10,18 +10,6 @@ from autotune.measure.jobs import links
 MESSAGE_S, START_S = 15e-6, 100e-6
 
 
-class Moment:
-    def __init__(self, clock):
-        clock.now_s += START_S / 2
-        self.moment = clock.now_s
-
-    def wait(self):
-        pass
-
-    def seconds_since(self, earlier):
-        return self.moment - earlier.moment
-
-
 def two_ranks(device):
     """The first of two ranks, each a node of its own."""
     return SimpleNamespace(
@@ -39,20 +27,17 @@ def clock(monkeypatch):
         found.now_s += MESSAGE_S
         found.messages += 1
 
-    class Work:
-        def wait(self):
-            travel()
+    def mark(device):
+        found.now_s += START_S / 2
+        at_s = found.now_s
+        return SimpleNamespace(at_s=at_s, wait=lambda: None, seconds_since=lambda earlier: at_s - earlier.at_s)
 
-    monkeypatch.setattr(links, "mark", lambda device: Moment(found))
+    monkeypatch.setattr(links, "mark", mark)
     monkeypatch.setattr(links.dist, "all_reduce", travel)
-    monkeypatch.setattr(links.dist, "batch_isend_irecv", lambda operations: [Work() for _ in operations])
+    monkeypatch.setattr(links.dist, "batch_isend_irecv", lambda sent: [SimpleNamespace(wait=travel) for _ in sent])
     monkeypatch.setattr(links.dist, "P2POp", lambda *_: None)
-
-    def tensor(size, device):
-        found.made.append(found.messages)
-
     for name in ("zeros", "ones", "empty", "empty_like"):
-        monkeypatch.setattr(links.torch, name, tensor)
+        monkeypatch.setattr(links.torch, name, lambda size, device: found.made.append(found.messages))
     return found
 
 

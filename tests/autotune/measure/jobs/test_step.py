@@ -1,5 +1,4 @@
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -10,30 +9,15 @@ from trainer.config import TrainConfig
 from trainer.presets import model_settings
 
 
-@dataclass
-class ScriptedRanks:
-    """Rank 0 of some, whose other ranks' numbers are given."""
-
-    others: dict[str, list[list[float]]]
-    local_world_size: int = 2
-
-    def each(self, value):
-        return [value, *self.others["each"].pop(0)]
-
-    def max(self, *values):
-        return [max(pair) for pair in zip(values, self.others["max"].pop(0), strict=True)]
-
-
-class Budget:
-    outside_allocator_bytes = 7
-
-    def peak_bytes(self):
-        return 100
-
-
-def figures_of(peaks=(300.0,), steps=(2.0,), loss=1.5):
-    ranks = ScriptedRanks({"each": [list(peaks), list(steps)], "max": [[0.1, 0.4], [9.0]]})
-    return step._of_all(ranks, Budget(), [0.2, 0.3], loss)
+def figures_of(steps=2.0, loss=1.5):
+    """Rank 0 of two, with the numbers of the other one."""
+    each, most = iter((300.0, steps)), iter(([0.1, 0.4], [9.0]))
+    ranks = SimpleNamespace(
+        local_world_size=2, each=lambda value: [value, next(each)],
+        max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
+    )  # fmt: skip
+    budget = SimpleNamespace(outside_allocator_bytes=7, peak_bytes=lambda: 100)
+    return step._of_all(ranks, budget, [0.2, 0.3], loss)
 
 
 def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
@@ -46,7 +30,7 @@ def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": (1.0,)}, "different numbers of steps"),
+        ({"steps": 1.0}, "different numbers of steps"),
         ({"loss": math.nan}, "the loss is nan"),
         ({"loss": math.inf}, "the loss is inf"),
     ],
@@ -64,7 +48,12 @@ class Device:
         self.rehearsed = False
 
     def moment(self, _):
-        return Moment(self, max(self.busy_until_s, self.host_s))
+        at_s = max(self.busy_until_s, self.host_s)
+
+        def wait():
+            self.host_s = max(self.host_s, at_s)
+
+        return SimpleNamespace(at_s=at_s, wait=wait, seconds_since=lambda earlier: at_s - earlier.at_s)
 
     def rehearse(self, batch):
         self.rehearsed = True
@@ -77,18 +66,6 @@ class Device:
         self.unfinished.append(self.busy_until_s)
         self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
         return SimpleNamespace(loss=1.5)
-
-
-@dataclass
-class Moment:
-    device: Device
-    at_s: float
-
-    def wait(self):
-        self.device.host_s = max(self.device.host_s, self.at_s)
-
-    def seconds_since(self, earlier):
-        return self.at_s - earlier.at_s
 
 
 def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
