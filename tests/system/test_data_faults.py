@@ -10,18 +10,8 @@ import psutil
 import pytest
 
 from autotune.process import start as start_child
-from tests.system.faults.corpora import (
-    content,
-    kill_prepare,
-    kill_processes,
-    kill_stage,
-    make_dataset,
-    partials,
-    prepare_command,
-    stage_command,
-    wait_for_copy,
-    write_raw,
-)
+from tests.system.faults import corpora
+from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
 from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
 from tests.system.faults.mutations import mutate, mutate_files
 from tests.system.faults.tune import kill_tune
@@ -34,11 +24,11 @@ needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 
 
 def test_preparing_killed_at_any_moment_goes_on_and_ends_byte_identical(tmp_path):
-    assert kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
+    assert corpora.kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
 
 
 def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
-    assert kill_prepare(tmp_path, points=1, seed=2, kill=kill_processes, lines=6_000)["kills"] == 1
+    assert corpora.kill_prepare(tmp_path, points=1, seed=2, kill=corpora.kill_processes, lines=6_000)["kills"] == 1
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
@@ -89,17 +79,17 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(t
 
 
 def test_staging_killed_at_any_moment_is_repaired_by_the_next_call(tmp_path):
-    assert kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
+    assert corpora.kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
 
 
 def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_path):
-    source = make_dataset(tmp_path / "source", 48)
+    source = corpora.make_dataset(tmp_path / "source", 48)
     # On a busy machine a copy may be done before it is seen.
     for attempt in range(5):
         local = tmp_path / f"local-{attempt}"
         local.mkdir()
         process = start(stage_command(source, local))
-        wait_for_copy(local, process)
+        corpora.wait_for_copy(local, process)
         process.send_signal(signal.SIGINT)
         if process.wait(60):
             break
@@ -110,7 +100,7 @@ def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_p
 
 @needs_mount
 def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full_of_killed_copies_is_cleared(tmp_path):
-    source = make_dataset(tmp_path / "source", 16)
+    source = corpora.make_dataset(tmp_path / "source", 16)
     with small_disk(tmp_path / "disk", 4 * 2**20) as disk:
         small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
         assert small.returncode == 3
