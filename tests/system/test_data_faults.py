@@ -1,6 +1,5 @@
 import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from autotune.process import start as start_child
 from tests.system.faults import corpora
 from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
 from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
-from tests.system.faults.mutations import mutate, mutate_files
+from tests.system.faults.mutations import mutate_files
 from tests.system.faults.tune import kill_tune
 from trainer.errors import BadConfig
 from trainer.stage import stage
@@ -23,12 +22,9 @@ pytestmark = pytest.mark.system
 needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 
 
-def test_preparing_killed_at_any_moment_goes_on_and_ends_byte_identical(tmp_path):
-    assert corpora.kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
-
-
-def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
-    assert corpora.kill_prepare(tmp_path, points=1, seed=2, kill=corpora.kill_processes, lines=6_000)["kills"] == 1
+@pytest.mark.parametrize(("kill", "lines"), [(corpora.kill_command, 4_000), (corpora.kill_processes, 6_000)])
+def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_identical(tmp_path, kill, lines):
+    assert corpora.kill_prepare(tmp_path, points=1, seed=1, kill=kill, lines=lines)["kills"] == 1
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
@@ -136,11 +132,3 @@ def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
     assert found["tracebacks"] == 0, found["first_traceback"]
     assert min(found["by_kind"].values()) > 0
     assert found["by_exit_code"]["3"] > 50  # refused with a message; the rest is still of its format
-
-
-@pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
-def test_a_mutation_depends_on_its_draws_alone(suffix):
-    content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
-    damaged = {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
-    assert damaged == {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
-    assert len(damaged) > 20
