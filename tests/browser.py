@@ -57,11 +57,6 @@ class Violation:
 
 
 def chromium() -> str:
-    """Where the browser lies.
-
-    Raises:
-        MachineLacks: If there is none.
-    """
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         raise MachineLacks("no chromium here", next_step="apt-get install chromium")
@@ -71,10 +66,7 @@ def chromium() -> str:
 def visit(page_file: Path, *, width: int = 1400, colours: Colours = "light", media: str = "screen") -> Visit:
     """Open a page and look, where there is a browser."""
     address = page_file.resolve().as_uri()
-    requests: list[str] = []
-    console: list[str] = []
-    errors: list[str] = []
-    dialogs: list[str] = []
+    requests, console, errors, dialogs = (list[str]() for _ in range(4))
     with _page(width, colours, bypass_csp=False) as page:
         page.on("request", lambda request: requests.append(request.url))
         page.on("console", lambda said: console.append(said.text) if said.type in {"error", "warning"} else None)
@@ -83,12 +75,11 @@ def visit(page_file: Path, *, width: int = 1400, colours: Colours = "light", med
         page.on("dialog", lambda dialog: dialog.dismiss())
         page.emulate_media(media="print" if media == "print" else "screen")
         page.goto(address, wait_until="load")
-        wider_by_px = page.evaluate(_WIDER_BY)
         return Visit(
             requests=tuple(url for url in requests if url != address), console_errors=tuple(console),
             page_errors=tuple(errors), dialogs=tuple(dialogs), scripts=page.locator("script").count(),
             handlers=page.evaluate(_HANDLERS), text=page.evaluate("() => document.body.textContent"),
-            wider_by_px=wider_by_px,
+            wider_by_px=page.evaluate(_WIDER_BY),
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -54,15 +54,12 @@ def browser() -> None:
         pytest.skip(error.message)
 
 
+Samples = Sequence[Sequence[int]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_dataset(
-    directory: Path,
-    samples: list[list[int]],
-    vocab_size: int = 500,
-    shards: int = 1,
-    validation: list[list[int]] | None = None,
+    directory: Path, samples: Samples, vocab_size: int = 500, shards: int = 1, validation: Samples = ()
 ) -> Path:
     """Write a dataset by hand, from the documented format alone."""
     directory.mkdir(parents=True)
@@ -84,7 +81,7 @@ def write_dataset(
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
         "tokenizer_sha256": _sha256(directory / "tokenizer.json"),
         "train": _write_split(directory, "train", samples, shards),
-        "validation": _write_split(directory, "validation", validation or [], 1 if validation else 0),
+        "validation": _write_split(directory, "validation", validation, 1 if validation else 0),
         "source": {"kinds": ["test"], "files": 1, "rejected": 0, "duplicate_samples": 0, "empty_samples": 0,
                    "truncated_samples": 0, "split_samples": 0, "raw_bytes": 1000, "token_bytes": 500,
                    "unknown_tokens": 0},
@@ -93,7 +90,7 @@ def write_dataset(
     return directory
 
 
-def _write_split(directory: Path, name: str, samples: list[list[int]], shards: int) -> dict[str, object]:
+def _write_split(directory: Path, name: str, samples: Samples, shards: int) -> dict[str, object]:
     entries = []
     for number, part in enumerate(np.array_split(np.arange(len(samples)), shards) if shards else []):
         chosen = [samples[i] for i in part]

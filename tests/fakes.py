@@ -7,17 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from autotune.core.hardware import (
-    DiskFacts,
-    GpmWindow,
-    GpuFacts,
-    GpuProcess,
-    GpuSample,
-    GpuSeries,
-    HostFacts,
-    NicFacts,
-    Unavailable,
-)  # fmt: skip
+from autotune.core import hardware
+from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, GpuSeries, HostFacts, Unavailable
 from autotune.core.outcome import Outcome
 from autotune.core.trial import Trial
 from autotune.measure.clock import Clock, SystemClock
@@ -28,7 +19,7 @@ HOST = HostFacts(
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_total_bytes=32 * 2**30,
     ram_available_bytes=24 * 2**30, ram_limit_source="the system", ram_limit_bytes=None, shm_free_bytes=16 * 2**30,
     cpu_model="Example CPU", platform="Linux", python_version="3.11.0", load_average_1min=0.1, disks=(),
-    nics=(NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
+    nics=(hardware.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
 )  # fmt: skip
 CARD = GpuFacts(
     uuid="GPU-0", index=0, name="Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
@@ -84,7 +75,10 @@ class FakeHost:
         self._versions = dict(versions or {})
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        disks = (DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False) for path in paths)
+        disks = (
+            hardware.DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False)
+            for path in paths
+        )
         return replace(HOST, disks=tuple(disks))
 
     def library_versions(self) -> dict[str, str]:

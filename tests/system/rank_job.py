@@ -60,13 +60,9 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     row = evaluate(training.module, validation, config, ranks, step=1)
     if directory := case.get("export"):
         export_model(
-            training.module,
-            dataset_dir=dataset.directory,
-            special_ids=dataset.manifest.special_ids,
-            seq_length_tokens=config.seq_length_tokens,
-            directory=out / directory,
-            leads=ranks.leads,
-        )
+            training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+            seq_length_tokens=config.seq_length_tokens, directory=out / directory, leads=ranks.leads,
+        )  # fmt: skip
     return {
         "losses": losses,
         "norms": norms,

@@ -1,6 +1,5 @@
 import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -10,20 +9,10 @@ import psutil
 import pytest
 
 from autotune.process import start as start_child
-from tests.system.faults.corpora import (
-    content,
-    kill_prepare,
-    kill_processes,
-    kill_stage,
-    make_dataset,
-    partials,
-    prepare_command,
-    stage_command,
-    wait_for_copy,
-    write_raw,
-)
+from tests.system.faults import corpora
+from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
 from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
-from tests.system.faults.mutations import mutate, mutate_files
+from tests.system.faults.mutations import mutate_files
 from tests.system.faults.tune import kill_tune
 from trainer.errors import BadConfig
 from trainer.stage import stage
@@ -33,12 +22,9 @@ pytestmark = pytest.mark.system
 needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 
 
-def test_preparing_killed_at_any_moment_goes_on_and_ends_byte_identical(tmp_path):
-    assert kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
-
-
-def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
-    assert kill_prepare(tmp_path, points=1, seed=2, kill=kill_processes, lines=6_000)["kills"] == 1
+@pytest.mark.parametrize(("kill", "lines"), [(corpora.kill_command, 4_000), (corpora.kill_processes, 6_000)])
+def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_identical(tmp_path, kill, lines):
+    assert corpora.kill_prepare(tmp_path, points=1, seed=1, kill=kill, lines=lines)["kills"] == 1
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
@@ -89,17 +75,17 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(t
 
 
 def test_staging_killed_at_any_moment_is_repaired_by_the_next_call(tmp_path):
-    assert kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
+    assert corpora.kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
 
 
 def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_path):
-    source = make_dataset(tmp_path / "source", 48)
+    source = corpora.make_dataset(tmp_path / "source", 48)
     # On a busy machine a copy may be done before it is seen.
     for attempt in range(5):
         local = tmp_path / f"local-{attempt}"
         local.mkdir()
         process = start(stage_command(source, local))
-        wait_for_copy(local, process)
+        corpora.wait_for_copy(local, process)
         process.send_signal(signal.SIGINT)
         if process.wait(60):
             break
@@ -110,7 +96,7 @@ def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_p
 
 @needs_mount
 def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full_of_killed_copies_is_cleared(tmp_path):
-    source = make_dataset(tmp_path / "source", 16)
+    source = corpora.make_dataset(tmp_path / "source", 16)
     with small_disk(tmp_path / "disk", 4 * 2**20) as disk:
         small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
         assert small.returncode == 3
@@ -146,11 +132,3 @@ def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
     assert found["tracebacks"] == 0, found["first_traceback"]
     assert min(found["by_kind"].values()) > 0
     assert found["by_exit_code"]["3"] > 50  # refused with a message; the rest is still of its format
-
-
-@pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
-def test_a_mutation_depends_on_its_draws_alone(suffix):
-    content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
-    damaged = {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
-    assert damaged == {mutate(content, suffix, random.Random(seed)) for seed in range(40)}
-    assert len(damaged) > 20

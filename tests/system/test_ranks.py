@@ -57,21 +57,16 @@ GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
 }  # fmt: skip
 
 
-class Found:
+class Found(dict[tuple[int, str], dict]):
     """Every case by its number of ranks and its name; those of a group are run when the first is asked for."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self._results: dict[tuple[int, str], dict] = {}
         samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
         self._data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
 
-    def __getitem__(self, case: tuple[int, str]) -> dict:
-        if case not in self._results:
-            self._run(next(name for name, (world, cases) in GROUPS.items() if world == case[0] and case[1] in cases))
-        return self._results[case]
-
-    def _run(self, group: str) -> None:
+    def __missing__(self, case: tuple[int, str]) -> dict:
+        group = next(name for name, (world, cases) in GROUPS.items() if world == case[0] and case[1] in cases)
         world, cases = GROUPS[group]
         out = self._place / group
         out.mkdir()
@@ -81,7 +76,8 @@ class Found:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         run_program([*command, str(request)], timeout_s=400, env=environment)
         for name in cases:
-            self._results[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
+            self[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
+        return self[case]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +159,6 @@ def test_each_rank_measures_the_gradient_of_its_own_part(found):
 
 def test_an_exported_model_has_the_same_weights_however_they_were_shared(found):
     for name, case in (("ddp", "fp32"), ("fsdp2", "fsdp2")):
-        directory = found[2, case]["out"] / name
-        loaded = AutoModelForMaskedLM.from_pretrained(directory)
+        loaded = AutoModelForMaskedLM.from_pretrained(found[2, case]["out"] / name)
         weights = {f"model.{name}": parameter.detach() for name, parameter in loaded.named_parameters()}
         assert _furthest(found[2, case]["parameters"], weights) == 0

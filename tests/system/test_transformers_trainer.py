@@ -49,9 +49,9 @@ def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
     )  # fmt: skip
     training = training_of(config, dataset)
     ours = micro_batches(dataset, config, steps=STEPS)
-    names = ("input_ids", "attention_mask", "labels")
     batches = [
-        dict(zip(names, (batch.wide_ids_BS(), batch.attention_BS(), batch.labels_BS()), strict=True)) for batch in ours
+        {"input_ids": one.wide_ids_BS(), "attention_mask": one.attention_BS(), "labels": one.labels_BS()}
+        for one in ours
     ]
     theirs = _theirs(training, batches, config, str(tmp_path))
     found = [float(training.step.run([batch], learning_rate(config, step)).loss) for step, batch in enumerate(ours)]

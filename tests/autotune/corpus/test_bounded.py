@@ -110,7 +110,7 @@ def test_the_watched_descriptor_kills_the_child(tmp_path):
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, or is a zombie that only waits for init to reap it."""
+    """Whether it is gone, or is a zombie that only waits for init to reap it."""
     for _ in range(50):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True
@@ -133,9 +133,7 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
     shutil.rmtree(pieces, ignore_errors=True)
     pieces.mkdir()
     part = {"path": str(path), "begin": 0, "end": len(mutated)}
-    request = {
-        "kind": "elf", "slices": [part], "options": {}, "directory": str(pieces), "piece": 0, "most": None
-    }  # fmt: skip
+    request = {"kind": "elf", "slices": [part], "options": {}, "directory": str(pieces), "piece": 0, "most": None}
     outcome = run_bounded(lambda: extract_slices(request), ChildLimits(wall_s=20, added_bytes=2**29))
     if not isinstance(outcome, Unread):
         (outcome,) = outcome

@@ -28,6 +28,10 @@ def die(workplace, directory):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def opened(place):
+    return open_workplace(place / "data", "k")
+
+
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
     with opened(tmp_path_factory.mktemp("engine")) as workplace, local_engine(workplace, 2) as engine:
@@ -42,10 +46,6 @@ def engine(request, tmp_path):
         return
     with opened(tmp_path) as workplace:
         yield in_process(workplace), workplace
-
-
-def opened(place):
-    return open_workplace(place / "data", "k")
 
 
 def run(engine, tasks):
@@ -109,14 +109,9 @@ def test_workers_are_other_processes_and_nothing_listens_beyond_this_machine(loc
     pids = {receipt["pid"] for receipt in run(local[0], tasks("pids", 12)).values()}
     assert os.getpid() not in pids
     assert len(pids) == 2
-    listening = [
-        connection
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert listening
-    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    connections = [one for process in processes for one in process.net_connections("inet")]
+    assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
 
 
 def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(tmp_path, monkeypatch):
@@ -200,9 +195,7 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
 
 def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
     code = (
-        "import signal\n"
-        "from autotune.corpus.engine import _slurm_cluster\n"
-        "_slurm_cluster()\n"
-        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "import signal; from autotune.corpus.engine import _slurm_cluster\n"
+        "_slurm_cluster(); assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -108,10 +108,9 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
     def killing(self, request):
         calls.append(len(request["slices"]))
         if len(calls) == 2:
-            if victim == "process":
-                self._process.kill()
-            else:
+            if victim == "child":
                 return Unread(reason="its reader was ended by signal 9", killed=True)
+            self._process.kill()
         return start(self, request)
 
     monkeypatch.setattr(extract._Process, "extract", killing)

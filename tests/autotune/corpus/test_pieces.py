@@ -7,53 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.corpus import encode
-from autotune.corpus.encode import shard_edges
-from autotune.corpus.pieces import (
-    DISTINCT,
-    EXTRACT,
-    INDEX,
-    MAX_BUCKETS,
-    Piece,
-    PiecePaths,
-    PieceWriter,
-    Selection,
-    buckets_for,
-    digest,
-    drawn,
-    find_duplicates,
-    write_pieces,
-)
+from autotune.corpus import pieces as module
+from autotune.corpus.pieces import INDEX, Piece, PiecePaths, PieceWriter, digest, drawn
 from autotune.corpus.workplace import Workplace
 
 
 def write(workplace, pieces):
     listed = []
     for number, samples in enumerate(pieces):
-        directory = workplace.directory(EXTRACT, number)
+        directory = workplace.directory(module.EXTRACT, number)
         directory.mkdir(parents=True)
         with closing(PieceWriter(directory, 0)) as writer:
             for sample in samples:
                 writer.add(sample.encode(), digest(sample.encode()))
         PiecePaths(directory=directory, number=0).sort_digests()
         listed.append(Piece(partition=number, number=0, samples=len(samples), text_bytes=0))
-    write_pieces(workplace, listed)
+    module.write_pieces(workplace, listed)
     return listed
 
 
 def kept(workplace, listed, buckets):
     duplicates = 0
     for bucket in range(buckets):
-        work = functools.partial(find_duplicates, workplace, bucket=bucket, buckets=buckets)
-        duplicates += workplace.perform(DISTINCT, bucket, work)["duplicates"]
-    selection = Selection(buckets=buckets, validation_share=0.0, seed=0)
+        work = functools.partial(module.find_duplicates, workplace, bucket=bucket, buckets=buckets)
+        duplicates += workplace.perform(module.DISTINCT, bucket, work)["duplicates"]
+    selection = module.Selection(buckets=buckets, validation_share=0.0, seed=0)
     found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
     assert duplicates == sum(piece.samples for piece in listed) - sum(map(sum, found))
     return found
-
-
-def first_of_each(pieces):
-    seen = set()
-    return [[not (one in seen or seen.add(one)) for one in samples] for samples in pieces]
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,22 +45,16 @@ def first_of_each(pieces):
 def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_path_factory, pieces, buckets):
     workplace = Workplace(path=tmp_path_factory.mktemp("w"))
     listed = write(workplace, pieces)
-    assert kept(workplace, listed, buckets) == first_of_each(pieces)
-
-
-def test_samples_behind_a_limit_do_not_count(tmp_path):
-    workplace = Workplace(path=tmp_path)
-    listed = write(workplace, [["a", "b"], ["b", "c", "a", "d"]])
-    listed[1] = Piece(partition=1, number=0, samples=2, text_bytes=0)
-    write_pieces(workplace, listed)
-    assert kept(workplace, listed, 2) == [[True, True], [False, True, False, False]]
+    seen = set()
+    first = [[not (one in seen or seen.add(one)) for one in samples] for samples in pieces]
+    assert kept(workplace, listed, buckets) == first
 
 
 @pytest.mark.parametrize(
-    ("samples", "buckets"), [(0, 1), (2**21, 1), (2**21 + 1, 2), (500_000_000, 256), (2**40, MAX_BUCKETS)]
+    ("samples", "buckets"), [(0, 1), (2**21, 1), (2**21 + 1, 2), (500_000_000, 256), (2**40, module.MAX_BUCKETS)]
 )
 def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
-    assert buckets_for(samples) == buckets
+    assert module.buckets_for(samples) == buckets
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,7 +85,7 @@ def test_shards_hold_every_piece_once_within_their_bounds(sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode, "SHARD_TOKENS", 600)
         patch.setattr(encode, "SHARD_SAMPLES", 60)
-        edges = shard_edges(sizes)
+        edges = encode.shard_edges(sizes)
     covered = [number for first, end in edges for number in range(first, end)]
     assert covered == sorted(set(covered))
     assert {number for number, (samples, _) in enumerate(sizes) if samples} <= set(covered)

@@ -48,14 +48,12 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
     path.write_bytes(content)
     split = [line.rstrip(b"\r\n").decode() for line in content.split(b"\n")]
     assert texts(read(path, "text")) == [line for line in split if line.strip()]
-    paragraphs = []
+    paragraphs = [[]]
     for line in split:
-        if not line.strip():
-            paragraphs.append([])
-        elif paragraphs:
+        if line.strip():
             paragraphs[-1].append(line)
         else:
-            paragraphs = [[line]]
+            paragraphs.append([])
     assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
 
 

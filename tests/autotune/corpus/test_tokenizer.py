@@ -16,15 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
 from autotune.corpus import tokenizer as module
-from autotune.corpus.tokenizer import (
-    SPECIAL_TOKENS,
-    learn_bpe,
-    learn_word_level,
-    learnable_texts,
-    load_tokenizer,
-    merges_for,
-    mixed_texts,
-)
+from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_bpe, learn_word_level, load_tokenizer, mixed_texts
 from autotune.errors import BadInput
 from trainer.errors import BadConfig
 
@@ -195,16 +187,16 @@ def test_sampled_texts_are_mixed_and_learned_from_and_merged_as_far_as_memory_al
     lines = "".join(f'"{number}"\n' for number in range(1000)).encode()
     first_half = [int(text) for text in islice(mixed_texts(lines), 500)]
     assert 200 < sum(number < 500 for number in first_half) < 300
-    assert learnable_texts(["the same words in every line"] * 1000, 200) == 1000
-    assert learnable_texts(["A" * 5000, "B"], 2000) == 1
-    assert [merges_for(*sizes) for sizes in ((1000, 10_000), (2**23, 2**26), (2**16, 2**31))] == [1, 4, 8]
+    assert module.learnable_texts(["the same words in every line"] * 1000, 200) == 1000
+    assert module.learnable_texts(["A" * 5000, "B"], 2000) == 1
+    assert [module.merges_for(*sizes) for sizes in ((1000, 10_000), (2**23, 2**26), (2**16, 2**31))] == [1, 4, 8]
 
 
 @pytest.mark.parametrize("character", ["A", "\u00c4"])
 def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
     letters = random.Random(0)
     proteins = ["".join(letters.choices(f"{character}CDEFGHIKLMNPQRSTVWY", k=100)) for _ in range(100)]
-    count = learnable_texts(proteins, 2000)
+    count = module.learnable_texts(proteins, 2000)
     sizes = [len(text.encode()) for text in proteins]
     assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
 

@@ -10,15 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.corpus import workplace as module
-from autotune.corpus.workplace import (
-    Workplace,
-    check_place,
-    open_workplace,
-    other_workplaces,
-    publish,
-    workplace_path,
-    writing,
-)
+from autotune.corpus.workplace import Workplace, check_place, open_workplace, other_workplaces, publish, writing
 from autotune.errors import BadInput
 
 
@@ -27,7 +19,7 @@ def test_it_is_private_and_stays_when_the_work_fails_without_what_killed_process
         (workplace.path / "stage" / ".unfinished-one-abc").mkdir(parents=True)
         (workplace.path / "stage" / "two").mkdir()
         raise RuntimeError
-    assert workplace.path == workplace_path(tmp_path / "data", "k1")
+    assert workplace.path == module.workplace_path(tmp_path / "data", "k1")
     assert stat.S_IMODE(workplace.path.stat().st_mode) == 0o700
     with open_workplace(tmp_path / "data", "k1"):
         assert [path.name for path in (workplace.path / "stage").iterdir()] == ["two"]
@@ -129,8 +121,7 @@ def refuse_to_swap(*_):
 
 
 @pytest.mark.parametrize(
-    "library",
-    [ctypes.CDLL, lambda *_, **__: object(), lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap)],
+    "library", [ctypes.CDLL, lambda *_, **__: object(), lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap)]
 )
 def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(tmp_path, monkeypatch, library):
     monkeypatch.setattr(module.ctypes, "CDLL", library)

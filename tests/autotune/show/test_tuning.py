@@ -93,9 +93,6 @@ def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
     assert best_words(trials) == words
 
 
-# What it came to.
-
-
 def result(**changes):
     values = {
         "profiles": ("p/tiny-cpu.toml",), "report": "r/tiny-cpu/report.html", "stages": (), "seconds": 1.0,

@@ -57,7 +57,6 @@ def kill_all(job: Job, rng: random.Random) -> bool:
 
 
 def signal_rank(job: Job, rng: random.Random) -> bool:
-    """One of the signals that ask to leave, to one rank."""
     number, rank = rng.choice(SIGNALS), rng.randrange(job.ranks)
     process = _started(job, rng)
     job.rank_processes(process)[rank].send_signal(number)
@@ -182,8 +181,7 @@ def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> R
 
 def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
     """Cut the newest checkpoint short at so many places, over all of its files; each time the one before is used."""
-    checkpoints = place.place / "truncated"
-    shutil.copytree(place.undisturbed().checkpoints, checkpoints)
+    checkpoints = Path(shutil.copytree(place.undisturbed().checkpoints, place.place / "truncated"))
     newest, before = list_checkpoints(checkpoints)[:2]
     rng = random.Random(seed)
     sizes = {file: file.stat().st_size for file in sorted(newest.iterdir())}

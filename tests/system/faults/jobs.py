@@ -144,9 +144,8 @@ class Job:
         ]  # fmt: skip
         # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment |= self.place.variables
+        environment |= self.place.variables | {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)}
         with self.log.open("ab") as log:
-            environment |= {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)}
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             return start_child(command, start_new_session=True, env=environment, **streams)
 
@@ -234,18 +233,16 @@ class Job:
                 of_rank: StepSamples = {}
                 for line in file.read_bytes().split(b"\n")[:-1]:
                     step, pairs = json.loads(line)
-                    of_rank = _before(step, of_rank) | {step: [(epoch, sample) for epoch, sample in pairs]}
+                    of_rank = {known: of_rank[known] for known in of_rank if known < step}
+                    of_rank[step] = [(epoch, sample) for epoch, sample in pairs]
                 for step, pairs in of_rank.items():
                     joined[step] += pairs
-            found = _before(min(joined, default=STEPS + 1), found) | joined
+            first = min(joined, default=STEPS + 1)
+            found = {step: pairs for step, pairs in found.items() if step < first} | joined
         return {step: sorted(pairs) for step, pairs in sorted(found.items())}
 
     def weights_sha256(self) -> list[str]:
         return [path.read_text() for path in sorted(self.notes[-1].glob("weights-*.txt"))]
-
-
-def _before(step: int, samples: StepSamples) -> StepSamples:
-    return {known: pairs for known, pairs in samples.items() if known < step}
 
 
 def check_the_same(job: Job, expected: Job) -> None:

@@ -92,24 +92,22 @@ def write_originals(place: Path) -> None:
     place.mkdir(parents=True)
     lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
     (place / "text.txt").write_text("".join(lines))
-    _call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
+    prepare = f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256"
+    run_program([sys.executable, "-m", *prepare.split()], cwd=ROOT)
     tuned = PROFILE.read_text(encoding="utf-8")
     of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
     tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
     (place / "profile.toml").write_text(tuned, encoding="utf-8")
     shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
     few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
-    _call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}")
+    train = f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}"
+    run_program([sys.executable, "-m", *train.split()], cwd=ROOT)
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
     (place / "site.toml").write_text(
         'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
     )
     shutil.copy(ROOT / "docs/assets/modernbert-tiny/config.json", place)
     shutil.copy(place / "data" / "tokenizer.json", place)
-
-
-def _call(command: str) -> None:
-    run_program([sys.executable, "-m", *command.split()], cwd=ROOT)
 
 
 def targets(place: Path, kind: str) -> list[Path]:

@@ -43,11 +43,7 @@ class Disturbed:
         from trainer.step import TrainStep
 
         self._run = TrainStep.run
-
-        def run(*known, **more):
-            return self._step(*known, **more)
-
-        TrainStep.run = run
+        TrainStep.run = lambda *known, **more: self._step(*known, **more)  # noqa: PLW0108 - it binds the step
 
     def _step(self, step, *known, **more):
         self._taken += 1

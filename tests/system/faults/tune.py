@@ -60,13 +60,7 @@ class TunePlace:
     """Where a tuning runs, and what was seen of it."""
 
     def __init__(self, directory: Path, temporary: Path) -> None:
-        """Make what it tunes.
-
-        Args:
-            directory: Is made.
-            temporary: For temporary files; of few letters, as sockets of loader workers lie there, whose names are
-                bounded.
-        """
+        """Make a directory of what it tunes; ``temporary`` has few letters, as sockets of loader workers lie there."""
         self.directory = directory
         self.profile = directory / "profiles" / "tiny-cpu.toml"
         self.report = directory / "reports" / "tiny-cpu"
@@ -118,7 +112,6 @@ class TunePlace:
         return re.search(f"^tune .*: {stage} ", told, re.MULTILINE) is not None
 
     def trials(self) -> list[dict[str, Any]]:
-        """The ledger."""
         return read_ledger(self.report / "ledger")[0]
 
 

@@ -45,11 +45,7 @@ def missing() -> str | None:
 
 
 class Lab:
-    """A running cluster.
-
-    Args:
-        place: Its directory, with a short path: sockets lie in it.
-    """
+    """A running cluster in a ``place`` with a short path, as sockets lie in it."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -156,14 +152,13 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab() -> Iterator[Lab]:
-    place = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
-    lab = Lab(place)
-    try:
-        lab.start()
-        yield lab
-    finally:
-        lab.stop()
-        shutil.rmtree(place, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="lab-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        lab = Lab(Path(place))
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
 
 
 def _configuration(place: Path) -> str:

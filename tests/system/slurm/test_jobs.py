@@ -44,7 +44,6 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def no_job_is_left_behind(lab) -> Iterator[None]:
-    """What one test left running is not what the next one waits for."""
     yield
     lab.clear()
 
@@ -125,18 +124,13 @@ def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile,
 
 
 @pytest.fixture(scope="module")
-def contained(work) -> str:
-    """A site whose commands run as in a container: no program of SLURM's is there."""
+def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
+    """A tuning of one node, and of the network of two, as in a container: no program of SLURM's is there."""
     inside = work / "inside"
     inside.mkdir()
     for program in ("bash", "sh", "env"):
         (inside / program).symlink_to(shutil.which(program))
-    return site_with(work, "contained", f"export PATH={inside}")
-
-
-@pytest.fixture(scope="module")
-def tuned(autotune, contained, probed) -> subprocess.CompletedProcess[str]:
-    """A tuning of one node, and of the network of two, in a container."""
+    contained = site_with(work, "contained", f"export PATH={inside}")
     asked = [*PROBE[1:], "--minutes", "2", "--window", "0.5", "--ranks", "1", "--out", "tuned"]
     asked += ["--reports", "tuned/reports"]
     asked[asked.index("--trial-timeout") + 1] = "120"

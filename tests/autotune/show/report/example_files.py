@@ -7,24 +7,18 @@ from pathlib import Path
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
 from tests.autotune.show.report.example import example_manifest, example_profile, example_run, example_trials
-from trainer.record import Run
 
 
 def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:
     """Write it; returns the profile, the directory of reports, and the run."""
     manifest = example_manifest()
-    (directory / "data").mkdir(parents=True)
-    (directory / "data" / "manifest.json").write_text(json.dumps(manifest.model_dump(mode="json")))
     profile = directory / "bert-120m-h100-nvl.toml"
+    reports, place = directory / "reports", directory / "runs" / "20261122T034808Z"
+    run = example_run(place, "0" * 64, manifest.dataset_hash)
+    (directory / "data").mkdir(parents=True)
+    place.mkdir(parents=True)
     profile.write_text(profile_to_toml(example_profile(manifest.dataset_hash)))
-    reports, run = directory / "reports", directory / "runs" / "20261122T034808Z"
-    _write_ledger(reports / profile.stem / "ledger", trials)
-    _write_run(run, example_run(run, "0" * 64, manifest.dataset_hash))
-    return profile, reports, run
-
-
-def _write_ledger(directory: Path, trials: int) -> None:
-    ledger = Ledger(directory, "example")
+    ledger = Ledger(reports / profile.stem / "ledger", "example")
     for number, done in enumerate(example_trials(trials)):
         ledger.append(
             {
@@ -33,14 +27,13 @@ def _write_ledger(directory: Path, trials: int) -> None:
                 "seconds": done.seconds,
             }
         )  # fmt: skip
-
-
-def _write_run(directory: Path, run: Run) -> None:
-    directory.mkdir(parents=True)
-    tables = {"run.json": run.header, "startup.json": run.startup, "exit.json": run.end}
-    for name, table in tables.items():
-        assert table is not None
-        (directory / name).write_text(json.dumps(table.model_dump(mode="json")))
-    lists = {"steps.jsonl": run.steps, "evaluations.jsonl": run.evaluations, "events.jsonl": run.events}
-    for name, rows in lists.items():
-        (directory / name).write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    assert run.startup is not None
+    assert run.end is not None
+    written = {
+        directory / "data" / "manifest.json": [manifest], place / "run.json": [run.header],
+        place / "startup.json": [run.startup], place / "exit.json": [run.end], place / "steps.jsonl": run.steps,
+        place / "evaluations.jsonl": run.evaluations, place / "events.jsonl": run.events,
+    }  # fmt: skip
+    for path, models in written.items():
+        path.write_text("".join(json.dumps(one.model_dump(mode="json")) + "\n" for one in models))
+    return profile, reports, place

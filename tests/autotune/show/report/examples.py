@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from autotune.show.document import Section, blocks_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from tests.autotune.profiles import example_profile
 from tests.trainer.checkpoints import end_of, header_of
@@ -29,6 +30,12 @@ def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **change
     )  # fmt: skip
     matched = None if profile_path is None else "the profile's hash"
     return ReportedRun(run=run, profile_path=profile_path, matched_by=matched)
+
+
+def of_kind(whole, kind):
+    """All blocks of a kind, of a document, or of a sequence of blocks."""
+    section = Section(title="", key="", blocks=whole) if isinstance(whole, tuple) else whole
+    return [block for block in blocks_of(section) if isinstance(block, kind)]
 
 
 class Page(HTMLParser):

@@ -15,16 +15,12 @@ from autotune.show.text import report_markdown
 from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
 from tests.autotune.profiles import but
 from tests.autotune.show.report.example import example_inputs, example_profile
-from tests.autotune.show.report.examples import reported, reported_run
+from tests.autotune.show.report.examples import of_kind, reported, reported_run
 from tests.autotune.trials import record
 from tests.trainer.rows import row_of
 from trainer.events import happened
 
 NULL = "0.0 (nullgpu)"
-
-
-def of_kind(document, kind):
-    return [block for block in blocks_of(document) if isinstance(block, kind)]
 
 
 def table_of(document, caption):
@@ -124,9 +120,9 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     json.dumps(report_facts((one,), (), report_document((one,), ())), allow_nan=False)
 
 
-def of_gpu(driver, path="profiles/null.toml", **changes):
-    made_on = {"gpu_name": "NVIDIA H100 NVL", "driver": driver}
-    return reported(path, profile=but(example_profile("d"), fingerprint=made_on), **changes)
+def of_gpu(driver, **changes):
+    profile = but(example_profile("d"), fingerprint={"gpu_name": "NVIDIA H100 NVL", "driver": driver})
+    return reported("profiles/null.toml", profile=profile, **changes)
 
 
 @pytest.mark.parametrize(

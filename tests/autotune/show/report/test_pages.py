@@ -166,9 +166,6 @@ def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_har
     assert "saved step-000000005" not in text
 
 
-# Where it comes from.
-
-
 def _by(*names, **train):
     return reported(profile=but(example_profile(), provenance={"commands": list(names)}, train=train))
 
