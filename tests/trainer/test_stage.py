@@ -287,42 +287,36 @@ def test_ctrl_c_at_any_moment_ends_it(moment_s):
     assert done.returncode == 7
 
 
-@pytest.fixture
-def target(tmp_path):
-    (tmp_path / "target").mkdir()
-    return tmp_path / "target"
-
-
-def copy(source, target, change=lambda: None, update=lambda done, total, note: None):
+def copy(source, local, change=lambda: None, update=lambda done, total, note: None):
     """Copy, and change the source once all is listed and the first bytes are copied."""
     manifest = read_manifest(source)
     files = dataset_files(source, manifest)
     change()
-    return copy_files(files, source, target, manifest, update)
+    return copy_files(files, source, local, manifest, update)
 
 
-def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, target):
+def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, local):
     (source / "rejects.jsonl").write_text("{}\n")
     (source / "prepared.json").write_text("{}\n")
     (source / "of-somebody-else").write_text("no part of the dataset")
     told = []
-    figures = copy(source, target, update=lambda done, total, note: told.append((done, total, note)))
+    figures = copy(source, local, update=lambda done, total, note: told.append((done, total, note)))
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
     assert told[-1][2].endswith(" MiB/s")
     (source / "of-somebody-else").unlink()
-    assert content(target) == content(source)
+    assert content(local) == content(source)
     assert figures.size_bytes == sum(len(file) for file in content(source).values())
     assert min(figures.read_s, figures.write_s, figures.seconds) > 0
 
 
 @pytest.mark.parametrize("name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"])
-def test_a_file_that_is_not_what_the_manifest_says_is_named(source, target, name):
+def test_a_file_that_is_not_what_the_manifest_says_is_named(source, local, name):
     raw = bytearray((source / name).read_bytes())
     raw[-1] ^= 1
     (source / name).write_bytes(raw)
     with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as caught:
-        copy(source, target)
+        copy(source, local)
     assert caught.value.next_step.endswith(f"autotune data verify {source}")
 
 
@@ -342,10 +336,10 @@ def _lead_away(path):
         ("tokenizer.json", _lead_away, "Too many levels of symbolic links"),
     ],
 )  # fmt: skip
-def test_a_source_that_changes_while_it_is_copied_is_noticed(source, target, name, change, said):
+def test_a_source_that_changes_while_it_is_copied_is_noticed(source, local, name, change, said):
     (source / "rejects.jsonl").write_text("{}\n" * 20)
     with pytest.raises(BadConfig, match=rf"source/{name}: {said}"):
-        copy(source, target, lambda: change(source / name))
+        copy(source, local, lambda: change(source / name))
 
 
 @pytest.mark.parametrize(
@@ -356,13 +350,13 @@ def test_a_source_that_changes_while_it_is_copied_is_noticed(source, target, nam
         (os.mkfifo, "is not a regular file"),
     ],
 )
-def test_what_is_not_a_file_is_not_read(source, target, put, said):
+def test_what_is_not_a_file_is_not_read(source, local, put, said):
     offsets = source / "train-offsets-00000.npy"
     offsets.rename(source.parent / "outside")
     put(offsets)
     with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {said}"):
-        copy(source, target)
-    assert list(target.iterdir()) == []
+        copy(source, local)
+    assert list(local.iterdir()) == []
 
 
 def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(source, tmp_path):

@@ -1,7 +1,5 @@
-import datetime
 import errno
 import json
-import math
 import os
 import platform
 import sys
@@ -20,7 +18,6 @@ from trainer.batch import make_plan
 from trainer.checkpoint import read_checkpoint
 from trainer.config import DataSettings
 from trainer.errors import BadConfig
-from trainer.events import EventRow, happened, utc_now
 from trainer.parallel import join_ranks
 from trainer.preflight import describe_run, driver_of, open_board, open_dataset
 from trainer.record import EARLIER_DIRECTORY, TENSORBOARD_DIRECTORY, StartClock, read_exit, read_origin, read_run
@@ -192,17 +189,6 @@ def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch
         RunWriter(tmp_path / "r", active=True, again=True)
     leave(holder)
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
-
-
-def test_an_event_is_of_this_moment_asks_for_nothing_by_itself_and_is_read_back_with_numbers_that_are_none():
-    values = {"loss": math.nan, "norm": -math.inf, "n": 1, "s": "x"}
-    event = happened(3, "saved", "saved step-000000003", values=values)
-    assert (event.level, event.action, event.next_step, event.causes, event.samples) == ("info", "none", "", [], [])
-    assert event.values == {"loss": "nan", "norm": "-inf", "n": 1, "s": "x"}
-    assert EventRow.model_validate_json(event.model_dump_json()) == event
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(utc_now())
-    assert abs(age.total_seconds()) < 5
-    assert utc_now().endswith("Z")
 
 
 @pytest.fixture
