@@ -100,13 +100,13 @@ def leave(writer: RunWriter) -> None:
             os.close(lock)
 
 
-def refusing(name: str, number: int) -> Callable[..., object]:
-    """In place of ``Path.open``: a file system that fails as soon as a file of this name is read."""
-    plain = Path.open
+def refusing(name: str, number: int, method: str = "open") -> Callable[..., object]:
+    """In place of a method of ``Path``: a file system that fails as soon as one of this name is read."""
+    plain = getattr(Path, method)
 
-    def open_or_fail(path: Path, *arguments, **options):
+    def read_or_fail(path: Path, *arguments, **options):
         if path.name == name:
             raise OSError(number, os.strerror(number))
         return plain(path, *arguments, **options)
 
-    return open_or_fail
+    return read_or_fail

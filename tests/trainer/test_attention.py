@@ -3,6 +3,7 @@ import functools
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.trainer.oracles import (
     FAMILIES,
@@ -45,18 +46,6 @@ def batch(dataset) -> MicroBatch:
 def varlen(monkeypatch):
     """The kernel of varlen attention, as its definition says it."""
     monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
-
-
-def test_places_tell_document_and_position_of_every_token(batch):
-    document_BS, position_BS = document_places(batch)
-    rows, width = batch.ids_BS.shape
-    document, position = torch.zeros(rows * width), torch.zeros(rows * width)
-    for number, (start, tokens) in enumerate(zip(batch.starts_N.tolist(), batch.tokens_N.tolist(), strict=True)):
-        document[start : start + tokens] = number + 1
-        position[start : start + tokens] = torch.arange(tokens)
-    assert torch.equal(document_BS.flatten().float(), document)
-    assert torch.equal(position_BS.flatten().float(), position)
-    assert not document_places(_nothing())[0].any()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,6 +164,7 @@ def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_em
         assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]
         inside = {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()}
         assert inside <= set(edges.tolist())
+    assert not document_places(_nothing())[0].any()
 
 
 def _nothing() -> MicroBatch:
@@ -255,67 +245,25 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, checkpoi
     _check_compiled(config_of(family, checkpointing=checkpointing), dataset)
 
 
-@torch.library.custom_op("tests::varlen", mutates_args=())
-def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_edges: torch.Tensor, key_edges: torch.Tensor,
-    window: int,
-) -> torch.Tensor:  # fmt: skip
-    reach = (window, window)
-    return attend_document_by_document(query, key, value, query_edges, key_edges, 10**6, 10**6, window_size=reach)
-
-
-@_varlen.register_fake
-def _(query, key, value, query_edges, key_edges, window):
-    return torch.empty_like(query)
-
-
-@torch.library.custom_op("tests::varlen_backward", mutates_args=())
-def _varlen_backward(
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_edges: torch.Tensor,
-    key_edges: torch.Tensor, window: int,
-) -> list[torch.Tensor]:  # fmt: skip
-    # By hand, as autograd does not reach into an operation.
-    document = torch.arange(len(query_edges) - 1)
-    asks, tells = (document.repeat_interleave(edges.diff()) for edges in (query_edges, key_edges))
+def _attend_under_a_mask(query, key, value, query_edges, key_edges, _, most_keys, *, window_size, scale):
+    """All documents at once, which compiles whatever their number is."""
+    asks, tells = (
+        torch.searchsorted(edges, torch.arange(len(tensor), dtype=edges.dtype), right=True)
+        for edges, tensor in ((query_edges, query), (key_edges, key))
+    )
     allowed = asks[:, None] == tells
-    if window >= 0:  # all places ask
+    if window_size[0] < most_keys:  # all places ask
         place = torch.arange(len(key))
-        allowed &= (place[:, None] - place).abs() <= window
-    scale = query.shape[-1] ** -0.5
-    q, g, k, v = (tensor.transpose(0, 1) for tensor in (query, gradient, key, value))
-    weights = (q @ k.mT * scale).masked_fill(~allowed, -torch.inf).softmax(-1)
-    of_weights = g @ v.mT
-    of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale
-    return [one.transpose(0, 1).contiguous() for one in (of_scores @ k, of_scores.mT @ q, weights.mT @ g)]
-
-
-@_varlen_backward.register_fake
-def _(gradient, query, key, value, query_edges, key_edges, window):
-    return [torch.empty_like(tensor) for tensor in (query, key, value)]
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:5])
-    ctx.window = inputs[5]
-
-
-def _back(ctx, gradient):
-    return (*_varlen_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.window), None, None, None)
-
-
-_varlen.register_autograd(_back, setup_context=_keep)
-
-
-def _as_an_operation(query, key, value, query_edges, key_edges, _, most_keys, *, window_size, scale):
-    """One document after the other, closed to the compiler as the kernel is."""
-    return _varlen(query, key, value, query_edges, key_edges, window_size[0] if window_size[0] < most_keys else -1)
+        allowed = allowed & ((place[:, None] - place).abs() <= window_size[0])
+    query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale).transpose(0, 1)
 
 
 @pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
     expected = learned(config_of(family), dataset)
-    monkeypatch.setattr(narrow, "varlen_attn", _as_an_operation)
+    monkeypatch.setattr(narrow, "varlen_attn", _attend_under_a_mask)
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
     check_alike(learned(config_of(family), dataset), expected)

@@ -38,15 +38,8 @@ def test_a_refusal_to_write_past_the_page_cache_leaves_the_rest_to_it(tmp_path, 
     assert (tmp_path / "file").read_bytes() == content.tobytes()
 
 
-def test_another_file_than_was_written_is_named(tmp_path):
+def test_a_directory_in_place_of_a_file_that_was_written_is_named(tmp_path):
     entry = write_file(tmp_path / "file", memoryview(b"what was written"))
-    check_file(tmp_path / "file", entry)
-    (tmp_path / "file").write_bytes(b"what was wriTten")
-    with pytest.raises(DamagedFile, match="its checksum differs"):
-        check_file(tmp_path / "file", entry)
-    (tmp_path / "file").write_bytes(b"what was writte")
-    with pytest.raises(DamagedFile, match="15 bytes instead of 16"):
-        check_file(tmp_path / "file", entry)
     (tmp_path / "file").unlink()
     (tmp_path / "file").mkdir()
     with pytest.raises(DamagedFile, match="is not a file"):

@@ -341,19 +341,12 @@ def whole_course(health, first_step, course, saved):
 @given(
     before=st.lists(VITALS, max_size=60),
     after=st.lists(VITALS, max_size=60),
-    changes=st.fixed_dictionaries(
-        {
-            "on_spike": POLICY,
-            "on_explosion": POLICY,
-            "on_non_finite": st.sampled_from(["skip", "rollback"]),
-            "window_steps": st.integers(8, 30),
-            "plateau_window_steps": st.integers(20, 41),
-            "patience_steps": st.integers(1, 3),
-            "easing_steps": st.integers(1, 20),
-            "max_rollbacks": st.integers(0, 4),
-        }
-    ),
-)
+    changes=st.fixed_dictionaries({
+        "on_spike": POLICY, "on_explosion": POLICY, "on_non_finite": st.sampled_from(["skip", "rollback"]),
+        "window_steps": st.integers(8, 30), "plateau_window_steps": st.integers(20, 41),
+        "patience_steps": st.integers(1, 3), "easing_steps": st.integers(1, 20), "max_rollbacks": st.integers(0, 4),
+    }),
+)  # fmt: skip
 def test_a_monitor_that_was_saved_goes_on_as_if_nothing_had_happened(before, after, changes):
     health = monitor(**changes)
     whole_course(health, 1, before, {})

@@ -211,23 +211,12 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
     assert keeper.newest == "step-000000002"
 
 
-@pytest.fixture
-def slow_disk(monkeypatch):
-    """A disk that writes when it is told to."""
-    written, plain = threading.Event(), CheckpointWriter.write
-
-    def write(*arguments):
-        assert written.wait(30)
-        plain(*arguments)
-
-    monkeypatch.setattr(CheckpointWriter, "write", write)
-    return written
-
-
 def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
-    keeper_of, training, slow_disk, tmp_path, told
+    keeper_of, training, tmp_path, told, monkeypatch
 ):
     keeper, root = keeper_of(), tmp_path / CHECKPOINTS_DIRECTORY
+    written, write = threading.Event(), CheckpointWriter.write
+    monkeypatch.setattr(CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
     before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
     keeper.save(state_of(3), rollbacks=0)
     keeper.tell_finished()
@@ -236,7 +225,7 @@ def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
-    threading.Timer(0.2, slow_disk.set).start()
+    threading.Timer(0.2, written.set).start()
     keeper.save(state_of(4), rollbacks=1, wait=True)
     assert not keeper.busy
     newest, older = list_checkpoints(root)

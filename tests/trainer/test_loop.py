@@ -77,11 +77,6 @@ def _run(out="r", **changes) -> Run:
     return _train(out, **changes)[0]
 
 
-def _write(directory: str, samples: list[list[int]], **options) -> str:
-    write_dataset(Path(directory), samples, vocab_size=128, **options)
-    return directory
-
-
 def _weights(out: str) -> dict[str, torch.Tensor]:
     return load_file(Path(out) / "model" / "model.safetensors")
 
@@ -109,7 +104,7 @@ def _events(run: Run, kind: str) -> list[EventRow]:
 @pytest.mark.parametrize("interval", [3, 100])
 def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval):
     samples = [[5 + (start + step) % 60 for step in range(20)] for start in range(100)]
-    source = _write("d", samples, validation=samples[:9])
+    source = write_dataset(Path("d"), samples, vocab_size=128, validation=samples[:9])
     run = _run(source=source, layout="padded", max_epochs=1, max_steps=1000, log_interval_steps=interval)
     assert run.steps[-1].step == 13  # of 8 rows, the last of them half empty
     assert run.evaluations[-1].step == 13
@@ -153,7 +148,7 @@ def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
 
 def test_an_interrupted_run_sees_every_sample_of_its_epochs_once_and_no_epoch_is_begun_again():
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(300)]
-    settings = {"source": _write("d", samples), "max_epochs": 1, "max_steps": 500}
+    settings = {"source": write_dataset(Path("d"), samples, vocab_size=128), "max_epochs": 1, "max_steps": 500}
     plain = _run("plain", **settings)
     for asked_after in (6, math.inf, math.inf):
         run, ending = _train(asked_after=asked_after, **settings)
@@ -213,7 +208,7 @@ def test_saves_by_the_clock_happen_while_training_goes_on():
 def test_another_dataset_than_the_checkpoints_is_refused():
     _run(max_steps=1)
     with pytest.raises(BadConfig, match="was trained on another dataset than"):
-        _run(source=_write("other", [[5, 6, 7]] * 50), max_steps=2)
+        _run(source=write_dataset(Path("other"), [[5, 6, 7]] * 50, vocab_size=128), max_steps=2)
 
 
 class _Trouble:
@@ -269,17 +264,6 @@ def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(monkeyp
     assert first == second
     assert read_checkpoint(after).state.position.rows == read_checkpoint(before).state.position.rows + 16
     assert read_checkpoint(after).state.good
-
-
-def test_a_run_that_is_interrupted_after_a_rollback_goes_on_as_it_would_have(monkeypatch):
-    settings = {"model": DROPOUT, "max_steps": 24, **ROLLING_BACK}
-    for out, asked_after in (("plain", math.inf), ("r", 21)):
-        with monkeypatch.context() as patch:
-            _Trouble(patch, {20})
-            _train(out, asked_after=asked_after, **settings)
-    run = _run(**settings)
-    assert run.header.resumed_from == "step-000000022-rollback-1"
-    _check_same("r")
 
 
 @pytest.mark.parametrize("max_rollbacks", [0, 2])

@@ -1,7 +1,7 @@
 import errno
 import platform
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,21 +136,12 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
     assert "keep_last" in remark.next_step
 
 
-@dataclass(frozen=True)
-class _SomeElsewhere:
+def _some_elsewhere(misses, leads=True):
     """The first of some, of which those after it may not see its files; or one that is not the first."""
-
-    misses: tuple[float, ...]
-    leads: bool = True
-
-    def tell(self, text):
-        return text if self.leads else "0a0b"
-
-    def sum(self, *values):
-        return list(values)
-
-    def each(self, value):
-        return [value, *self.misses] if self.leads else [*self.misses, value]
+    return SimpleNamespace(
+        leads=leads, tell=lambda text: text if leads else "0a0b", sum=lambda *values: list(values),
+        each=lambda value: [value, *misses] if leads else [*misses, value],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -161,7 +152,7 @@ class _SomeElsewhere:
 def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(
     tmp_path, misses, leads, shown
 ):
-    ranks = _SomeElsewhere(misses, leads)
+    ranks = _some_elsewhere(misses, leads)
     with pytest.raises(BadConfig, match=f"is not there for {shown}, and under this strategy all ranks write") as caught:
         check_shared(tmp_path, ranks, needed=True)
     (remark,) = check_shared(tmp_path, ranks, needed=False)
@@ -169,7 +160,7 @@ def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_a
     assert remark.next_step == caught.value.next_step
     assert "--out" in remark.next_step
     assert list(tmp_path.iterdir()) == []
-    for seen in (RANKS, _SomeElsewhere((0.0, 0.0))):
+    for seen in (RANKS, _some_elsewhere((0.0, 0.0))):
         assert [check_shared(tmp_path, seen, needed=needed) for needed in (True, False)] == [[], []]
     assert list(tmp_path.iterdir()) == []
     if not leads:  # and it sees the first one's file

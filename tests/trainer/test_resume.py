@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint, write_run
+from tests.trainer.checkpoints import end_of, header_of, leave, refusing, resolved_of, write_checkpoint, write_run
 from tests.trainer.oracles import SHAPES, config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, prune
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
@@ -266,15 +266,9 @@ def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
     [("open", "manifest.json"), ("open", "rank-00000.safetensors"), ("iterdir", CHECKPOINTS_DIRECTORY)],
 )
 def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run, monkeypatch, method, name):
-    opened, plain = [], getattr(Path, method)
-
-    def stale(path, *arguments, **options):
-        if path.name == name:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return plain(path, *arguments, **options)
-
+    opened = []
     with monkeypatch.context() as patch:
-        patch.setattr(Path, method, stale)
+        patch.setattr(Path, method, refusing(name, errno.ESTALE, method))
         with pytest.raises(DiskTrouble) as caught:
             choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
     (writer,) = opened  # which can then write down how that start ended

@@ -1,4 +1,6 @@
+import contextlib
 import errno
+import fcntl
 import multiprocessing
 import os
 import subprocess
@@ -22,13 +24,6 @@ from trainer.errors import BadConfig
 from trainer.stage import Staged, stage, stage_data
 
 SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]
-HOLD = """
-import fcntl, sys, time
-lock = open(sys.argv[1], "ab")
-fcntl.flock(lock, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -51,19 +46,12 @@ def root(local):
     return root
 
 
-@pytest.fixture
-def hold():
-    """A function that has another process hold a lock."""
-    processes = []
-
-    def start(path):
-        processes.append(subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE))
-        assert processes[-1].stdout.readline() == b"held\n"
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+@contextlib.contextmanager
+def held(path):
+    """Have a lock, which not even another file of this process gets then."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(source, local, root):
@@ -99,11 +87,8 @@ def test_a_damaged_copy_is_replaced(source, local, name, damage):
 
 
 def _rank(source, local, pipe):
-    try:
-        staged = stage(source, local, timeout_s=30)
-        pipe.send(("done", str(staged.directory), staged.copied is not None))
-    except BadConfig as error:
-        pipe.send(("failed", error.message, error.next_step))
+    staged = stage(source, local, timeout_s=30)
+    pipe.send((str(staged.directory), staged.copied is not None))
 
 
 def _copy_and_stall(source, local, pipe):
@@ -130,26 +115,15 @@ def start(source, local):
         process.join(30)
 
 
-def test_every_process_of_a_node_names_the_damaged_file_and_nothing_is_published(source, local, start):
-    with (source / "train-tokens-00000.npy").open("r+b") as file:
-        file.seek(300)
-        file.write(b"\x07")
-    said = [pipe.recv() for _, pipe in [start() for _ in range(2)]]
-    assert len(set(said)) == 1
-    assert said[0][0] == "failed"
-    assert "train-tokens-00000.npy" in said[0][1]
-    assert list(local.rglob("*.npy")) == []
-
-
 def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_copies(source, local, start):
     leader, pipe = start(_copy_and_stall)
     assert pipe.recv() == "copying"
     waiting = [start()[1] for _ in range(3)]
     assert not any(pipe.poll(1.5) for pipe in waiting)
     leader.kill()
-    said = [pipe.recv() for pipe in waiting]
-    assert {answer[:2] for answer in said} == {("done", str(stage(source, local).directory))}
-    assert sum(answer[2] for answer in said) == 1
+    directories, copied = zip(*[pipe.recv() for pipe in waiting], strict=True)
+    assert set(directories) == {str(stage(source, local).directory)}
+    assert sum(copied) == 1
     assert content(stage(source, local).directory) == content(source)
     assert list(local.rglob(".partial*")) == []
 
@@ -171,23 +145,25 @@ def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, loc
     assert trap.stat().st_mode & 0o777 == 0o755
 
 
-def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root, hold):
+def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root):
     mine, free, busy = stage(source, local).dataset_hash[:16], "0123456789abcdef", "fedcba9876543210"
     kept = {f".partial-{busy}-00000003", ".partial-of-somebody", f".partial-{free}-short", "another"}
     for name in (f".partial-{mine}-00000001", f".partial-{free}-00000002", *kept):
         (root / name).mkdir()
         (root / name / "file").write_text("x")
     (root / mine / "manifest.json").unlink()
-    hold(root / f"{busy}.lock")
-    stage(source, local)
+    with held(root / f"{busy}.lock"):
+        stage(source, local)
     locks = {f"{name}.lock" for name in (mine, free, busy)}
     assert {path.name for path in root.iterdir()} == kept | locks | {mine}
 
 
-def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
+def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
     staged = stage(source, local).directory
-    hold(staged.with_name(f"{staged.name}.lock"))
-    with pytest.raises(BadConfig, match=r"another process has been copying .* for 0\.2 s"):
+    with (
+        held(staged.with_name(f"{staged.name}.lock")),
+        pytest.raises(BadConfig, match=r"another process has been copying .* for 0\.2 s"),
+    ):
         stage(source, local, timeout_s=0.2)
     assert staged.with_name(f"{staged.name}.lock").exists()
 
@@ -217,13 +193,21 @@ def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
     assert list(local.rglob(".partial*")) == []
 
 
-def test_a_source_that_cannot_be_read_at_random_is_what_is_damaged(source, local):
-    tokens = source / "train-tokens-00001.npy"
-    os.truncate(tokens, tokens.stat().st_size - 2)
-    with pytest.raises(BadConfig, match=r"source/train-tokens-00001\.npy") as caught:
-        stage(source, local)
-    assert f"autotune data verify {source}" in caught.value.next_step
-    assert list(local.rglob("*.npy")) == []
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: os.truncate(path, path.stat().st_size - 2),
+        lambda path: path.write_bytes(path.read_bytes()[:300] + b"\x07" + path.read_bytes()[301:]),
+    ],
+    ids=["cannot be read at random", "hash"],
+)
+def test_every_process_of_a_node_names_the_damaged_file_and_nothing_is_published(source, local, damage):
+    damage(source / "train-tokens-00001.npy")
+    for _ in range(2):
+        with pytest.raises(BadConfig, match=r"source/train-tokens-00001\.npy") as caught:
+            stage(source, local)
+        assert f"autotune data verify {source}" in caught.value.next_step
+        assert list(local.rglob("*.npy")) == []
 
 
 @pytest.mark.parametrize(("source_s", "epochs"), [(0.011, pytest.approx(2.0)), (0.001, None)])
@@ -303,42 +287,36 @@ def test_ctrl_c_at_any_moment_ends_it(moment_s):
     assert done.returncode == 7
 
 
-@pytest.fixture
-def target(tmp_path):
-    (tmp_path / "target").mkdir()
-    return tmp_path / "target"
-
-
-def copy(source, target, change=lambda: None, update=lambda done, total, note: None):
+def copy(source, local, change=lambda: None, update=lambda done, total, note: None):
     """Copy, and change the source once all is listed and the first bytes are copied."""
     manifest = read_manifest(source)
     files = dataset_files(source, manifest)
     change()
-    return copy_files(files, source, target, manifest, update)
+    return copy_files(files, source, local, manifest, update)
 
 
-def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, target):
+def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, local):
     (source / "rejects.jsonl").write_text("{}\n")
     (source / "prepared.json").write_text("{}\n")
     (source / "of-somebody-else").write_text("no part of the dataset")
     told = []
-    figures = copy(source, target, update=lambda done, total, note: told.append((done, total, note)))
+    figures = copy(source, local, update=lambda done, total, note: told.append((done, total, note)))
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
     assert told[-1][2].endswith(" MiB/s")
     (source / "of-somebody-else").unlink()
-    assert content(target) == content(source)
+    assert content(local) == content(source)
     assert figures.size_bytes == sum(len(file) for file in content(source).values())
     assert min(figures.read_s, figures.write_s, figures.seconds) > 0
 
 
 @pytest.mark.parametrize("name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"])
-def test_a_file_that_is_not_what_the_manifest_says_is_named(source, target, name):
+def test_a_file_that_is_not_what_the_manifest_says_is_named(source, local, name):
     raw = bytearray((source / name).read_bytes())
     raw[-1] ^= 1
     (source / name).write_bytes(raw)
     with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as caught:
-        copy(source, target)
+        copy(source, local)
     assert caught.value.next_step.endswith(f"autotune data verify {source}")
 
 
@@ -358,10 +336,10 @@ def _lead_away(path):
         ("tokenizer.json", _lead_away, "Too many levels of symbolic links"),
     ],
 )  # fmt: skip
-def test_a_source_that_changes_while_it_is_copied_is_noticed(source, target, name, change, said):
+def test_a_source_that_changes_while_it_is_copied_is_noticed(source, local, name, change, said):
     (source / "rejects.jsonl").write_text("{}\n" * 20)
     with pytest.raises(BadConfig, match=rf"source/{name}: {said}"):
-        copy(source, target, lambda: change(source / name))
+        copy(source, local, lambda: change(source / name))
 
 
 @pytest.mark.parametrize(
@@ -372,13 +350,13 @@ def test_a_source_that_changes_while_it_is_copied_is_noticed(source, target, nam
         (os.mkfifo, "is not a regular file"),
     ],
 )
-def test_what_is_not_a_file_is_not_read(source, target, put, said):
+def test_what_is_not_a_file_is_not_read(source, local, put, said):
     offsets = source / "train-offsets-00000.npy"
     offsets.rename(source.parent / "outside")
     put(offsets)
     with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {said}"):
-        copy(source, target)
-    assert list(target.iterdir()) == []
+        copy(source, local)
+    assert list(local.iterdir()) == []
 
 
 def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(source, tmp_path):

@@ -127,16 +127,6 @@ def test_a_step_above_a_limit_is_left_out_and_one_at_the_limit_is_taken(rig, whi
     assert taken(number).applied
 
 
-def test_a_step_after_one_that_was_left_out_is_the_one_that_would_have_been_taken_instead(rig, dataset):
-    training, batches = rig
-    plain = training_of(CONFIG, dataset)
-    plain.step.run(micro_batches(dataset, CONFIG), 1e-3)
-    training.step.run(batches, 0.7, limits=Limits(loss=0.0, grad_norm=0.0))
-    for one in (training, plain):
-        one.step.run(batches, 1e-3)
-    assert same(state_of_training(plain), state_of_training(training))
-
-
 def test_each_micro_batch_is_a_sign_of_life_and_what_ranks_tell_comes_back_added_up(rig):
     training, batches = rig
     seen = []
