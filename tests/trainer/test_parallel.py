@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of
 from tests.trainer.test_preflight import CONFIG
 from trainer.binding import NUMA_VARIABLE, bind_near
 from trainer.parallel import join_ranks, set_cuda_defaults
@@ -43,12 +42,6 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
     found = [json.loads(process.communicate(timeout=180)[0]) for process in both]
     assert found == [[[11.0, 2.0], [10.0, -1.0], [1.0, 10.0], [["0"], ["1"]], ["0"]]] * 2
     assert [process.returncode for process in both] == [0, 0]
-
-
-def test_a_rank_alone_agrees_with_itself():
-    ranks = join_ranks(config_of(), environment={})
-    assert (ranks.sum(1.0, 2.0), ranks.max(1.0, 2.0), ranks.each(3.0)) == ([1.0, 2.0], [1.0, 2.0], [3.0])
-    assert (ranks.gather("a"), ranks.tell("a")) == (["a"], "a")
 
 
 OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
