@@ -71,15 +71,7 @@ def end_of(exit_code: int = 0, **changes) -> RunExit:
     return RunExit(**values | changes)
 
 
-def write_run(
-    directory: Path,
-    config: TrainConfig,
-    steps: tuple[int, ...] = (5, 10),
-    *,
-    job: str = "",
-    end: RunExit | None = None,
-    good: bool = True,
-) -> Path:
+def write_run(directory: Path, config: TrainConfig, steps=(5, 10), *, job="", end=None, good=True) -> Path:
     """A run with checkpoints, whose process is gone."""
     writer = RunWriter(directory, active=True)
     writer.start(header_of(config, job=job))

@@ -3,12 +3,11 @@ import functools
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.trainer.oracles import (
     FAMILIES,
     SHAPES,
-    attend_document_by_document,
+    attend_within_edges,
     check_alike,
     config_of,
     gradients_of,
@@ -45,7 +44,7 @@ def batch(dataset) -> MicroBatch:
 @pytest.fixture
 def varlen(monkeypatch):
     """The kernel of varlen attention, as its definition says it."""
-    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
+    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -245,25 +244,11 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, checkpoi
     _check_compiled(config_of(family, checkpointing=checkpointing), dataset)
 
 
-def _attend_under_a_mask(query, key, value, query_edges, key_edges, _, most_keys, *, window_size, scale):
-    """All documents at once, which compiles whatever their number is."""
-    asks, tells = (
-        torch.searchsorted(edges, torch.arange(len(tensor), dtype=edges.dtype), right=True)
-        for edges, tensor in ((query_edges, query), (key_edges, key))
-    )
-    allowed = asks[:, None] == tells
-    if window_size[0] < most_keys:  # all places ask
-        place = torch.arange(len(key))
-        allowed = allowed & ((place[:, None] - place).abs() <= window_size[0])
-    query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale).transpose(0, 1)
-
-
 @pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
     expected = learned(config_of(family), dataset)
-    monkeypatch.setattr(narrow, "varlen_attn", _attend_under_a_mask)
+    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
     check_alike(learned(config_of(family), dataset), expected)

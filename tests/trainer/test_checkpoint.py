@@ -61,21 +61,6 @@ def test_what_was_written_is_read_back(tmp_path):
     assert parse_manifest(json.loads(manifest_text(manifest)), "told") == manifest
 
 
-def test_the_manifest_comes_last_and_nothing_is_seen_before_it_is_whole(tmp_path, monkeypatch):
-    written, plain = [], checkpoint.write_file
-
-    def watched(path, content, **options):
-        entry = plain(path, content, **options)
-        written.append((path.name, list_checkpoints(tmp_path)))
-        return entry
-
-    monkeypatch.setattr(checkpoint, "write_file", watched)
-    path = write_checkpoint(tmp_path)
-    assert [name for name, _ in written[:2]] == ["rank-00000.safetensors", "manifest.json"]
-    assert all(seen == [] for _, seen in written[:2])
-    assert list_checkpoints(tmp_path) == [path]
-
-
 def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_path):
     order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
     for step, rollbacks in sorted(order):

@@ -83,18 +83,13 @@ def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
             dataset.read(sample, 10)
 
 
-def _lead_away(path):
-    path.rename(path.parent.parent / "outside.npy")
-    path.symlink_to(path.parent.parent / "outside.npy")
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True),
         lambda path: np.save(path, np.arange(3, dtype=np.uint16)),
-        _lead_away,
+        lambda path: path.symlink_to(path.rename(path.parent.parent / "outside.npy")),
     ],
     ids=["cut", "objects", "other numbers", "led away"],
 )

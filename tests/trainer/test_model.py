@@ -78,8 +78,7 @@ def test_a_misspelt_preset_and_a_config_that_wants_its_own_code_are_refused(tmp_
 
 
 @pytest.mark.parametrize(
-    ("directory", "name"),
-    [("a|<script>", "a-script"), ("..x", "x"), ("ünïcode name", "n-code-name"), ("-rf", "rf")],
+    ("directory", "name"), [("a|<script>", "a-script"), ("..x", "x"), ("ünïcode name", "n-code-name"), ("-rf", "rf")]
 )
 def test_a_name_from_a_file_system_becomes_a_plain_file_name(tmp_path, directory, name):
     path = tmp_path / directory / "config.json"

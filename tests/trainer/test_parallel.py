@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of
 from tests.trainer.test_preflight import CONFIG
 from trainer.binding import NUMA_VARIABLE, bind_near
 from trainer.parallel import join_ranks, set_cuda_defaults
@@ -43,12 +42,6 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
     found = [json.loads(process.communicate(timeout=180)[0]) for process in both]
     assert found == [[[11.0, 2.0], [10.0, -1.0], [1.0, 10.0], [["0"], ["1"]], ["0"]]] * 2
     assert [process.returncode for process in both] == [0, 0]
-
-
-def test_a_rank_alone_agrees_with_itself():
-    ranks = join_ranks(config_of(), environment={})
-    assert (ranks.sum(1.0, 2.0), ranks.max(1.0, 2.0), ranks.each(3.0)) == ([1.0, 2.0], [1.0, 2.0], [3.0])
-    assert (ranks.gather("a"), ranks.tell("a")) == (["a"], "a")
 
 
 OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
@@ -92,30 +85,14 @@ print(*near)
 """
 
 
-@pytest.fixture
-def root(tmp_path):
-    """A function that writes a machine of several NUMA nodes, each with the processors of one text."""
-
-    def write(node: int, *cpus: str):
-        device = tmp_path / "sys/bus/pci/devices/0000:dc:00.0"
-        device.mkdir(parents=True)
-        (device / "numa_node").write_text(f"{node}\n")
-        for number, text in enumerate(cpus):
-            place = tmp_path / f"sys/devices/system/node/node{number}"
-            place.mkdir(parents=True)
-            (place / "cpulist").write_text(f"{text}\n")
-        return tmp_path
-
-    return write
-
-
-@pytest.fixture
-def affinity(monkeypatch):
-    """Processors 2 to 5 are allotted; what threads are bound to is kept."""
-    bound = {}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
-    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
-    return bound
+def machine(root: Path, node: int, *cpus: str) -> Path:
+    """A machine of several NUMA nodes, each with the processors of one text, and a GPU at one of them."""
+    places = {root / "sys/bus/pci/devices/0000:dc:00.0/numa_node": str(node)}
+    places |= {root / f"sys/devices/system/node/node{number}/cpulist": text for number, text in enumerate(cpus)}
+    for path, text in places.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{text}\n")
+    return root
 
 
 @pytest.mark.parametrize(
@@ -131,19 +108,22 @@ def affinity(monkeypatch):
     ids=["near", "not allotted", "a single node", "not listed", "not wanted", "another GPU"],
 )
 def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node_or_stays_unbound(
-    root, affinity, address, node, environment, near
+    tmp_path, monkeypatch, address, node, environment, near
 ):
-    assert bind_near(address, environment, root(node, "0-1", "4-5,6,7")) == near
-    assert affinity.get(os.getpid(), set()) == near
+    bound = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
+    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
+    assert bind_near(address, environment, machine(tmp_path, node, "0-1", "4-5,6,7")) == near
+    assert bound.get(os.getpid(), set()) == near
 
 
 @pytest.mark.system
-def test_every_thread_and_every_child_is_bound(root):
+def test_every_thread_and_every_child_is_bound(tmp_path):
     last = (os.cpu_count() or 1) - 1
     if last == 0:
         pytest.skip("this machine has one processor: nothing can be bound to less")
     child = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(root(0, str(last)))], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", PROGRAM, machine(tmp_path, 0, str(last))], capture_output=True, text=True, check=False,
         # A test that runs beside others has one processor; this one needs two.
         preexec_fn=lambda: os.sched_setaffinity(0, range(last + 1)),
     )  # fmt: skip

@@ -230,13 +230,6 @@ def test_a_file_that_is_missing_is_asked_for_by_a_name_that_is_close_or_as_the_c
     assert refused.value.next_step == next_step.format(tmp_path)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@given(st.dictionaries(st.text(), json_values))
+@given(st.dictionaries(st.text(), st.integers() | st.text()))
 def test_canonical_json_does_not_depend_on_the_order_of_keys(value):
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))

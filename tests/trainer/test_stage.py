@@ -99,26 +99,18 @@ def _copy_and_stall(source, local, pipe):
     stage(source, local, update=stall)
 
 
-@pytest.fixture
-def start(source, local):
-    """Begin a real process of the node; gives it and the pipe by which it tells how it went."""
-    context, started = multiprocessing.get_context("spawn"), []
+def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_copies(source, local):
+    context = multiprocessing.get_context("spawn")
 
-    def begin(work=_rank):
+    def start(work):
         ours, theirs = context.Pipe()
-        started.append(context.Process(target=work, args=(source, local, theirs)))
-        started[-1].start()
-        return started[-1], ours
+        process = context.Process(target=work, args=(source, local, theirs), daemon=True)
+        process.start()
+        return process, ours
 
-    yield begin
-    for process in started:
-        process.join(30)
-
-
-def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_copies(source, local, start):
     leader, pipe = start(_copy_and_stall)
     assert pipe.recv() == "copying"
-    waiting = [start()[1] for _ in range(3)]
+    waiting = [start(_rank)[1] for _ in range(3)]
     assert not any(pipe.poll(1.5) for pipe in waiting)
     leader.kill()
     directories, copied = zip(*[pipe.recv() for pipe in waiting], strict=True)
@@ -320,11 +312,6 @@ def test_a_file_that_is_not_what_the_manifest_says_is_named(source, local, name)
     assert caught.value.next_step.endswith(f"autotune data verify {source}")
 
 
-def _lead_away(path):
-    path.rename(path.parent.parent / "outside")
-    path.symlink_to(path.parent.parent / "outside")
-
-
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
@@ -333,7 +320,8 @@ def _lead_away(path):
         ("rejects.jsonl", lambda path: path.unlink(), "No such file"),
         ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1')),
          "changed while it was copied"),
-        ("tokenizer.json", _lead_away, "Too many levels of symbolic links"),
+        ("tokenizer.json", lambda path: path.symlink_to(path.rename(path.parent.parent / "outside")),
+         "Too many levels of symbolic links"),
     ],
 )  # fmt: skip
 def test_a_source_that_changes_while_it_is_copied_is_noticed(source, local, name, change, said):

@@ -191,22 +191,16 @@ def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """Both clocks, standing until the calendar's is moved."""
+def test_every_second_until_the_first_step_belongs_to_one_phase(monkeypatch):
     moment = [1000.0]
     monkeypatch.setattr(time, "time", lambda: moment[0])
     monkeypatch.setattr(time, "monotonic", lambda: 500.0)
-    return moment
-
-
-def test_every_second_until_the_first_step_belongs_to_one_phase(now):
     clock = StartClock(began_s=990.0)
     steps = (("import", 0), ("staging", 2), ("build", 1), ("first_batch", 1), ("build", 2), ("first_step", 4))
     for phase, seconds in steps:
-        now[0] += seconds
+        moment[0] += seconds
         clock.ended(phase)
-    now[0] += 50
+    moment[0] += 50
     startup = clock.startup()
     assert {name: value for name, value in startup.model_dump().items() if value} == {
         "import_s": 10, "staging_s": 2, "build_s": 3, "first_batch_s": 1, "first_step_s": 4, "total_s": 20,
