@@ -1,7 +1,12 @@
 from autotune.commands.options import cards, models, profiles, sites
+from autotune.core.cards import CARDS
+from trainer.presets import PRESETS
 
 
-def test_cards_are_those_that_begin_so_with_their_names():
+def test_models_and_cards_are_those_that_begin_so():
+    assert models("bert-m") == ["bert-mini"]
+    assert models("") == list(PRESETS)
+    assert [name for name, _ in cards("")] == [card.key for card in CARDS]
     assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
 
 

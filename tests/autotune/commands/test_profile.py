@@ -43,6 +43,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
         ("micro_batch_rows = 2", "micro_batch_rows = 1", 0, "content"),
         ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"),
         ('torch = "', 'torch = "0.', 0, "torch"),
+        ('transformers = "', 'transformers = "0.', 0, "transformers"),
     ],
 )
 def test_what_differs_from_here_is_refused_or_told_as_it_matters(here, says, capsys, old, new, code, field):

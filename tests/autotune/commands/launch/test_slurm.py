@@ -108,7 +108,9 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
     assert "# was approved: nodes, ranks and time" in script
 
 
-@pytest.mark.parametrize("setting", ["max_steps=7", "data.stage_to='/local'", "model.config.hidden_size=64.0"])
+@pytest.mark.parametrize(
+    "setting", ["max_steps=7", "log_interval_steps=9", "data.stage_to='/local'", "model.config.hidden_size=64.0"]
+)
 def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, setting, says):
     says(*APPROVE)
     err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
