@@ -50,7 +50,8 @@ def steps_in(root):
     return [step_of(path.name) for path in list_checkpoints(root)]
 
 
-def test_what_was_written_is_read_back(tmp_path):
+def test_what_was_written_is_read_back_and_replaces_what_the_step_had_before(tmp_path):
+    write_checkpoint(tmp_path, 5, content=b"other")
     path = write_checkpoint(tmp_path, 5, health={"usual": True}, noise_scale=[0.5, 1e-7])
     manifest = read_checkpoint(path)
     assert manifest.state == state_of(5, health={"usual": True}, noise_scale=[0.5, 1e-7])
@@ -58,6 +59,7 @@ def test_what_was_written_is_read_back(tmp_path):
     assert manifest.written_utc.endswith("Z")
     (file,) = manifest.files
     assert (path / file.name).read_bytes() == CONTENT
+    assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == [path.name]
     assert parse_manifest(json.loads(manifest_text(manifest)), "told") == manifest
 
 
@@ -186,13 +188,6 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_done(tmp_path, monkeyp
         read_checkpoint(path)
     monkeypatch.undo()
     assert write_checkpoint(tmp_path, 2) == list_checkpoints(tmp_path)[0]
-
-
-def test_a_step_that_is_taken_again_replaces_its_checkpoint(tmp_path):
-    write_checkpoint(tmp_path, 5)
-    path = write_checkpoint(tmp_path, 5, content=b"other")
-    assert read_checkpoint(path).files[0].bytes == 5
-    assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == [path.name]
 
 
 def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):

@@ -8,6 +8,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.attention import VARLEN_NAME
+from trainer.build import GraphCounter
 from trainer.config import EvaluationSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
@@ -52,8 +53,6 @@ def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients
 
 
 def test_a_compiled_model_is_evaluated_without_compiling_more(split):
-    from trainer.build import GraphCounter
-
     torch._dynamo.reset()
     counter = GraphCounter()
     counter.stepped()

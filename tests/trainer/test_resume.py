@@ -125,7 +125,7 @@ def test_a_torchrun_that_starts_its_ranks_again_finds_its_own_run():
     assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
 
 
-def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take(tmp_path):
+def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take_or_was_asked_to_leave(tmp_path):
     end = end_of(0, steps=20)
     run = write_run(tmp_path / "r", CONFIG, (10, 20), end=end)
     writer, start = chosen(run)
@@ -134,10 +134,7 @@ def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take(tm
     _, start = chosen(run, config=config_of(max_steps=30))
     assert (start.finished, start.manifest.state.step) == (None, 20)
     assert "train.max_steps is now 30, it was 20" in messages(start)[0]
-
-
-def test_a_run_that_was_asked_to_leave_goes_on_unchanged(tmp_path):
-    _, start = chosen(write_run(tmp_path / "r", CONFIG, (5, 20), end=end_of(75)))
+    _, start = chosen(write_run(tmp_path / "asked to leave", CONFIG, (5, 20), end=end_of(75)))
     assert (start.finished, start.manifest.state.step, start.gave_up) == (None, 20, False)
 
 
