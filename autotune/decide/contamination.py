@@ -56,8 +56,9 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     """Name the faults (heat, hardware slowdown; no power cap) that lowered a GPU's clocks for long, else None."""
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
     slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    # Air-cooled GPUs in good order are slowed down for a moment now and then, also in a trial of few samples.
-    if len(slowed) <= max(1, 0.1 * len(readings)):
+    # Air-cooled GPUs in good order are slowed down for a moment now and then, also in a trial of few samples; but what
+    # every sample shows, were it a single one, is no moment.
+    if not slowed or (len(slowed) < len(readings) and len(slowed) <= max(1, 0.1 * len(readings))):
         return None
     faults = Counter(fault for found in slowed for fault in found)
     shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())

@@ -50,6 +50,7 @@ FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
         *((sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)), f"{one} in 2 of 3 samples") for one in FAULTS),
         (sampled(BOTH, BOTH, HOT), "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"),
         (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
+        (sampled(HOT), "hw_thermal in 1 of 1 samples"),
         *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), FINE, None)),
         ([], None),
         # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
