@@ -47,7 +47,6 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="session")
 def browser() -> None:
-    """Skip where there is no Chromium."""
     try:
         chromium()
     except MachineLacks as error:
@@ -115,7 +114,6 @@ def _sha256(path: Path) -> str:
 
 @pytest.fixture
 def make_dataset(tmp_path) -> Callable[..., Path]:
-    """A function that writes a dataset of samples under the test's own directory."""
     return partial(write_dataset, tmp_path / "data")
 
 

@@ -44,7 +44,9 @@ def main() -> int:
     arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
-    writer, opened, start = None, list[RunWriter](), Start()
+    writer: RunWriter | None = None
+    opened: list[RunWriter] = []
+    start = Start()
     try:
         for number in heard_signals():  # until training watches for them, they end the process in order
             signal.signal(number, _raise_signalled)
@@ -159,7 +161,8 @@ class _Job:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
-        code, together = self._settle(code, reason, ending), False
+        code = self._settle(code, reason, ending)
+        together = False
         if ending is not None:
             code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()

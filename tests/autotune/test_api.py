@@ -9,13 +9,9 @@ import pytest
 
 from autotune import api
 from autotune.errors import DoesNotFit
-from trainer.config import ModelSettings
+from trainer.presets import model_settings
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = {
-    "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 def run_code(code):
@@ -49,10 +45,10 @@ def test_errors_name_the_next_step_and_the_exit_code(tmp_path):
 @pytest.mark.usefixtures("warm_server")
 def test_an_estimate_is_what_fits_or_an_error():
     def predicted(memory):
-        model = ModelSettings(name="tiny", config=TINY)
+        model = model_settings("bert-mini")
         config = api.settings_of_step(model, "cpu", layout=None, precision=None, seq_length_tokens=32)
         asked = api.PredictionRequest(
-            configs=(config,), gpu=None, memory=memory, data=None, vocab_size=30_522, ranks=1, accumulate=True,
+            configs=(config,), gpu=None, memory=memory, data=None, vocab_size=512, ranks=1, accumulate=True,
             tensor_ranks=1, pipeline_stages=1, max_rows=64,
         )  # fmt: skip
         return api.predict(asked, api.find_target(asked), what_if=False, update=lambda *_: None)

@@ -20,7 +20,6 @@ UUIDS = ("GPU-one", "GPU-two")
 
 
 def scripted_monitor() -> FakeGpuMonitor:
-    """Two GPUs that never change."""
     return FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS]) for uuid in UUIDS])
 
 

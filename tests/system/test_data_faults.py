@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ from autotune.process import start as start_child
 from tests.system.faults import corpora
 from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
 from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
-from tests.system.faults.mutations import mutate_files
+from tests.system.faults.mutations import mutate, mutate_files
 from tests.system.faults.tune import kill_tune
 from trainer.errors import BadConfig
 from trainer.stage import stage
@@ -125,6 +126,14 @@ def test_a_tuning_killed_in_a_stage_goes_on_and_decides_what_its_ledger_says(tmp
     assert (found["faults"], found["runs"]) == (1, 1)
     assert found["trials_replayed"] == found["trials"] > 0
     assert found["files_read_while_it_ran"] > 0
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
+def test_a_mutation_depends_on_its_draws_alone(suffix):
+    content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
+    first, again = ([mutate(content, suffix, random.Random(seed)) for seed in range(40)] for _ in range(2))
+    assert first == again
+    assert len(set(first)) > 20
 
 
 def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):

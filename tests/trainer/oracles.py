@@ -111,7 +111,6 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    """L2 norm of a whole gradient."""
     return sum(float((gradient.double() ** 2).sum()) for gradient in gradients.values()) ** 0.5
 
 

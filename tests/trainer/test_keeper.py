@@ -39,7 +39,6 @@ def keeper_of(training, tmp_path, told):
 
 
 def save(keeper, step, **changes):
-    """Save, and wait for it."""
     keeper.save(state_of(step, **changes), rollbacks=0, wait=True)
 
 

@@ -172,9 +172,22 @@ def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again():
     assert run.startup.total_s == pytest.approx(sum(run.startup.model_dump(exclude={"total_s"}).values()))
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_that_leaves_without_a_checkpoint_says_so(monkeypatch, enabled):
+@pytest.fixture
+def full_disk(monkeypatch):
     monkeypatch.setattr(CheckpointWriter, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_disk_that_takes_no_checkpoint_ends_no_training():
+    run, ending = _train(max_steps=4, checkpoint=CheckpointSettings(interval_steps=2))
+    assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
+    assert {(event.kind, event.step) for event in run.events} == {("save_failed", step) for step in (0, 2, 4)}
+    assert Path("r/model/model.safetensors").is_file()
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
     run, ending = _train(asked_after=2, max_steps=5, checkpoint=CheckpointSettings(enabled=enabled, interval_steps=1))
     assert (ending.exit_code, ending.checkpoint) == (75, None)
     (stopped,) = _events(run, "stopped")

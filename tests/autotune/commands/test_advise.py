@@ -20,7 +20,6 @@ def write_profile(path: str, world: World = WORLD, **changes) -> Path:
 
 
 def starved(path: str = "profiles/p.toml", **changes) -> Path:
-    """Swept, and then edited to have too few workers."""
     return write_profile(path, SLOW, data__loader_workers=1, **changes)
 
 

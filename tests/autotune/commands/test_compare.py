@@ -35,7 +35,6 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
 
 @pytest.fixture
 def compared(here, says):
-    """Compare, and return the answer."""
     return lambda *words: json.loads(says("compare", *words, "--json"))[0]
 
 

@@ -95,7 +95,6 @@ class Lab:
         return self.job(number)
 
     def clear(self) -> None:
-        """End all jobs that are queued or running."""
         if self.ask("squeue", "--noheader"):
             self.ask("scancel", f"--partition={PARTITION}")
             until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)

@@ -28,7 +28,6 @@ PEAK_FLOPS = 835e12
 
 
 def example_profile(dataset_hash: str, note: str = "") -> Profile:
-    """Probed, swept, exchanged and compared."""
     return Profile(
         train=TrainConfig(
             model=ModelSettings(name="bert-120m", config={"model_type": "bert"}),
