@@ -24,10 +24,10 @@ from statistics import median
 from typing import Any
 
 from autotune.core.outcome import Measured, Outcome
-from autotune.core.trial import Trial
+from autotune.core.trial import TraceRequest, Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, estimate_model
+from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
 from autotune.show.tables import text_table
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.fakes import FakeMachine
@@ -141,7 +141,7 @@ def law_of(
     def run(trial: Trial) -> Outcome:
         return Measured(figures=trace.run(dict(trial.measured), {}))
 
-    request = EstimateRequest(
+    request = TraceRequest(
         config=config,
         vocab_size=vocab_size,
         special_ids=SPECIAL_IDS,

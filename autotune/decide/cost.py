@@ -1,9 +1,7 @@
 """What a tuning cost, and when that is paid back. Pure arithmetic on trials and on the comparison with the default."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.trial import FinishedTrial
@@ -41,16 +39,10 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
         by_job.setdefault(done.trial.job, []).append(done)
     rows = []
     for job, some in by_job.items():
-        rank_seconds = sum(done.seconds * ranks_of(done.trial.measured) for done in some)
+        rank_seconds = sum(done.seconds * done.trial.ranks for done in some)
         seconds = sum(done.seconds for done in some)
         rows.append(CostRow(job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds))
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
-
-
-def ranks_of(measured: dict[str, Any]) -> int:
-    """Ranks that a trial kept busy; one where it does not say."""
-    counts = [measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
-    return math.prod(count for count in counts if isinstance(count, int) and count > 0)
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:

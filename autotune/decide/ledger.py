@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
@@ -32,7 +31,7 @@ def own_records(
     others = {record.site for record in records if _is_other(record, made_on)}
     own = (record for record in records if record.site not in others)
     return tuple(
-        one for one in own if row_tokens is None or _config(one).get("seq_length_tokens") in (None, row_tokens)
+        one for one in own if row_tokens is None or one.trial.config.get("seq_length_tokens") in (None, row_tokens)
     )
 
 
@@ -63,7 +62,7 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
 
 
 def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
-    where, config = record.made_on, _config(record)
+    where, config = record.made_on, record.trial.config
     data, model = config.get("data"), config.get("model")
     if where is not None:
         hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
@@ -79,11 +78,6 @@ def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
         return False  # a GPU's steps are replayed where there is none
     kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
     return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)
-
-
-def _config(record: TrialRecord) -> Mapping[str, Any]:
-    config = record.measured.get("config")
-    return config if isinstance(config, dict) else {}
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
@@ -116,7 +110,7 @@ def _outcomes(records: Iterable[TrialRecord], job: str) -> Iterator[tuple[object
     """Rows of the micro-batch, and what became of it."""
     for record in records:
         if record.job == job:
-            yield _config(record).get("micro_batch_rows"), outcome_from_json(record.outcome)
+            yield record.trial.config.get("micro_batch_rows"), outcome_from_json(record.outcome)
 
 
 def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:

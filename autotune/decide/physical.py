@@ -92,9 +92,8 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """What the GPUs of a trial did, each of them."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
     if trial.job in ("step", "feed", "exchange") and not trial.measured.get("replayed_step_s"):
-        config = trial.measured.get("config")
-        config = config if isinstance(config, dict) else {}
-        yield GpuRate(what=what, per_s=_training_flops_per_s(trial.job, figures, config), of=_format(config))
+        per_s = _training_flops_per_s(trial.job, figures, trial.config)
+        yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
     if trial.job == "links":
         yield from (GpuRate(what=what, per_s=one) for one in figures["products_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]

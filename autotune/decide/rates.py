@@ -230,8 +230,8 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_rows": rows}
     alike = []
     for done in trials:
-        config = done.trial.measured.get("config")
-        is_own = isinstance(config, dict) and {**own, "micro_batch_rows": None, **config}.items() >= own.items()
+        config = done.trial.config
+        is_own = bool(config) and {**own, "micro_batch_rows": None, **config}.items() >= own.items()
         if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
             alike.append(StepFigures.of(done.outcome))
     # A run counts what its allocator holds; what lies outside of it is the device's.

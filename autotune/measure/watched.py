@@ -53,7 +53,7 @@ class WatchedMachine:
         if trial.job == "trace":
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
-        used = list(self._baseline_bytes)[: trial.measured.get("local_ranks", 1)]
+        used = list(self._baseline_bytes)[: trial.ranks]
         occupied = self._wait_for_baseline(used, WAIT_BEFORE_S)
         if occupied:
             return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")

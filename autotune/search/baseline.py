@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
-from autotune.core.trial import FeedFigures, Trial
+from autotune.core.trial import FeedFigures, StepRequest, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of
@@ -141,26 +141,25 @@ class BaselineRunner:
             "global_batch_tokens": None,
             "global_batch_samples": None,
         }
-        measured = {
-            "config": config.model_copy(update=changes).model_dump(mode="json"),
-            "vocab_size": self.manifest.vocab_size,
-            "special_ids": self.manifest.special_ids.model_dump(),
-            "memory_budget_bytes": self.memory_budget_bytes,
-            "warmup_steps": FIT_STEPS[0],
-            "timed_steps": FIT_STEPS[1],
-            "local_ranks": ranks,
-            "documents_per_row": 1.0,
-        }
-        place = {"device_used_before_bytes": self.device_used_before_bytes}
-        return Trial(job="step", measured=measured, place=place, timeout_s=self.training.request.trial_timeout_s)
+        asked = StepRequest(
+            config=config.model_copy(update=changes),
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            memory_budget_bytes=self.memory_budget_bytes,
+            warmup_steps=FIT_STEPS[0],
+            timed_steps=FIT_STEPS[1],
+            local_ranks=ranks,
+            documents_per_row=1.0,
+        )
+        timeout_s = self.training.request.trial_timeout_s
+        return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 
     def _measure_round(self) -> None:
         """Read a window of each."""
         number, names = len(self.rounds), self._standing()
         trials = {}
         for name in names:
-            trial = feed_trial(self.training, self.recipes[name].config, number, names)
-            trial = replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS})
+            trial = feed_trial(self.training, self.recipes[name].config, number, names, min_steps=MIN_STEPS)
             trials[name] = (trial, f"{name}, round {number + 1}")
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:

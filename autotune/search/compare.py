@@ -242,14 +242,14 @@ def _tuning_side(path: Path) -> Side:
     for record in records:
         groups.setdefault(_what(record), []).append(record)
     readings = [one for of, group in groups.items() for one in _trial_readings(of, group)]
-    config = _table(records[-1].measured, "config")
+    config = records[-1].trial.config
     settings = flat_table(config)
     fed = [one for one in readings if one.metric is WINDOW_RATE] or [one for one in readings if one.metric is STEP_RATE]
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
     }  # fmt: skip
-    named = (_table(_table(record.measured, "config"), "data").get("dataset_hash") for record in records)
+    named = (_table(record.trial.config, "data").get("dataset_hash") for record in records)
     if datasets := {one for one in named if isinstance(one, str)}:
         circumstances["dataset"] = ", ".join(sorted(datasets))
     facts: dict[str, Any] = {"site": records[-1].site}
@@ -275,7 +275,7 @@ def _tuning_side(path: Path) -> Side:
 def _what(record: TrialRecord) -> str:
     """What a trial is of, in words that another version of this project would use as well."""
     measured = record.measured
-    config, loader = _table(measured, "config"), _table(_table(measured, "config"), "data")
+    config, loader = record.trial.config, _table(record.trial.config, "data")
     words = [_many(config.get("micro_batch_rows"), "row"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")

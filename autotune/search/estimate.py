@@ -3,14 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.core.allocations import Trace
 from autotune.core.dataset import RowContents
 from autotune.core.outcome import Measured, TimedOut
-from autotune.core.trial import Trial
+from autotune.core.trial import TraceRequest
 from autotune.decide.export import RowsHold
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable
@@ -38,20 +38,6 @@ PACKED_FULL_SHARE = 0.997
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateRequest:
-    """What is to be predicted."""
-
-    config: TrainConfig
-    """Its micro-batch does not count."""
-    vocab_size: int
-    special_ids: SpecialIds
-    documents_per_row: float
-    micro_batches: int
-    """Of an optimizer step: with two or more, gradients exist while later ones are computed."""
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
@@ -68,7 +54,7 @@ class CannotTrace(NotCheckable):
 
 
 def estimate_model(
-    request: EstimateRequest, machine: Machine, budget_bytes: float, surroundings: Surroundings, *, max_rows: int
+    request: TraceRequest, machine: Machine, budget_bytes: float, surroundings: Surroundings, *, max_rows: int
 ) -> MemoryEstimate:
     """Trace a model's step at two sizes and at the largest micro-batch that fills the budget.
 
@@ -92,7 +78,7 @@ def estimate_model(
 
 
 def _extended(
-    request: EstimateRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
+    request: TraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
 ) -> tuple[Law, tuple[Trace, ...], dict[str, Any]]:
     """Trace further sizes; return what all traces say that are like the largest, these, and facts of the model."""
     for shift in range(SHIFTS):
@@ -111,13 +97,8 @@ def _extended(
     return law, tuple(alike), told
 
 
-def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
-    measured = asdict(request) | {
-        "config": request.config.model_dump(mode="json"),
-        "special_ids": request.special_ids.model_dump(),
-        "sizes": list(rows),
-    }
-    outcome = machine.run(Trial(job="trace", measured=measured, timeout_s=TRACE_TIMEOUT_S))
+def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
+    outcome = machine.run(request.model_copy(update={"sizes": list(rows)}).trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):
         return outcome.figures
     if isinstance(outcome, TimedOut):
@@ -125,7 +106,7 @@ def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -
     raise _cannot(request, (outcome.detail.strip().splitlines() or [outcome.kind])[-1])
 
 
-def _cannot(request: EstimateRequest, why: str) -> CannotTrace:
+def _cannot(request: TraceRequest, why: str) -> CannotTrace:
     name = request.config.model.name
     return CannotTrace(
         f"{name} cannot be predicted without running it: {why}",

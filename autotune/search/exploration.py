@@ -13,7 +13,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.core.interval import Interval
@@ -172,12 +171,11 @@ class Exploration:
                 self.known.failed(cell, outcomes[cell])
         return rates
 
-    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
-        """Return a window of a cell in a round, beside those of these names; changes are of what is measured."""
+    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool) -> Trial:
+        """Return a window of a cell in a round, beside those of these names."""
         training = self.request.training
-        trial = feed_trial(training, self.request.config_of(cell), number, names, cached=True)
         length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
-        return replace(trial, measured=trial.measured | length | changes)
+        return feed_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +253,10 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
 
     def train(precision: str) -> Outcome:
         label, cell = f"equal loss, {precision}", search.unexplored.but(precision=precision)
-        config = search.request.config_of(cell).model_dump(mode="json") | {"warmup_steps": CHECK_WARM_UP_STEPS}
-        length: dict[str, Any] = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True, "config": config}
-        return search.reading.run(search.trial(cell, 0, [label], short=True, **length), label)
+        config = search.request.config_of(cell).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
+        length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
+        trial = feed_trial(search.request.training, config, 0, [label], cached=True, **length)
+        return search.reading.run(trial, label)
 
     return check_loss((search.unexplored.precision, candidate.precision), train)
 

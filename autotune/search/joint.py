@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autotune.core.evidence import JointChoice
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
-from autotune.core.trial import FeedFigures, FinishedTrial
+from autotune.core.trial import FeedFigures, FeedRequest, FinishedTrial
 from autotune.decide.statistics import ratio_of
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.search.workers import Asked, Sweep, WorkersDied
@@ -129,15 +129,15 @@ def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: boo
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     space = loader_space(max_workers, pinning=pinning)
     measured = [
-        (one.trial.measured, FeedFigures.of(one.outcome).slot_tokens_per_s)
+        (FeedRequest.of(one.trial.measured), FeedFigures.of(one.outcome).slot_tokens_per_s)
         for one in windows
         if one.trial.job == "feed" and isinstance(one.outcome, Measured)
     ]
-    ceilings = {what["round"]: rate for what, rate in measured if what["cached"]}
+    ceilings = {what.round: rate for what, rate in measured if what.cached}
     for what, rate in measured:
-        params = {name: what["config"]["data"][name] for name in space}
+        params = {name: getattr(what.config.data, name) for name in space}
         inside = params["loader_workers"] <= max_workers and params["prefetch_batches"] in PREFETCH_CHOICES
-        if inside and not what["cached"] and what["round"] in ceilings:
-            value = rate / ceilings[what["round"]]
+        if inside and not what.cached and what.round in ceilings:
+            value = rate / ceilings[what.round]
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
     return study

@@ -4,7 +4,7 @@ Predicted first, from links and from steps in which nothing travels; then what p
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
 from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
-from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
+from autotune.core.trial import ExchangeFigures, ExchangeRequest, LinkFigures, LinksRequest, TrialRequest
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.decide.links import fit_link
 from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
@@ -143,7 +143,8 @@ class NetworkTuning:
     def measure_links(self) -> None:
         """Measure messages and matrix products."""
         sizes = list(SIZES_BYTES[self.request.config.device])
-        outcome = self._run("links", {"sizes_bytes": sizes, "repeats": REPEATS, "seconds": SIZE_SECONDS}, "links")
+        asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
+        outcome = self._run(asked, "links")
         self.links = links = LinkFigures.of(_measured(outcome, "the links"))
         trees = self._has_trees
         if links.within:
@@ -332,15 +333,18 @@ class NetworkTuning:
                 "global_batch_samples": None,
                 "max_epochs": None,
                 "parallel": settings.parallel.model_copy(update=parallel),
+                **train,
             }
         )
-        config = changed.model_dump(mode="json", exclude_none=True) | train
-        return self._run("exchange", {"config": config, "steps": steps, "travels": travels, "round": number}, label)
+        asked = ExchangeRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks)
+        return self._run(asked, label)
 
-    def _run(self, job: Any, measured: Mapping[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
-        asked = self.request
-        ranks, place = {"nodes": asked.nodes, "ranks_per_node": asked.ranks_per_node}, {"data_dir": asked.data_dir}
-        trial = Trial(job=job, measured={**measured, **ranks}, place=place, timeout_s=asked.trial_timeout_s)
+    @property
+    def _ranks(self) -> dict[str, int]:
+        return {"nodes": self.request.nodes, "ranks_per_node": self.request.ranks_per_node}
+
+    def _run(self, asked: TrialRequest, label: str) -> Outcome:
+        trial = asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
         return Rounds(runner=self.runner).run(trial, label)
 
 

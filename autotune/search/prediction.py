@@ -14,6 +14,7 @@ from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.hardware import visible_devices
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
+from autotune.core.trial import TraceRequest
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
@@ -35,7 +36,6 @@ from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.estimate import (
     CannotTrace,
-    EstimateRequest,
     MemoryEstimate,
     assumed_contents,
     contents_of,
@@ -169,7 +169,7 @@ def _estimated(
     micro_batches: int = 2,
     max_rows: int = MAX_ROWS,
 ) -> MemoryEstimate:
-    request = EstimateRequest(
+    request = TraceRequest(
         config=config,
         vocab_size=contents.vocab_size,
         special_ids=contents.special_ids,

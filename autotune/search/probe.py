@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autotune.core.allocations import is_activations
 from autotune.core.cards import Card
 from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
-from autotune.core.trial import StepFigures, Trial
+from autotune.core.trial import StepFigures, StepRequest, TraceRequest, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
@@ -33,7 +32,6 @@ from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.measure.machine import Machine
 from autotune.search.estimate import (
     CannotTrace,
-    EstimateRequest,
     MemoryEstimate,
     estimate_model,
 )
@@ -112,7 +110,7 @@ class Probe:
 
     def trace(self, machine: Machine) -> MemoryEstimate:
         """Trace the model's step, and predict its memory near the largest micro-batch; ``CannotTrace`` if it fails."""
-        request = EstimateRequest(
+        request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
             special_ids=self.manifest.special_ids,
@@ -359,17 +357,16 @@ def step_trial(
     micro_batches: int | None = None,
 ) -> Trial:
     """Return a trial of the trainer's own step; without a budget nothing is limited. Each attempt is another trial."""
-    measured: dict[str, Any] = {
-        "config": step_config(probe, rows, micro_batches=micro_batches).model_dump(mode="json"),
-        "vocab_size": probe.manifest.vocab_size,
-        "special_ids": probe.manifest.special_ids.model_dump(),
-        "memory_budget_bytes": budget_bytes,
-        "warmup_steps": steps[0],
-        "timed_steps": steps[1],
-        "local_ranks": probe.local_ranks,
-        "documents_per_row": probe.documents_per_row,
-    }
-    if attempt:
-        measured["attempt"] = attempt
-    place = {"device_used_before_bytes": probe.device_used_before_bytes, "first_attempt": not attempt}
-    return Trial(job="step", measured=measured, place=place, timeout_s=probe.request.trial_timeout_s)
+    asked = StepRequest(
+        config=step_config(probe, rows, micro_batches=micro_batches),
+        vocab_size=probe.manifest.vocab_size,
+        special_ids=probe.manifest.special_ids,
+        memory_budget_bytes=budget_bytes,
+        warmup_steps=steps[0],
+        timed_steps=steps[1],
+        local_ranks=probe.local_ranks,
+        documents_per_row=probe.documents_per_row,
+        attempt=attempt,
+    )
+    used, timeout_s = probe.device_used_before_bytes, probe.request.trial_timeout_s
+    return asked.trial(timeout_s=timeout_s, device_used_before_bytes=used, first_attempt=not attempt)

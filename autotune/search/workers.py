@@ -13,7 +13,7 @@ from pathlib import Path
 from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.core.trial import FeedFigures, GpuUse, Trial
+from autotune.core.trial import FeedFigures, FeedRequest, GpuUse, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
@@ -196,24 +196,30 @@ def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfi
 
 
 def feed_trial(
-    training: TrainingWindows, config: TrainConfig, number: int, beside: Sequence[str], *, cached: bool = False
+    training: TrainingWindows,
+    config: TrainConfig,
+    number: int,
+    beside: Sequence[str],
+    *,
+    cached: bool = False,
+    **changes: object,
 ) -> Trial:
-    """Return a window of training in round ``number``, beside the windows of these names."""
+    """Return a window of training in round ``number``, beside windows of these names; changes are of the request."""
     request = training.request
-    measured = {
-        "config": config.model_dump(mode="json"),
-        "cached": cached,
-        "round": number,
-        "beside": list(beside),
-        "storage": training.storage,
-        "window_s": request.window_s,
-        "min_steps": MIN_STEPS,
-        "local_ranks": training.limits.local_ranks,
-        "replayed_step_s": request.replayed_step_s,
-        "sample_delay_s": request.sample_delay_s,
-    }
-    place = {"data_dir": str(request.data.resolve())}
-    return Trial(job="feed", measured=measured, place=place, timeout_s=request.trial_timeout_s)
+    asked = FeedRequest(
+        config=config,
+        cached=cached,
+        round=number,
+        beside=list(beside),
+        storage=training.storage,
+        window_s=request.window_s,
+        min_steps=MIN_STEPS,
+        local_ranks=training.limits.local_ranks,
+        replayed_step_s=request.replayed_step_s,
+        sample_delay_s=request.sample_delay_s,
+    )
+    asked = asked.model_copy(update=changes)
+    return asked.trial(timeout_s=request.trial_timeout_s, data_dir=str(request.data.resolve()))
 
 
 def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence:

@@ -68,7 +68,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
         **plain(one.evidence),
         "trials": [
             {
-                "rows": done.trial.measured["config"]["micro_batch_rows"],
+                "rows": done.trial.config["micro_batch_rows"],
                 "label": done.label,
                 "seconds": round(done.seconds, 3),
                 "from_ledger": done.from_ledger,

@@ -12,7 +12,7 @@ from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, Ste
 from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
 from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
-from autotune.decide.cost import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, ranks_of, row_of
+from autotune.decide.cost import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, row_of
 from autotune.decide.physical import has_rate
 from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Strong, Table, Words, table_of, told
 from autotune.show.intervals import count, hours, number, of_windows, with_interval
@@ -52,7 +52,7 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
     """The best of a stage's trials so far; empty while nothing ran."""
     ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
     fitted = [
-        int(one.trial.measured["config"]["micro_batch_rows"])
+        int(one.trial.config["micro_batch_rows"])
         for one, _ in ran
         if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
     ]
@@ -75,7 +75,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
     job, measured = one.trial.job, one.trial.measured
     if not one.trial.is_timed:
         return None
-    if job == "step" and (measured["config"]["device"] == "cuda" or measured["memory_budget_bytes"] is None):
+    if job == "step" and (one.trial.config["device"] == "cuda" or measured["memory_budget_bytes"] is None):
         figures = StepFigures.of(outcome)
         return figures.slot_tokens_per_step / statistics.median(figures.step_s)
     if job == "feed" and not measured.get("losses"):
@@ -228,7 +228,7 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         ("trial", "l", lambda one: one[0].label),
         ("kind", "l", lambda one: one[0].trial.job),
         ("outcome", "l", lambda one: describe(one[0].outcome)),
-        ("ranks", "r", lambda one: str(ranks_of(one[0].trial.measured))),
+        ("ranks", "r", lambda one: str(one[0].trial.ranks)),
         ("optimizer steps", "r", lambda one: None if one[1][0] is None else str(one[1][0])),
         (peak, "r", lambda one: format_bytes(one[1][1])),
         ("slot tokens/s", "r", lambda one: None if one[1][2] is None else count(one[1][2])),

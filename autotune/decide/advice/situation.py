@@ -211,10 +211,8 @@ class Situation:
 
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
-        steps = ((one.trial.measured.get("config"), one.outcome) for one in self.trials if one.trial.job == "step")
-        alike = (
-            found for config, found in steps if isinstance(config, dict) and config.get("micro_batch_rows") == rows
-        )
+        steps = (one for one in self.trials if one.trial.job == "step")
+        alike = (one.outcome for one in steps if one.trial.config.get("micro_batch_rows") == rows)
         return max((found.figures["peak_bytes"] for found in alike if found.kind == "measured"), default=None)
 
     @property

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.core.trial import ExchangeRequest
 from autotune.measure.jobs.feed import batches_of
 from autotune.measure.jobs.footprint import Memory
 from trainer.batch import in_rows
 from trainer.build import build_training
-from trainer.config import TrainConfig, accumulation_steps
+from trainer.config import accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.optimizer import learning_rate
 from trainer.parallel import Mark, Ranks, mark
-from trainer.schema import parse_table
 from trainer.snapshot import make_state
 from trainer.step import StepResult
 
@@ -27,21 +27,20 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     """Train on the dataset's own rows, from memory, for so many steps.
 
     Args:
-        measured: ``config`` (a trainer configuration with the exchange to try), ``steps``, and ``travels``: whether
-            gradients do, or stay where they are while all else is done (DDP and ZeRO-1 only).
+        measured: An ``ExchangeRequest``.
         place: ``data_dir``, the dataset's directory.
         ranks: All of them.
 
     Returns:
         The fields of ``ExchangeFigures``, the same from every rank.
     """
-    dataset = TokenDataset.open(Path(place["data_dir"]))
-    config = in_rows(parse_table(TrainConfig, measured["config"], where="trial"), dataset)
+    asked, dataset = ExchangeRequest.of(measured), TokenDataset.open(Path(place["data_dir"]))
+    config = in_rows(asked.config, dataset)
     memory = Memory(ranks)
     manifest = dataset.manifest
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.shared.traffic
-    if not measured["travels"]:
+    if not asked.travels:
         if traffic is None:
             raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
         traffic.travels = False
@@ -51,7 +50,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     training.step.rehearse(next(batches))
     passes = _LastPass(training.shared.module, ranks.device) if traffic is not None else None
     results, tokens, owns = [], [], []
-    for number in range(WARM_UP_STEPS + measured["steps"]):
+    for number in range(WARM_UP_STEPS + asked.steps):
         taken = list(itertools.islice(batches, each))
         results.append(training.step.run(taken, learning_rate(config, number)))
         tokens.append(sum(batch.real_tokens for batch in taken))
@@ -67,7 +66,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
         "micro_batches": each,
         "rows": config.micro_batch_rows,
-        "real_tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / measured["steps"])[0],
+        "real_tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
         "peak_bytes": memory.peak_bytes(),
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from autotune.core.trial import FeedRequest
 from autotune.measure.jobs import footprint
 from trainer.batch import in_rows, make_plan
 from trainer.build import Training, build_training
@@ -21,7 +22,6 @@ from trainer.dataset import TokenDataset
 from trainer.feed import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.optimizer import learning_rate
 from trainer.parallel import Mark, Ranks, join_ranks, leave_ranks, mark
-from trainer.schema import parse_table
 from trainer.step import StepResult
 from trainer.stream import MicroBatchPlan
 
@@ -40,23 +40,20 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     """Train for a window of time and count, together with the other ranks.
 
     Args:
-        measured: ``config`` (a trainer configuration, with the loader settings to try), ``cached`` (batches from
-            memory: the ceiling), ``round`` (windows of one round draw from the same order of rows), ``window_s``,
-            ``min_steps``, ``local_ranks``, ``replayed_step_s`` (of a micro-batch, or None: the trainer's own step),
-            ``sample_delay_s`` (added to the reading of each sample), ``losses`` (whether those of each step are
-            wanted). ``beside`` and ``storage`` tell windows apart that were read beside others or from elsewhere.
+        measured: A ``FeedRequest``; ``beside`` and ``storage`` tell windows apart that were read beside others or from
+            elsewhere.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
         The fields of ``FeedFigures``, the same from every rank.
     """
-    config = parse_table(TrainConfig, measured["config"], where="trial")
+    asked = FeedRequest.of(measured)
     rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
-    ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
+    ranks = join_ranks(asked.config, environment=place.get("environment", {}), rendezvous=rendezvous)
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    config = in_rows(config, dataset)
+    config = in_rows(asked.config, dataset)
     micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))  # they stand for any number
     config = config.model_copy(update={
         "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
@@ -64,18 +61,17 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         "global_batch_samples": None,
         "max_epochs": None,  # no end: the window decides
         # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
-        "seed": config.seed + measured["round"],
+        "seed": config.seed + asked.round,
     })  # fmt: skip
     consumer: Consumer
-    if (replayed_s := measured["replayed_step_s"]) is not None:
-        consumer = ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
+    if asked.replayed_step_s is not None:
+        consumer = ReplayedStep(asked.replayed_step_s, config.seq_length_tokens, micro_batches, ranks)
     else:
         manifest = dataset.manifest
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
         consumer = TrainingStep(training, config, micro_batches, ranks.device)
-    cached = measured["cached"]
-    workers = 0 if cached else config.data.loader_workers
-    loader = batches_of(dataset, config, ranks, cached=cached, sample_delay_s=measured["sample_delay_s"])
+    workers = 0 if asked.cached else config.data.loader_workers
+    loader = batches_of(dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s)
     ready = workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
@@ -86,8 +82,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     step_s = time.perf_counter() - started_s
     # Workers that began together are where they were after so many steps: a window that cuts a volley miscounts.
     volley = max(1, workers // math.gcd(workers, micro_batches))
-    figures = _measure(measured, loader, consumer, ranks, volley=volley, step_s=step_s)
-    if measured.get("losses") and isinstance(consumer, TrainingStep):
+    figures = _measure(asked, loader, consumer, ranks, volley=volley, step_s=step_s)
+    if asked.losses and isinstance(consumer, TrainingStep):
         figures["losses"] = consumer.losses()
     leave_ranks(together=True)
     return figures | {
@@ -230,7 +226,7 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
 
 
 def _measure(
-    measured: dict[str, Any],
+    asked: FeedRequest,
     loader: Iterator[MicroBatch],
     consumer: Consumer,
     ranks: Ranks,
@@ -243,13 +239,12 @@ def _measure(
     def filling(left_s: float, step_s: float, least: int = 1) -> int:
         return math.ceil(max(least, left_s / max(step_s, 1e-6)) / volley) * volley
 
-    window_s = measured["window_s"]
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
     work = consumer.work if isinstance(consumer, TrainingStep) else None
     real_tokens = slots = taken = 0
     flops = 0.0
-    todo = round(ranks.max(filling(window_s / FIRST_PART, step_s, measured["min_steps"]))[0])
+    todo = round(ranks.max(filling(asked.window_s / FIRST_PART, step_s, asked.min_steps))[0])
     ranks.sum(0.0)
     start_s = time.monotonic()
     while todo:
@@ -261,7 +256,7 @@ def _measure(
                 flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
         taken += todo
         past_s = ranks.max(time.monotonic() - start_s)[0]
-        left_s = window_s - past_s
+        left_s = asked.window_s - past_s
         todo = filling(left_s, past_s / taken) if left_s > 0 else 0
     consumer.finish()
     end_s = time.monotonic()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
+from autotune.core.trial import LinksRequest
 from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
 from trainer.parallel import Mark, Ranks, mark
 
@@ -37,7 +38,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     """Time all-reduces over all ranks, within nodes and between them, then neighbours and matrix products.
 
     Args:
-        measured: ``sizes_bytes``, ``repeats`` of each, ``seconds`` after which no message of a size is begun.
+        measured: A ``LinksRequest``.
         place: Nothing is needed.
         ranks: All of them.
 
@@ -53,12 +54,12 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     # This rank's own node, and the first ranks of all nodes; every rank must make every group.
     within = [dist.new_group(list(range(node * size, (node + 1) * size))) for node in range(nodes)][ranks.rank // size]
     between = dist.new_group([node * size for node in range(nodes)])
-    sizes, repeats, limit_s = measured["sizes_bytes"], measured["repeats"], measured["seconds"]
+    asked = LinksRequest.of(measured)
 
     def times(group: dist.ProcessGroup | None, members: int, *, takes_part: bool) -> list[tuple[int, float]]:
         if members < 2:
             return []
-        return _all_reduces(group, sizes, repeats, limit_s, ranks, takes_part=takes_part)
+        return _all_reduces(group, asked.sizes_bytes, asked.repeats, asked.seconds, ranks, takes_part=takes_part)
 
     everybody = times(None, ranks.world_size, takes_part=True)
     return {
@@ -66,7 +67,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         # With one node, or one rank a node, these are all ranks over again.
         "within": everybody if nodes == 1 else times(within, size, takes_part=True),
         "between": everybody if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
-        "neighbours_bytes_per_s": _neighbours(ranks, nodes, limit_s) if nodes > 1 else [],
+        "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
         "products_flops_per_s": ranks.each(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
+from autotune.core.trial import StepRequest
 from autotune.measure.jobs.budget import Budget, enforce, keep_one_arena
 from autotune.measure.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
-from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
 from trainer.optimizer import learning_rate
 from trainer.parallel import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
-from trainer.schema import parse_table
 from trainer.snapshot import make_state
 
 PREPARED = 4
@@ -28,9 +27,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     """Build the model and take steps, together with the other ranks.
 
     Args:
-        measured: ``config`` (a trainer configuration; its micro-batch is each rank's), ``vocab_size``,
-            ``special_ids``, ``documents_per_row``, ``memory_budget_bytes`` of each rank (or None), ``warmup_steps`` and
-            ``timed_steps``. Its global batch says how many micro-batches a step has.
+        measured: A ``StepRequest``.
         place: ``device_used_before_bytes``, NVML's figure from before the trial, or None, or a list of them by local
             rank. Where there are several ranks ``environment``, as torchrun sets it, and ``rendezvous``, a file, which
             torchrun does without.
@@ -38,7 +35,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of ``StepFigures``, the same from every rank.
     """
-    config = parse_table(TrainConfig, measured["config"], where="trial")
+    asked = StepRequest.of(measured)
+    config = asked.config
     if config.device == "cpu":
         keep_one_arena()
     rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
@@ -46,13 +44,13 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     # What joining made is there by now, and the model is not.
     used: int | list[int] | None = place.get("device_used_before_bytes")
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
-    budget = enforce(measured["memory_budget_bytes"], ranks, before_bytes)
-    step_s, loss, flops = _take_steps(measured, config, ranks)
+    budget = enforce(asked.memory_budget_bytes, ranks, before_bytes)
+    step_s, loss, flops = _take_steps(asked, ranks)
     budget.check()
     figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.sum(flops)[0]}
     leave_ranks(together=True)
     return figures | {
-        "step_s": figures["step_s"][measured["warmup_steps"] :],
+        "step_s": figures["step_s"][asked.warmup_steps :],
         "slot_tokens_per_step": ranks.world_size
         * accumulation_steps(config, ranks.world_size)
         * config.micro_batch_rows
@@ -60,13 +58,13 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _take_steps(measured: dict[str, Any], config: TrainConfig, ranks: Ranks) -> tuple[list[float], float, float]:
+def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
     """Seconds of each step, the last one's loss, and what this rank computes in a step."""
-    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
-    training = build_training(config, measured["vocab_size"], special_ids, ranks)
-    steps = measured["warmup_steps"] + measured["timed_steps"]
+    config = asked.config
+    training = build_training(config, asked.vocab_size, asked.special_ids, ranks)
+    steps = asked.warmup_steps + asked.timed_steps
     pinned = config.device == "cuda" and config.data.pin_memory
-    ready = [_batches(measured, config, special_ids, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
+    ready = [_batches(asked, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
     # As a training begins.
     make_state(training)
     training.step.rehearse(ready[0][0])
@@ -80,21 +78,18 @@ def _take_steps(measured: dict[str, Any], config: TrainConfig, ranks: Ranks) -> 
         result = training.step.run(batches, learning_rate(config, number))
         spans.append((began, mark(ranks.device)))
         # The last step finds the allocator as an evaluation left it, and those before as steps did.
-        if number in (measured["warmup_steps"] - 1, steps - 1):
+        if number in (asked.warmup_steps - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
     loss = float(result.loss)  # waits for the device
     flops = sum(training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in ready[0])
     return [ended.seconds_since(began) for began, ended in spans], loss, flops
 
 
-def _batches(
-    measured: dict[str, Any], config: TrainConfig, special_ids: SpecialIds, ranks: Ranks, *, pinned: bool
-) -> list[MicroBatch]:
+def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
     """The micro-batches of a step."""
-    documents = measured.get("documents_per_row", 1.0)
     made = [
-        fullest_batch(config, measured["vocab_size"], special_ids, documents_per_row=documents)
-        for _ in range(accumulation_steps(config, ranks.world_size))
+        fullest_batch(asked.config, asked.vocab_size, asked.special_ids, documents_per_row=asked.documents_per_row)
+        for _ in range(accumulation_steps(asked.config, ranks.world_size))
     ]
     return [batch.pin_memory() for batch in made] if pinned else made
 

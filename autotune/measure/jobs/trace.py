@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autotune.core.allocations import Term, Trace
+from autotune.core.trial import TraceRequest
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
@@ -25,7 +26,6 @@ from trainer.feed import MicroBatch
 from trainer.masking import IGNORED_LABEL
 from trainer.model import family_of, model_layers
 from trainer.parallel import Ranks
-from trainer.schema import parse_table
 from trainer.snapshot import make_state
 
 META = torch.device("meta")
@@ -35,24 +35,20 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Trace each of several micro-batches.
 
     Args:
-        measured: ``config`` (a trainer configuration), ``vocab_size``, ``special_ids``, ``sizes`` (rows of each trace),
-            ``micro_batches`` of an optimizer step, ``documents_per_row``, and ``ranks``, of which this is one.
+        measured: A ``TraceRequest``.
 
     Returns:
         ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention``, and why that kind.
     """
-    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
-        table = measured["config"] | {
-            "micro_batch_rows": rows,
-            "global_batch_rows": rows * measured["micro_batches"] * measured["ranks"],
-        }
-        config = parse_table(TrainConfig, table, where="trial")
-        documents, ranks = measured["documents_per_row"], measured["ranks"]
+        global_rows = rows * measured["micro_batches"] * measured["ranks"]
+        config = measured["config"] | {"micro_batch_rows": rows, "global_batch_rows": global_rows}
+        asked = TraceRequest.of(measured | {"config": config})
         trace, model = trace_steps(
-            config, measured["vocab_size"], special_ids, documents_per_row=documents, ranks=ranks
-        )
+            asked.config, asked.vocab_size, asked.special_ids,
+            documents_per_row=asked.documents_per_row, ranks=asked.ranks,
+        )  # fmt: skip
         found["traces"].append(trace.to_json())
         found |= model
     return found

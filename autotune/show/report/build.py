@@ -9,7 +9,7 @@ from autotune.core.dataset import LengthDistribution
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_share
 from autotune.decide.advice.table import rank
-from autotune.decide.cost import cost_rows, pay_back, ranks_of
+from autotune.decide.cost import cost_rows, pay_back
 from autotune.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.answers import plain
@@ -334,7 +334,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
                 "label": done.label,
                 "job": done.trial.job,
                 "seconds": done.seconds,
-                "ranks": ranks_of(done.trial.measured),
+                "ranks": done.trial.ranks,
                 "outcome": asdict(done.outcome),
             }
             for done in one.trials

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.outcome import Crashed
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.decide.cost import cost_rows, pay_back, ranks_of
+from autotune.decide.cost import cost_rows, pay_back
 
 
 def trial(job, seconds, **measured):
@@ -25,7 +25,7 @@ def baseline(speedup, low=None, high=None):
 
 @pytest.mark.parametrize("odd", ["2", None, 0, -3, 1.5])
 def test_a_trial_costs_its_time_on_every_rank_that_it_kept_busy_and_what_is_no_count_is_one(odd):
-    assert ranks_of({"local_ranks": odd}) == 1
+    assert Trial(job="step", measured={"local_ranks": odd}, timeout_s=1.0).ranks == 1
     trials = [trial("step", 10, local_ranks=2), trial("step", 5), trial("links", 3, nodes=2, ranks_per_node=4)]
     found = [(row.job, row.trials, row.seconds, row.rank_seconds) for row in cost_rows(trials)]
     assert found == [("step", 2, 15, 25), ("links", 1, 3, 24)]

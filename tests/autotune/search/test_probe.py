@@ -5,9 +5,10 @@ import pytest
 import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
+from autotune.core.trial import TraceRequest
 from autotune.decide.memory import expected_on_cpu, peak_bytes
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model
+from autotune.search.estimate import CannotTrace, estimate_model
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
 from tests.autotune.profiles import FINGERPRINT
@@ -283,7 +284,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
     assert [point.rows for point in found.curve] == [probe.chosen_rows] == [33]
 
 
-REQUEST = EstimateRequest(
+REQUEST = TraceRequest(
     config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64), vocab_size=500,
     special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), documents_per_row=1.0, micro_batches=2, ranks=1,
 )  # fmt: skip

@@ -32,7 +32,7 @@ def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTE
     return {
         "config": settings | config, "vocab_size": 2048, "memory_budget_bytes": budget_bytes,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks,
+        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks, "documents_per_row": 1.0,
     }  # fmt: skip
 
 
