@@ -29,9 +29,9 @@ def fits():
         def fits(rows: int) -> bool:
             config = TrainConfig.model_validate(TINY.config_of(rows)).model_dump(mode="json")
             known = {name: getattr(TINY, name) for name in ("vocab_size", "special_ids", "memory_budget_bytes")}
-            steps = {"warmup_steps": 1, "timed_steps": 2, "local_ranks": 1, "documents_per_row": 1.0}
-            measured = {"config": config, **steps, **known}
-            return isinstance(machine.run(Trial(job="step", measured=measured, timeout_s=60.0)), Measured)
+            known |= {"warmup_steps": 1, "timed_steps": 2, "local_ranks": 1, "documents_per_row": 1.0}
+            trial = Trial(job="step", measured={"config": config} | known, timeout_s=60.0)
+            return isinstance(machine.run(trial), Measured)
 
         yield fits
 

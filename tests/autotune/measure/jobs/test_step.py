@@ -7,7 +7,6 @@ import torch
 from autotune.core.trial import StepRequest
 from autotune.measure.jobs import step
 from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
 from trainer.presets import model_settings
 
 
@@ -78,11 +77,8 @@ def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
     monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
-    asked = StepRequest(
-        config=TrainConfig(model=model_settings("bert-mini"), device="cuda"), vocab_size=99, documents_per_row=1.0,
-        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), warmup_steps=3, timed_steps=10, local_ranks=1,
-        memory_budget_bytes=None,
-    )  # fmt: skip
+    config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
+    asked = StepRequest.model_construct(config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10)
     ranks = SimpleNamespace(device="cuda", rank=0, sum=lambda _: None)
     seconds, loss, flops = step._take_steps(asked, ranks)
     assert (loss, flops) == (1.5, 7.0)

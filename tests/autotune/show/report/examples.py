@@ -12,8 +12,6 @@ from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
 from trainer.record import Run
 
-VOID = {"meta", "link", "br", "img", "input", "path", "use", "rect"}
-
 
 def reported(path="profiles/m.toml", profile=None, **changes):
     values = {"intact": True, "content_sha256": "c", "trials": (), "damaged_lines": 0}
