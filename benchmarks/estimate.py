@@ -23,7 +23,8 @@ from statistics import median
 from typing import Any
 
 from autotune.core.outcome import Measured, Outcome
-from autotune.core.trial import TraceRequest, Trial
+from autotune.core.requests import TraceRequest
+from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model

@@ -3,13 +3,11 @@
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
@@ -57,117 +55,6 @@ class Trial:
     def is_timed(self) -> bool:
         """Whether its answer depends on how fast the device is."""
         return self.job != "step" or self.measured.get("timed_steps", FEWEST_TIMED_STEPS) >= FEWEST_TIMED_STEPS
-
-
-class TrialRequest(Table):
-    """What a job's child process is asked to measure."""
-
-    job: ClassVar[JobName]
-
-    def trial(self, *, timeout_s: float, **place: Any) -> Trial:  # noqa: ANN401 - JSON
-        """Return the trial of it, with where its inputs lie."""
-        # A field with a default came later: the key of a trial that does without it stays as it was.
-        fields = type(self).model_fields.items()
-        silent = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}
-        measured = self.model_dump(mode="json", exclude=silent)
-        return Trial(job=self.job, measured=measured, timeout_s=timeout_s, place=place)
-
-    @classmethod
-    def of(cls, measured: dict[str, Any]) -> Self:
-        """Read what a trial measures.
-
-        Raises:
-            BadConfig: If it is no request of this version, or its settings do not go together.
-        """
-        return parse_table(cls, measured, where="trial")
-
-
-class StepRequest(TrialRequest):
-    """Optimizer steps on random full rows under a memory budget."""
-
-    job: ClassVar[JobName] = "step"
-
-    config: TrainConfig
-    """Its micro-batch is each rank's; its global batch says how many micro-batches a step has."""
-    vocab_size: int
-    special_ids: SpecialIds
-    memory_budget_bytes: int | None
-    """Of each rank; None limits nothing."""
-    warmup_steps: int
-    timed_steps: int
-    local_ranks: int
-    documents_per_row: float
-    attempt: int = 0
-    """Each is another trial."""
-
-
-class FeedRequest(TrialRequest):
-    """A window of training on the dataset with the loader settings to try, or on batches from memory."""
-
-    job: ClassVar[JobName] = "feed"
-
-    config: TrainConfig
-    cached: bool
-    """Batches from memory: the ceiling."""
-    round: int
-    """Windows of one round draw from the same order of rows."""
-    beside: list[str]
-    """The round's windows."""
-    storage: str
-    window_s: float
-    min_steps: int
-    local_ranks: int
-    replayed_step_s: float | None
-    """Of a micro-batch; None takes the trainer's own step."""
-    sample_delay_s: float
-    """Added to the reading of each sample."""
-    losses: bool = False
-    """Whether those of each step are wanted."""
-
-
-class TraceRequest(TrialRequest):
-    """One rank's training steps on the meta device, of several micro-batches."""
-
-    job: ClassVar[JobName] = "trace"
-
-    config: TrainConfig
-    """Its micro-batch does not count."""
-    vocab_size: int
-    special_ids: SpecialIds
-    documents_per_row: float
-    micro_batches: int
-    """Of an optimizer step: with two or more, gradients exist while later ones are computed."""
-    ranks: int
-    sizes: list[int] = Field(default_factory=list)
-    """Rows of each trace."""
-
-
-class LinksRequest(TrialRequest):
-    """Messages of many sizes between ranks."""
-
-    job: ClassVar[JobName] = "links"
-
-    sizes_bytes: list[int]
-    repeats: int
-    seconds: float
-    """After which no message of a size is begun."""
-    nodes: int
-    ranks_per_node: int
-
-
-class ExchangeRequest(TrialRequest):
-    """Training steps of all ranks on the dataset's rows, from memory."""
-
-    job: ClassVar[JobName] = "exchange"
-
-    config: TrainConfig
-    """With the exchange to try."""
-    steps: int
-    travels: bool
-    """Whether gradients do, or stay where they are while all else is done (DDP and ZeRO-1 only)."""
-    round: int
-    nodes: int
-    ranks_per_node: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

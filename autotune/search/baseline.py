@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
-from autotune.core.trial import FeedFigures, StepRequest, Trial
+from autotune.core.requests import StepRequest
+from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of

@@ -12,7 +12,8 @@ from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
 from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
-from autotune.core.trial import ExchangeFigures, ExchangeRequest, LinkFigures, LinksRequest, TrialRequest
+from autotune.core.requests import ExchangeRequest, LinksRequest, TrialRequest
+from autotune.core.trial import ExchangeFigures, LinkFigures
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.decide.links import fit_link
 from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time

@@ -14,7 +14,7 @@ from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.hardware import visible_devices
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
-from autotune.core.trial import TraceRequest
+from autotune.core.requests import TraceRequest
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (

@@ -13,7 +13,8 @@ from autotune.core.cards import Card
 from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
-from autotune.core.trial import StepFigures, StepRequest, TraceRequest, Trial
+from autotune.core.requests import StepRequest, TraceRequest
+from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,

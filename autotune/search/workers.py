@@ -13,7 +13,8 @@ from pathlib import Path
 from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.core.trial import FeedFigures, FeedRequest, GpuUse, Trial
+from autotune.core.requests import FeedRequest
+from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule

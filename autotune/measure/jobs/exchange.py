@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.core.trial import ExchangeRequest
+from autotune.core.requests import ExchangeRequest
 from autotune.measure.jobs.feed import batches_of
 from autotune.measure.jobs.footprint import Memory
 from trainer.batch import in_rows

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.trial import FeedRequest
+from autotune.core.requests import FeedRequest
 from autotune.measure.jobs import footprint
 from trainer.batch import in_rows, make_plan
 from trainer.build import Training, build_training

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
-from autotune.core.trial import LinksRequest
+from autotune.core.requests import LinksRequest
 from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
 from trainer.parallel import Mark, Ranks, mark
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.trial import StepRequest
+from autotune.core.requests import StepRequest
 from autotune.measure.jobs.budget import Budget, enforce, keep_one_arena
 from autotune.measure.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autotune.core.allocations import Term, Trace
-from autotune.core.trial import TraceRequest
+from autotune.core.requests import TraceRequest
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules

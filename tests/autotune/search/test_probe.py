@@ -5,7 +5,7 @@ import pytest
 import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
-from autotune.core.trial import TraceRequest
+from autotune.core.requests import TraceRequest
 from autotune.decide.memory import expected_on_cpu, peak_bytes
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import CannotTrace, estimate_model

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.core.trial import StepRequest
+from autotune.core.requests import StepRequest
 from autotune.measure.jobs import step
 from trainer.config import TrainConfig
 from trainer.presets import model_settings
