@@ -5,11 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda/.made
 CUDA_LOWEST := .venv-cuda-lowest/.made
-# In the order of tests/cuda/conftest.py.
-CUDA_TESTS := -n 2 --dist loadfile --no-loadscope-reorder tests/cuda
-
+# Two files at a time, each with a core of its own, in the order of tests/conftest.py.
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+CUDA_TESTS := $(BY_FILE) tests/cuda
 ALONE := tests/system/test_train_faults.py
-CLUSTER := tests/system/slurm
 
 DEMO := demo
 DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
@@ -40,14 +39,12 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	@# Two at a time, each with a core of its own; training fault loops are several jobs at once by themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not soak and not cuda' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests --ignore $(ALONE) $(PYTEST_ARGS)
+	@# Training fault loops are several jobs at once by themselves.
 	$(BIN)/python -m pytest -m 'not slow and not soak' $(ALONE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m slow $(ALONE) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BY_FILE) -m slow tests $(PYTEST_ARGS)
 
 $(CUDA): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.py
 	$(BIN)/python -m tests.nullgpu.environment newest
@@ -64,7 +61,7 @@ soak: $(STAMP) $(CUDA) $(CUDA_LOWEST) ## run every fault loop in full, propertie
 	$(BIN)/python -m pytest -m 'soak and not cuda' tests $(PYTEST_ARGS)
 	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
 	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough -m 'not slow and not soak and not system' \
+	$(BIN)/python -m pytest $(BY_FILE) --hypothesis-profile thorough -m 'not slow and not soak and not system' \
 		tests/autotune/decide tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document

@@ -17,6 +17,9 @@ from tests.browser import chromium
 # What no set-up can give: a GPU where there is none (or its absence where there is one), and refusals to root.
 ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library", "root may")
 
+# Two files at a time end together where the longest come first.
+LONGEST = ("test_typed.py", "slurm/test_jobs.py", "test_data_faults.py", "test_chain.py", "test_gpu_check.py",
+           "cuda/test_commands.py", "cuda/test_training.py")  # fmt: skip
 
 # Machines are shared: what an example computes is tested, and how long it takes is not.
 hypothesis.settings.register_profile("any machine", deadline=None, max_examples=50)
@@ -32,6 +35,10 @@ def pytest_configure(config):
         number = int(worker["workerid"].removeprefix("gw"))
         share = len(cpus) // worker["workercount"]
         os.sched_setaffinity(0, cpus[number * share : (number + 1) * share] or [cpus[number % len(cpus)]])
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: [item.path.match(name) for name in LONGEST], reverse=True)
 
 
 @pytest.hookimpl(hookwrapper=True)

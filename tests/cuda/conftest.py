@@ -11,13 +11,6 @@ from tests.conftest import write_dataset
 from tests.nullgpu.environment import Environment, find
 from tests.nullgpu.machine import Machine
 
-LONGEST = ("test_training.py", "test_commands.py", "test_gpu_check.py")
-
-
-def pytest_collection_modifyitems(items):
-    """The longest files first, so that two at a time end together."""
-    items.sort(key=lambda item: item.path.name not in LONGEST or Path(__file__).parent != item.path.parent)
-
 
 @pytest.fixture(scope="session")
 def cuda_environment() -> Environment:

@@ -20,7 +20,7 @@ from tests.conftest import write_dataset
 from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
@@ -28,7 +28,6 @@ PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "
          "--seq-length", "64", "--max-rows", "8", "--global-batch-tokens", "1024", "--trial-timeout", "60"]  # fmt: skip
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
-ONE_THREAD = 'prologue = ["export OMP_NUM_THREADS=1"]\n'
 SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_rows=8"]
 
 
@@ -55,7 +54,9 @@ def work(tmp_path_factory, patterned_dataset) -> Path:
     shutil.copytree(patterned_dataset, directory / "data")
     (directory / "tiny").mkdir()
     (directory / "tiny" / "config.json").write_text(json.dumps(TINY))
-    (directory / "site.toml").write_text(f'{ONE_THREAD}[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\n')
+    (directory / "site.toml").write_text(
+        f'prologue = ["export OMP_NUM_THREADS=1"]\n[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\n'
+    )
     return directory
 
 
