@@ -1,4 +1,4 @@
-"""``autotune plan``: steps, time, cost, memory and disk of the intended training, before it is paid for."""
+"""``autotune plan``: steps, time, cost and memory of the intended training, before it is paid for."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal

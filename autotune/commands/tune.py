@@ -41,9 +41,7 @@ def tune(
     ] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0.1, help="For everything; probes take what they take. Default: 15 for each model, 30 with --explore."
-        ),
+        typer.Option(min=0.1, help="For everything, kept within 20 %. Default: 15 for each model, 30 with --explore."),
     ] = None,
     skip: Annotated[
         list[Skippable] | None,

@@ -69,10 +69,12 @@ def workers(
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """How to go on where the profile's GPU is not here."""
+    from autotune.decide.probe_command import command
+
     rows = stored.profile.train.micro_batch_rows
     step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
-        f"measured: autotune workers --profile {stored.path} --step-time {told}"
+        f"measured: {command('workers', profile=stored.path, step_time=told)}"
     )

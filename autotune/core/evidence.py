@@ -153,6 +153,8 @@ class WorkersEvidence(Table):
     max_workers_because: str
     consumer: str
     """What took the batches: the training step, or a replay of one."""
+    replayed_step_s: PositiveFloat | None = None
+    """Of a micro-batch, where the step was a replay."""
     window_s: PositiveFloat
     """Least time of a window."""
     windows: Positive

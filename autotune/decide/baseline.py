@@ -58,10 +58,15 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
     config = _plain(
         tuned, global_batch_tokens, layout="padded", micro_batch_rows=tuned.micro_batch_rows, loader_workers=workers
     )
-    if tuned.model.config["model_type"] in FAMILIES:
+    because = {}
+    if workers < PAPER_WORKERS:
+        because["data.loader_workers"] = f"the paper's {PAPER_WORKERS} are too many here: {limit}"
+    kind = tuned.model.config["model_type"]
+    if kind in FAMILIES:
         config = config.model_copy(update={"attention_dropout": 0.0})
-    because = {"data.loader_workers": f"the paper's {PAPER_WORKERS} are too many here: {limit}"}
-    return Recipe(name="paper", config=config, because=because if workers < PAPER_WORKERS else {})
+    else:
+        because["attention_dropout"] = f"the model's own: where {kind} keeps it is not known here"
+    return Recipe(name="paper", config=config, because=because)
 
 
 def _plain(tuned: TrainConfig, global_batch_tokens: int, *, loader_workers: int, **step: Any) -> TrainConfig:  # noqa: ANN401 - settings

@@ -8,7 +8,7 @@ from autotune.core.advice import EvidenceFigure, figure
 from autotune.core.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import KNOBS, Configuration, ExploredRow
 from autotune.core.profile import Profile
-from autotune.decide.choose import choose_micro_batch, global_batch_rows
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
 from autotune.errors import BadInput
 from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
@@ -206,13 +206,14 @@ def _many(count: int, what: str) -> str:
 def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
     rows = global_batch_rows(tokens, tokens_per_row)
-    follows = profile.train.global_batch_rows == rows
+    follows, by_default = profile.train.global_batch_rows == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
     return Explanation(
         origin="constraint" if follows else "changed",
-        because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that were asked for",
+        because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that "
+        + ("are the default" if by_default else "were asked for"),
         evidence=(
             figure("real tokens in a row, mean", tokens_per_row, "tokens", "evidence.probe"),
-            figure("global batch", tokens, "tokens", "constraints", known="assumed"),
+            figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
         ),
     )
 

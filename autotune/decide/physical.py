@@ -154,7 +154,7 @@ def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, in
     if probe is not None:
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
             yield f"{point.rows} rows", point.slot_tokens_per_s, probe.local_ranks, of
-    if workers is not None and workers.consumer.startswith("the training step"):  # a replayed one computes nothing
+    if workers is not None and workers.replayed_step_s is None:  # a replayed one computes nothing
         fill = fill_share(profile) or 0.0
         counts = [(f"{row.loader_workers} DataLoader workers", row.slot_tokens_per_s) for row in workers.rows]
         for what, rates in [*counts, ("batches from memory", workers.ceiling_slot_tokens_per_s)]:

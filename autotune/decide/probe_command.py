@@ -22,15 +22,16 @@ _DEFAULTS: Mapping[str, object] = {
 }
 
 
-def command(name: str, **options: object) -> str:
+def command(name: str, *arguments: object, **options: object) -> str:
     """Return a command of this program.
 
     Args:
         name: The subcommand, such as ``launch local``.
+        arguments: That have no name, such as a profile's path.
         options: By the word after ``--``, with underscores for hyphens. None and the default are left out; True is a
             flag, False its negation; a list repeats the option.
     """
-    words = ["autotune", *name.split()]
+    words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
         word = option.replace("_", "-")
         if value is None or value == _DEFAULTS.get(option):

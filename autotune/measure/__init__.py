@@ -1,1 +1,1 @@
-"""Ports to the machine: jobs in child processes, GPUs, the host, the clock; each with its fake."""
+"""Ports to the machine: jobs in child processes, GPUs, the host, the clock."""

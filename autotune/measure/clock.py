@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from: unless a fake says otherwise, the machine's own clock."""
+    """Where time comes from: the machine's own clock."""
 
     def monotonic_s(self) -> float:
         """Return seconds on CLOCK_MONOTONIC, the same for all processes of one boot."""

@@ -1,4 +1,4 @@
-"""The port through which trials run: the real one forks them from a server process, the fake one computes them."""
+"""The port through which trials run: a server process forks a child for each."""
 
 import abc
 import contextlib

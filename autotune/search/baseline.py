@@ -19,6 +19,7 @@ from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of
+from autotune.errors import OutOfTime
 from autotune.search.probe import FIT_STEPS
 from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from autotune.search.workers import TrainingWindows, feed_trial
@@ -87,8 +88,12 @@ class BaselineRunner:
         """
         for one in self.others:
             self._fit(one.name)
-        while self._goes_on():
-            self._measure_round()
+        try:
+            while self._goes_on():
+                self._measure_round()
+        except OutOfTime:
+            if len(self.rounds) < LEAST_WINDOWS:
+                raise
         return BaselineEvidence(
             rows=[self._row(name) for name in SHOWN if name in self.recipes],
             local_ranks=self.training.limits.local_ranks,

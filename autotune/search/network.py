@@ -13,14 +13,14 @@ from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.requests import ExchangeRequest, LinksRequest, TrialRequest
-from autotune.core.trial import ExchangeFigures, LinkFigures
+from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.decide.links import fit_link
 from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.decide.statistics import ratio_of
-from autotune.errors import BadInput, Undecided
-from autotune.search.trials import Rounds, TrialRunner, check_loss, turn
+from autotune.errors import BadInput, OutOfTime
+from autotune.search.trials import Rounds, TrialRunner, check_loss, unmeasured
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {
@@ -126,9 +126,13 @@ class NetworkTuning:
     compute: ComputeEvidence | None = None
     tried: list[MeasuredExchange] = field(default_factory=list)
     """The default first."""
+    reading: Rounds = field(init=False)
     equal_loss: str | None = None
     slowdown_share: float = 0.0
     all_reduce_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.reading = Rounds(runner=self.runner)
 
     def run(self) -> None:
         """Measure links, steps in which nothing travels, the loss, and what promises most."""
@@ -145,8 +149,8 @@ class NetworkTuning:
         """Measure messages and matrix products."""
         sizes = list(SIZES_BYTES[self.request.config.device])
         asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
-        outcome = self._run(asked, "links")
-        self.links = links = LinkFigures.of(_measured(outcome, "the links"))
+        outcome = self.reading.run(self._asked(asked), "links")
+        self.links = links = LinkFigures.of(self._measured(outcome, "the network"))
         trees = self._has_trees
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
@@ -229,7 +233,8 @@ class NetworkTuning:
         def train(name: str) -> Outcome:
             exchange = replace(default.exchange, gradient_dtype="fp32" if name == names[0] else half)
             label = f"equal loss, {exchange.gradient_dtype}"
-            return self._exchange(exchange, default.dealt, LOSS_STEPS, label, warmup_steps=CHECK_WARM_UP_STEPS)
+            trial = self._trial(exchange, default.dealt, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
+            return self.reading.run(trial, label)
 
         verdict = check_loss(names, train)
         self.equal_loss = verdict.told
@@ -246,22 +251,13 @@ class NetworkTuning:
             )
             for one in candidates
         ]
-        for number in range(ROUNDS):
-            if number and self.runner.seconds >= self.request.budget_s:
-                break
-            for one in turn(number, self.tried):
-                if number and not one.figures:
-                    continue
-                exchange, dealt = one.candidate.exchange, one.candidate.dealt
-                label = f"round {number + 1}: {exchange.name}"
-                try:
-                    outcome = self._exchange(exchange, dealt, EXCHANGE_STEPS, label, number)
-                except BadInput as error:  # of the recipe and this strategy together; others may do
-                    one.outcome = f"refused: {error.message}"
-                    continue
-                one.outcome = describe(outcome)
-                if isinstance(outcome, Measured) or one is self.tried[0]:
-                    one.figures.append(ExchangeFigures.of(_measured(outcome, "the default exchange")))
+        try:
+            for number in range(ROUNDS):
+                if not number or self.runner.seconds < self.request.budget_s:
+                    self._measure_round(number)
+        except OutOfTime:
+            if not self.tried[0].figures:
+                raise
         # The default's steps tell what computing lost beyond what was predicted while something travelled.
         default, compute = self.tried[0], self.compute
         if default.step_s is None or compute is None:
@@ -271,6 +267,27 @@ class NetworkTuning:
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
+
+    def _measure_round(self, number: int) -> None:
+        """Measure steps of all that ran in the round before."""
+        going = [one for one in self.tried if not number or one.figures]
+        trials = {}
+        for place, one in enumerate(going):
+            exchange = one.candidate.exchange
+            trial = self._trial(exchange, one.candidate.dealt, EXCHANGE_STEPS, number)
+            trials[place] = trial, f"round {number + 1}: {exchange.name}"
+
+        def check(place: int, outcome: Outcome, seconds: float) -> None:
+            going[place].outcome = describe(outcome)
+            if going[place] is self.tried[0]:
+                self._measured(outcome, "the default exchange")
+
+        def refuse(place: int, error: BadInput) -> None:
+            going[place].outcome = f"refused: {error.message}"  # with this recipe; others may do
+
+        for place, outcome in self.reading.read(number, trials, check, refuse).items():
+            if isinstance(outcome, Measured):
+                going[place].figures.append(ExchangeFigures.of(outcome))
 
     def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
         """Return what to use, and by how much it is proven to be faster than the default; else the default."""
@@ -310,20 +327,20 @@ class NetworkTuning:
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
         label = f"{rows} rows, nothing travels" if exchange is None else exchange.name
         dealt, travels = Dealt(micro_batches=micro_batches, rows=rows), exchange is not None
-        outcome = self._exchange(exchange or Exchange(), dealt, steps, label, number, travels=travels)
-        return ExchangeFigures.of(_measured(outcome, f"steps ({label})"))
+        trial = self._trial(exchange or Exchange(), dealt, steps, number, travels=travels)
+        outcome = self.reading.run(trial, label)
+        return ExchangeFigures.of(self._measured(outcome, f"a step ({label})"))
 
-    def _exchange(
+    def _trial(
         self,
         exchange: Exchange,
         dealt: Dealt,
         steps: int,
-        label: str,
         number: int = 0,
         *,
         travels: bool = True,
         **train: object,
-    ) -> Outcome:
+    ) -> Trial:
         rows, settings = dealt.rows, self.request.config
         parallel = parallel_settings(exchange, self.request.ranks_per_node)
         changed = settings.model_copy(
@@ -337,16 +354,19 @@ class NetworkTuning:
                 **train,
             }
         )
-        asked = ExchangeRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks)
-        return self._run(asked, label)
+        return self._asked(ExchangeRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks))
 
     @property
     def _ranks(self) -> dict[str, int]:
         return {"nodes": self.request.nodes, "ranks_per_node": self.request.ranks_per_node}
 
-    def _run(self, asked: TrialRequest, label: str) -> Outcome:
-        trial = asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
-        return Rounds(runner=self.runner).run(trial, label)
+    def _asked(self, asked: TrialRequest) -> Trial:
+        return asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
+
+    def _measured(self, outcome: Outcome, what: str) -> Measured:
+        if isinstance(outcome, Measured):
+            return outcome
+        raise unmeasured(what, outcome, self.runner)
 
 
 def parallel_settings(exchange: Exchange, ranks_per_node: int) -> dict[str, Any]:
@@ -372,12 +392,3 @@ def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
     """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
     micro_batches = -(-config.global_batch_rows // (rows * ranks))
     return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_rows // (micro_batches * ranks)))
-
-
-def _measured(outcome: Outcome, what: str) -> Measured:
-    if isinstance(outcome, Measured):
-        return outcome
-    raise Undecided(
-        f"{what} could not be measured: {describe(outcome)}: {outcome.detail[:500]}",
-        next_step="See what the message says; --trial-timeout gives a measurement more time.",
-    )

@@ -17,7 +17,7 @@ from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
 from autotune.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
-from autotune.errors import OutOfTime, StartAgain, Undecided
+from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
 from autotune.store import Ledger, read_ledger
@@ -181,24 +181,32 @@ class Rounds:
         number: int,
         trials: Mapping[Key, tuple[Trial, str]],
         check: Callable[[Key, Outcome, float], None],
+        refuse: Callable[[Key, BadInput], None] | None = None,
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
-        again. ``check`` is called after each window with its seconds, and ends the round by an exception.
+        again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse``
+        hears of windows whose input cannot be used, which have no outcome; without it the first ends the round.
         """
 
         def in_turn(*, anew: bool) -> dict[Key, Outcome]:
             found = {}
             for key in turn(number, list(trials)):
-                found[key] = self.run(*trials[key], anew=anew)
+                try:
+                    found[key] = self.run(*trials[key], anew=anew)
+                except BadInput as error:
+                    if refuse is None:
+                        raise
+                    refuse(key, error)
+                    continue
                 check(key, found[key], self.runner.finished[-1].seconds)
             return found
 
         late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
         found = in_turn(anew=not again)
-        return in_turn(anew=True) if again and any(isinstance(found[key], Measured) for key in late) else found
+        return in_turn(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
         """Return a window's outcome; what others spoiled is read again."""

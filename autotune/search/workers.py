@@ -18,7 +18,7 @@ from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
-from autotune.errors import Undecided
+from autotune.errors import OutOfTime, Undecided
 from autotune.search.site import Site
 from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from trainer.config import TrainConfig
@@ -44,6 +44,8 @@ class SweepRequest:
     sample_delay_s: float = 0.0
     """Added to the reading of every sample, as storage that is so much slower would."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
+    ends_s: float | None = None
+    """When all of it should be over, in seconds since 1970: no window begins that is likely to end later."""
 
     @property
     def budget_s(self) -> float:
@@ -90,6 +92,8 @@ class Sweep:
     limit: tuple[int, str] = field(init=False)
     """The most loader workers of a rank, and what limits them."""
     reading: Rounds = field(init=False)
+    _late: bool = False
+    """Whether a window had no time."""
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
@@ -112,7 +116,8 @@ class Sweep:
     @property
     def time_is_over(self) -> bool:
         """Whether the budget is used up; three rounds are always measured."""
-        return len(self.rounds) > 2 and self.reading.seconds >= self.training.request.budget_s
+        used_up = self._late or self.reading.seconds >= self.training.request.budget_s
+        return used_up and len(self.rounds) > 2
 
     def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
         """Return figures of windows that are read one after the other, or known from the trial log all together.
@@ -148,7 +153,7 @@ class Sweep:
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
-        """Read a round; returns whether that went well: if not, the largest count of it is too many here."""
+        """Read a round; returns whether that went well: if not, its largest count is too many, or time is over."""
         asked = [
             Asked(
                 name="batches from memory" if count is None else f"{count} loader workers",
@@ -159,6 +164,11 @@ class Sweep:
         ]
         try:
             figures = self.read_round(len(self.rounds), asked)
+        except OutOfTime:
+            self._late = True
+            if not self.time_is_over:
+                raise
+            return False
         except WorkersDied as died:
             tried = max(self.counts, default=0)
             if max(count or 0 for count in counts) <= tried:
@@ -246,6 +256,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence
         max_workers=sweep.limit[0],
         max_workers_because=sweep.limit[1],
         consumer=step,
+        replayed_step_s=replayed_s,
         window_s=request.window_s,
         **sweep.reading.taken,
         data_filesystem=disk.filesystem_type,

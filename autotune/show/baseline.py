@@ -5,6 +5,7 @@ from pathlib import Path
 
 from autotune.core.evidence import BaselineEvidence, SettingDifference, SettingValue
 from autotune.core.units import format_seconds, format_share
+from autotune.decide.probe_command import command
 from autotune.show.advice import setting_text
 from autotune.show.document import (
     Axis,
@@ -28,7 +29,7 @@ from autotune.show.text import console_text
 
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:
     """The answer for people, and what to run next."""
-    following = (("profile", (str(profile),)), ("next", (f"autotune report build {profile}",)))
+    following = (("profile", (str(profile),)), ("next", (command("report build", profile),)))
     return console_text((*_compared(found), Pairs(pairs=following)))
 
 

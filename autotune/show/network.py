@@ -5,6 +5,7 @@ from pathlib import Path
 
 from autotune.core.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.decide.probe_command import command
 from autotune.decide.scaling import Scaling
 from autotune.show.document import (
     Axis,
@@ -27,9 +28,9 @@ from autotune.show.text import console_text
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """The answer for people, and what to run next."""
-    following = f"autotune scale --profile {profile}, or autotune launch slurm --profile {profile}"
+    following = f"{command('scale', profile=profile)}, or {command('launch slurm', profile=profile)}"
     if not found.exchanges:
-        following = f"autotune network --profile {profile} (with training steps, which decide)"
+        following = f"{command('network', profile=profile)} (with training steps, which decide)"
     pairs = (("profile", (str(profile),)), ("next", (following,)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
 

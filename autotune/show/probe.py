@@ -11,6 +11,7 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
+from autotune.decide.probe_command import command
 from autotune.show.answers import plain
 from autotune.show.document import (
     Axis,
@@ -100,7 +101,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
     reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
     old = [f" (the old one: {one.previous})" if one.previous else "" for one in probed]
     written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
-    following = [("next", (f"autotune workers --profile {one.path} --data {data}",)) for one in probed]
+    following = [("next", (command("workers", profile=one.path, data=data),)) for one in probed]
     return console_text((table, Pairs(pairs=(*reasons, *written, *following))))
 
 

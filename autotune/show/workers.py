@@ -1,5 +1,6 @@
 """DataLoader workers: what a sweep found."""
 
+import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,8 @@ _VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
     """The answer for people, and what to run next."""
-    train = f"torchrun --nproc-per-node {found.local_ranks} -m trainer --profile {profile} --data {data}"
+    paths = shlex.join(["--profile", str(profile), "--data", str(data)])
+    train = f"torchrun --nproc-per-node {found.local_ranks} -m trainer {paths}"
     return console_text((*_sweep(found), Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
 
 

@@ -103,7 +103,11 @@ class Bench:
         """Show a stage of a profile, whose trials are written to its ledger."""
         model = stored.profile.train.model
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
-            yield self.runner(report_directory(stored.path, request.reports), self.fingerprint(model), update, trials)
+            runner = self.runner(
+                report_directory(stored.path, request.reports), self.fingerprint(model), update, trials
+            )
+            runner.budget_ends_s = request.ends_s
+            yield runner
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Return a runner of trials that are shown as they come, and kept in the profile's directory among the reports.

@@ -13,7 +13,7 @@ from autotune.core.exploration import Configuration, ExploreEvidence
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.exploration import knob_space, with_dealt_rows
-from autotune.errors import DoesNotFit
+from autotune.errors import DoesNotFit, OutOfTime
 from autotune.search import exploration, workers
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.estimate import CannotTrace
@@ -68,13 +68,13 @@ def _settle(
     """
     if not explored.adopted:
         return stored.profile, explored
-    chosen, train = explored.candidate, stored.profile.train
+    chosen, train, ends_s = explored.candidate, stored.profile.train, search.runner.budget_ends_s
     tokens = stored.profile.constraints.global_batch_tokens
     settings = {**chosen.model_dump(), "parallel": train.parallel, "global_batch_tokens": tokens}
     again = replace(probe_request, config=probe_request.config.model_copy(update=settings))
     try:
-        probed, _ = probed_profile(bench, prepare(bench, again), stored.path)
-    except DoesNotFit as error:
+        probed, _ = probed_profile(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
+    except (DoesNotFit, OutOfTime) as error:
         return stored.profile, replace(explored, adopted=False, refused=error.message)
     probe = probed.evidence.probe
     assert probe is not None
@@ -195,7 +195,8 @@ def count_workers(
         sweep = Sweep(training=training, runner=runner)
         choice, joint = sweep.run(), None
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:
-            joint = search_joint(sweep, choice, joint_trials)
+            with contextlib.suppress(OutOfTime):
+                joint = search_joint(sweep, choice, joint_trials)
     found = workers.evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
     write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
     return found

@@ -16,7 +16,7 @@ from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
-from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
+from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
 from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest
@@ -38,6 +38,8 @@ OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 """Seconds that a trial takes beside what it measures, until some have run."""
+OVERRUN_SHARE = 0.2
+"""Of the time asked for: what a stage that has begun may take longer."""
 BASELINE_MINUTES = 2.0
 """At most, once the network between nodes is known."""
 
@@ -52,7 +54,7 @@ class TuneRequest:
     """Profile file; with several models a directory."""
     device: DeviceChoice
     minutes: float
-    """For everything; probes take what they take, the other stages share what is left."""
+    """For everything; stages share what the probes leave."""
     skip: frozenset[StageName] = frozenset()
     nodes: int = 1
     """That the training is to have; the exchange is measured on those of this job."""
@@ -154,9 +156,12 @@ class Tuning:
             said = getattr(error, "message", str(error)) or type(error).__name__
             told = "interrupted; its finished trials are kept" if interrupted else said
             stage.status, stage.told = "failed", told.splitlines()[0]
-            if not isinstance(error, OF_ONE_MODEL):
+            if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
+                stage.status = "skipped"  # as one that had no time to begin
+            elif isinstance(error, OF_ONE_MODEL):
+                self.failed.append(error)
+            else:
                 raise
-            self.failed.append(error)
         finally:
             self.view.end(stage)
 
@@ -196,7 +201,7 @@ class Tuning:
         probed_here(stored)
         request = SweepRequest(
             data=asked.data, reports=asked.reports, minutes=stage.budget_s / 60, window_s=self.request.window_s,
-            trial_timeout_s=asked.trial_timeout_s,
+            trial_timeout_s=asked.trial_timeout_s, ends_s=self._ends_s(1 + OVERRUN_SHARE),
         )  # fmt: skip
         if stage.name == "explore":
             return explore_settings(bench, stored, asked, request).choice
@@ -208,6 +213,10 @@ class Tuning:
         network, waited_s = tune_network(stored, request, self._nodes, bench.display)
         self.waited_s += waited_s
         return network.choice
+
+    def _ends_s(self, share: float = 1.0) -> float:
+        """When a share of the time asked for is over, in seconds since 1970."""
+        return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.gone_s
 
     def _estimate(self, bench: Bench, stage: Stage) -> str:
         probe = self._prepared[stage.model]
@@ -223,9 +232,8 @@ class Tuning:
         return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
-        ends_s = self.clock.utc_now().timestamp() + self.view.budget_s - self.view.gone_s
         path, traced = self._paths[stage.model], self._traced.get(stage.model)
-        probed = probe_one(bench, self._prepared[stage.model], path, traced, ends_s)
+        probed = probe_one(bench, self._prepared[stage.model], path, traced, self._ends_s())
         fresh = [one.seconds for one in probed.trials if not one.from_ledger]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence

@@ -185,10 +185,7 @@ class Machine:
     def _rates(self) -> dict[str, float]:
         """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
         peaks = [peak_flops_per_s(find_card(self.name).name, of) for of in ("bf16", "tf32")]
-        return {
-            "flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None),
-            "link_bytes_per_s": 20e9,
-        }
+        return {"flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None), "link_bytes_per_s": 20e9}
 
     @property
     def _counts(self) -> Path:

@@ -95,8 +95,7 @@ class SimulatedMachine:
 def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
     """Trials of one search, those that failed included, and whether its answer was right."""
     prediction = Prediction(
-        peak_bytes=machine.predicted_bytes,
-        unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),
+        peak_bytes=machine.predicted_bytes, unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0)
     )
     tried: list[Tried] = []
     while len(tried) < ENDLESS_TRIALS:

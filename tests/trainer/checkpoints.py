@@ -5,14 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import (
-    CHECKPOINTS_DIRECTORY,
-    CheckpointWriter,
-    Part,
-    TensorEntry,
-    TrainingState,
-    checkpoint_name,
-)
+from trainer import checkpoint
 from trainer.config import TrainConfig
 from trainer.record import RunExit, RunHeader
 from trainer.resolve import ResolvedConfig
@@ -22,25 +15,25 @@ from trainer.writer import RunWriter
 CONTENT = bytes(range(256)) * 4
 
 
-def state_of(step: int = 5, **changes) -> TrainingState:
+def state_of(step: int = 5, **changes) -> checkpoint.TrainingState:
     values = {
         "step": step, "position": Position(steps=step, rows=8 * step, lanes=[step] * 8), "config": {},
         "config_sha256": "c", "dataset_hash": "d", "world_size": 1, "good": True, "health": {},
         "noise_scale": [0.0, 0.0], "head_overflows": 0, "skipped_steps": 0,
     }  # fmt: skip
-    return TrainingState(**values | changes)
+    return checkpoint.TrainingState(**values | changes)
 
 
-def entries(rank: int = 0, begin: int = 0, end: int = 4) -> dict[str, TensorEntry]:
+def entries(rank: int = 0, begin: int = 0, end: int = 4) -> dict[str, checkpoint.TensorEntry]:
     """A tensor of four rows, of which a rank has some."""
-    part = Part(file=f"rank-{rank:05d}.safetensors", begin=begin, end=end)
-    return {"weights.a": TensorEntry(dtype="F32", shape=[4, 64], parts=[part])}
+    part = checkpoint.Part(file=f"rank-{rank:05d}.safetensors", begin=begin, end=end)
+    return {"weights.a": checkpoint.TensorEntry(dtype="F32", shape=[4, 64], parts=[part])}
 
 
 def write_checkpoint(root: Path, step: int = 5, *, rollbacks: int = 0, content: bytes = CONTENT, **changes) -> Path:
     """A whole one, as a single rank writes it."""
-    name = checkpoint_name(step, rollbacks)
-    writer = CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
+    name = checkpoint.checkpoint_name(step, rollbacks)
+    writer = checkpoint.CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
     writer.write(memoryview(content), entries(), state_of(step, **changes))
     return root / name
 
@@ -77,7 +70,9 @@ def write_run(directory: Path, config: TrainConfig, steps=(5, 10), *, job="", en
     writer.start(header_of(config, job=job))
     for step in steps:
         table = config.model_dump(mode="json")
-        write_checkpoint(directory / CHECKPOINTS_DIRECTORY, step, config=table, good=good or step == min(steps))
+        write_checkpoint(
+            directory / checkpoint.CHECKPOINTS_DIRECTORY, step, config=table, good=good or step == min(steps)
+        )
     if end is not None:
         writer.finish(end)
     leave(writer)

@@ -10,19 +10,10 @@ import pytest
 
 from tests.trainer.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
+from trainer import preflight
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.feed import compare_data
 from trainer.parallel import join_ranks
-from trainer.preflight import (
-    allotted_cpus,
-    check_directory,
-    check_ranks,
-    check_room,
-    check_shared,
-    compare_profile,
-    compare_ranks,
-    facts_of_rank,
-)
 from trainer.writer import RunWriter
 
 CONFIG = config_of()
@@ -35,11 +26,11 @@ FACTS = GPU | {"configuration": "a", "code": "b", "dataset": "c", "transformers"
 @pytest.mark.parametrize("name", ["configuration", "code", "dataset", "torch", "transformers", "python"])
 def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_slow_said_with_the_ranks(name):
     with pytest.raises(BadConfig) as caught:
-        compare_ranks([FACTS, FACTS | {name: "z" * 64}, FACTS])
+        preflight.compare_ranks([FACTS, FACTS | {name: "z" * 64}, FACTS])
     assert caught.value.message == f"ranks differ in their {name}: {FACTS[name]} on ranks 0, 2; {'z' * 24} on rank 1"
     assert caught.value.next_step
     for slow in ("device", "device_memory_bytes", "allotted_cpus"):
-        (remark,) = compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
+        (remark,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
         assert f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; all wait" in remark.message
 
 
@@ -58,7 +49,7 @@ TUNED = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "al
 
 def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
     with pytest.raises(ProfileRefused, match="of 80 GiB, this one has 40 GiB") as caught:
-        compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
+        preflight.compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
     assert caught.value.exit_code == 6
     assert "autotune probe" in caught.value.next_step
 
@@ -79,7 +70,7 @@ def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
     ],
 )
 def test_another_machine_than_the_profile_was_tuned_on_is_said_and_one_like_it_passes(fingerprint, here, told):
-    remarks = compare_profile(fingerprint, GPU | here)
+    remarks = preflight.compare_profile(fingerprint, GPU | here)
     assert len(remarks) == bool(told)
     assert all(told in remark.message and remark.next_step for remark in remarks)
 
@@ -108,30 +99,30 @@ def test_the_least_of_affinity_before_binding_quota_of_a_control_group_and_slurm
     ):
         place.parent.mkdir(exist_ok=True, parents=True)
         place.write_text(content)
-    assert allotted_cpus(unbound, {"SLURM_CPUS_PER_TASK": slurm}, tmp_path) == expected
+    assert preflight.allotted_cpus(unbound, {"SLURM_CPUS_PER_TASK": slurm}, tmp_path) == expected
 
 
 def test_facts_survive_their_way_between_ranks_and_count_the_processors_of_before_binding(monkeypatch):
-    assert check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == ([], (platform.node(),))
+    assert preflight.check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == ([], (platform.node(),))
     monkeypatch.setattr("trainer.preflight.allotted_cpus", lambda unbound: unbound)
     bound = replace(RANKS, cpus_before_binding=128)
-    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound)
+    facts = preflight.facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound)
     assert (facts["allotted_cpus"], facts["device_memory_bytes"], len(facts["code"])) == ("128", "None", 64)
 
 
 def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of_those_to_keep(tmp_path, monkeypatch):
     disk = SimpleNamespace(free=150 * MIB)
     monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: disk)
-    assert check_room(tmp_path, 75 * MIB, RANKS, there=0, kept=1) == []
+    assert preflight.check_room(tmp_path, 75 * MIB, RANKS, there=0, kept=1) == []
     with pytest.raises(BadConfig, match="has 150 MiB free, and 2 checkpoints take 152 MiB") as caught:
-        check_room(tmp_path, 76 * MIB, RANKS, there=0)
+        preflight.check_room(tmp_path, 76 * MIB, RANKS, there=0)
     assert "train.checkpoint.enabled=false" in caught.value.next_step
-    assert check_room(tmp_path, 150 * MIB, RANKS, there=1, kept=1) == []
+    assert preflight.check_room(tmp_path, 150 * MIB, RANKS, there=1, kept=1) == []
     for there in (1, 2, 5):  # a run that can go on does so, with a word
-        (remark,) = check_room(tmp_path, 151 * MIB, RANKS, there=there)
+        (remark,) = preflight.check_room(tmp_path, 151 * MIB, RANKS, there=there)
         assert "the next save fails" in remark.next_step
-    assert check_room(tmp_path, 50 * MIB, RANKS, there=0, kept=2) == []
-    (remark,) = check_room(tmp_path, 51 * MIB, RANKS, there=0, kept=2)
+    assert preflight.check_room(tmp_path, 50 * MIB, RANKS, there=0, kept=2) == []
+    (remark,) = preflight.check_room(tmp_path, 51 * MIB, RANKS, there=0, kept=2)
     assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
     assert "keep_last" in remark.next_step
 
@@ -154,18 +145,18 @@ def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_a
 ):
     ranks = _some_elsewhere(misses, leads)
     with pytest.raises(BadConfig, match=f"is not there for {shown}, and under this strategy all ranks write") as caught:
-        check_shared(tmp_path, ranks, needed=True)
-    (remark,) = check_shared(tmp_path, ranks, needed=False)
+        preflight.check_shared(tmp_path, ranks, needed=True)
+    (remark,) = preflight.check_shared(tmp_path, ranks, needed=False)
     assert f"is not there for {shown}: how those end cannot be written into exit.json" in remark.message
     assert remark.next_step == caught.value.next_step
     assert "--out" in remark.next_step
     assert list(tmp_path.iterdir()) == []
     for seen in (RANKS, _some_elsewhere((0.0, 0.0))):
-        assert [check_shared(tmp_path, seen, needed=needed) for needed in (True, False)] == [[], []]
+        assert [preflight.check_shared(tmp_path, seen, needed=needed) for needed in (True, False)] == [[], []]
     assert list(tmp_path.iterdir()) == []
     if not leads:  # and it sees the first one's file
         (tmp_path / ".seen-by-all-ranks.0a0b").touch()
-        assert check_shared(tmp_path, ranks, needed=True) == []
+        assert preflight.check_shared(tmp_path, ranks, needed=True) == []
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
@@ -175,6 +166,6 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("trainer.disk.fcntl.flock", none)
         writer = RunWriter(tmp_path / "r", active=True)
-    (remark,) = check_directory(writer, CONFIG, 1, 0, RANKS)
+    (remark,) = preflight.check_directory(writer, CONFIG, 1, 0, RANKS)
     assert "has no locks" in remark.message
-    assert check_directory(RunWriter(tmp_path / "r", active=True), CONFIG, 1, 0, RANKS) == []
+    assert preflight.check_directory(RunWriter(tmp_path / "r", active=True), CONFIG, 1, 0, RANKS) == []

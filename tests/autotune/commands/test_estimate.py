@@ -25,9 +25,7 @@ def estimate(says):
 
 
 @pytest.mark.system
-def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(
-    estimate,
-):
+def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(estimate):
     words = ("--model", "bert-mini", "--seq-length", "64", "--max-rows", "8")
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
     assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*on_a_card)

@@ -2,15 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.units import (
-    exact_bytes,
-    format_amount,
-    format_bytes,
-    format_seconds,
-    format_share,
-    parse_amount,
-    parse_bytes,
-)
+from autotune.core import units
 from autotune.errors import BadInput
 
 
@@ -20,7 +12,7 @@ from autotune.errors import BadInput
      (" 3 MiB ", 3 * 2**20)],
 )  # fmt: skip
 def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
-    assert parse_bytes(text) == size_bytes
+    assert units.parse_bytes(text) == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,24 +22,25 @@ def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
 )  # fmt: skip
 def test_a_size_without_a_whole_unit_is_rejected_and_both_units_are_named(text, unitless):
     with pytest.raises(BadInput) as caught:
-        parse_bytes(text)
+        units.parse_bytes(text)
     assert repr(text) in caught.value.message
     assert f"{unitless}B (decimal)" in caught.value.next_step
     assert f"{unitless}iB (binary)" in caught.value.next_step
-    assert parse_bytes(f"{unitless}B") < parse_bytes(f"{unitless}iB")
+    assert units.parse_bytes(f"{unitless}B") < units.parse_bytes(f"{unitless}iB")
 
 
 @given(st.integers(1, 2**45), st.floats(0.01, 1e17))
 def test_what_is_shown_reads_back_within_a_per_cent_and_an_exact_size_to_the_byte(size_bytes, amount):
-    assert parse_bytes(exact_bytes(size_bytes)) == size_bytes
-    assert parse_bytes(format_bytes(size_bytes).replace(" ", "")) == pytest.approx(size_bytes, rel=0.01)
-    assert parse_amount(format_amount(amount)) == pytest.approx(amount, rel=0.01)
+    assert units.parse_bytes(units.exact_bytes(size_bytes)) == size_bytes
+    assert units.parse_bytes(units.format_bytes(size_bytes).replace(" ", "")) == pytest.approx(size_bytes, rel=0.01)
+    assert units.parse_amount(units.format_amount(amount)) == pytest.approx(amount, rel=0.01)
 
 
 def test_sizes_and_durations_are_shown_in_the_largest_unit_that_suits():
-    assert [exact_bytes(size) for size in (94 * 10**9, 93 * 2**30, 300 * 10**6, 7)] == ["94GB", "93GiB", "300MB", "7B"]
-    assert [format_seconds(s) for s in (0.012, 3.4, 125, 4200)] == ["12 ms", "3.4 s", "2 min 05 s", "1 h 10 min"]
-    assert {format_bytes(None), format_seconds(None), format_share(None)} == {"n/a"}
+    sizes = (94 * 10**9, 93 * 2**30, 300 * 10**6, 7)
+    assert [units.exact_bytes(size) for size in sizes] == ["94GB", "93GiB", "300MB", "7B"]
+    assert [units.format_seconds(s) for s in (0.012, 3.4, 125, 4200)] == ["12 ms", "3.4 s", "2 min 05 s", "1 h 10 min"]
+    assert {units.format_bytes(None), units.format_seconds(None), units.format_share(None)} == {"n/a"}
 
 
 @pytest.mark.parametrize(
@@ -56,10 +49,10 @@ def test_sizes_and_durations_are_shown_in_the_largest_unit_that_suits():
      ("3k", 3000), ("5g", 5e9)],
 )  # fmt: skip
 def test_amounts_are_read_as_people_write_them(text, amount):
-    assert parse_amount(text) == pytest.approx(amount)
+    assert units.parse_amount(text) == pytest.approx(amount)
 
 
 @pytest.mark.parametrize("text", ["", "B", "-1", "0", "2X", "1e999", "nan", "1 2", "inf"])
 def test_what_is_no_positive_amount_is_refused(text):
     with pytest.raises(ValueError, match="amount"):
-        parse_amount(text)
+        units.parse_amount(text)

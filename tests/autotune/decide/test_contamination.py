@@ -95,10 +95,7 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
     [
         ({"used_bytes": 3 * GIB}, "3 GiB are taken (no process on it can be seen from here)"),
         ({"processes": (HOLDER,)}, "512 MiB are taken (pid 42: 256 MiB)"),
-        (
-            {"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)},
-            "n/a are taken (pid 42: n/a)",
-        ),
+        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a are taken (pid 42: n/a)"),
         (
             {"used_bytes": 3 * GIB, "processes": UNKNOWN},
             "3 GiB are taken (by whom cannot be read: NVML: Insufficient Permissions)",

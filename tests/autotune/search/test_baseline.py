@@ -3,7 +3,7 @@ import pytest
 from autotune.core.evidence import SettingDifference
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.baseline import hf_trainer, paper
-from autotune.errors import Undecided
+from autotune.errors import OutOfTime, Undecided
 from autotune.search.baseline import BaselineRunner, compare_with
 from tests.autotune.search.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.autotune.trials import STEP
@@ -79,6 +79,18 @@ def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones
 def test_noise_takes_more_rounds_up_to_the_most_or_the_end_of_the_time_but_three(tmp_path, rounds, budget_s, windows):
     machine = Trained(noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1))
     assert comparison(machine, tmp_path, rounds=rounds, budget_s=budget_s).run().windows == windows
+
+
+def test_a_comparison_that_has_to_end_ends_with_what_is_known_if_that_is_three_rounds(tmp_path):
+    def ends(seconds):
+        machine = Trained(noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1))
+        asked = comparison(machine, tmp_path / str(seconds), rounds=9)
+        asked.runner.budget_ends_s = machine.clock.utc_now().timestamp() + seconds
+        return asked.run()
+
+    assert ends(2 + 13.5).windows == 12  # two trials before tell what fits
+    with pytest.raises(OutOfTime):
+        ends(2 + 8.5)
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):

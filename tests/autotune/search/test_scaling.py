@@ -5,19 +5,11 @@ import pytest
 from autotune.core.evidence import CurvePoint
 from autotune.core.network import Link
 from autotune.errors import ProfileRefused, Undecided
-from autotune.search.scaling import (
-    Assumed,
-    evidence,
-    known_of,
-    links_in_place_of,
-    measured_row,
-    predict_scaling,
-    with_measured,
-)
+from autotune.search import scaling
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
-CARD = Assumed(bits_per_s=25e9)
+CARD = scaling.Assumed(bits_per_s=25e9)
 SHAPE = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256}
 
 
@@ -39,7 +31,7 @@ def probed(**evidence_changes):
 
 
 def known(profile, **options):
-    return known_of(profile, **{"assumed": CARD, "ranks_per_node": 2} | options)
+    return scaling.known_of(profile, **{"assumed": CARD, "ranks_per_node": 2} | options)
 
 
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
@@ -59,7 +51,7 @@ def test_without_a_probe_nothing_is_predicted():
 
 def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_of_an_epoch():
     model = known(probed(), assumed=replace(CARD, bits_per_s=1e9))
-    found = predict_scaling("tiny", model, [1, 2, 4, 8, 16], 10_240)
+    found = scaling.predict_scaling("tiny", model, [1, 2, 4, 8, 16], 10_240)
     assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16]
     assert found.rows[0].efficiency == pytest.approx(1.0)
     assert 1 <= found.useful_nodes <= 64
@@ -73,25 +65,25 @@ def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_
 
 def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measured_or_else_as_predicted():
     model = known(probed())
-    predicted = predict_scaling("tiny", model, [1, 2, 4])
+    predicted = scaling.predict_scaling("tiny", model, [1, 2, 4])
     measured = {
         row.nodes: row.model_copy(update={"measured": True, "real_tokens_per_s": rate})
         for row, rate in zip(predicted.rows[:2], (500.0, 800.0), strict=True)
     }
-    rows = with_measured(predicted, measured).rows
+    rows = scaling.with_measured(predicted, measured).rows
     assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
     assert rows[-1].efficiency == pytest.approx(0.8)
-    predicted = predict_scaling("tiny", model, [2, 4])
-    found = with_measured(predicted, {row.nodes: row for row in predicted.rows})
+    predicted = scaling.predict_scaling("tiny", model, [2, 4])
+    found = scaling.with_measured(predicted, {row.nodes: row for row in predicted.rows})
     assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
     assert "as predicted" in found.sources[-1]
 
 
 def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_as_predicted(tmp_path):
     model = known(probed(network=None), ranks_per_node=1, global_batch_tokens=6400)
-    row = predict_scaling("tiny", model, [2]).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
+    row = scaling.predict_scaling("tiny", model, [2]).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
     cluster = Cluster()
-    found = measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
+    found = scaling.measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials
     assert trial.measured["config"]["global_batch_rows"] == 4 * 4 * 2
     assert (found.measured, found.added_micro_batches) == (True, 4)
@@ -121,7 +113,7 @@ def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nod
     found = [compute.row_s, compute.micro_batch_s]
     assert found == pytest.approx([COMPUTE.row_s, COMPUTE.micro_batch_s], rel=1e-6)
     assert compute.gradients == COMPUTE.gradients
-    found = known(probed(network=evidence(two_nodes)), assumed=None, ranks_per_node=None)
+    found = known(probed(network=scaling.evidence(two_nodes)), assumed=None, ranks_per_node=None)
     assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
     assert found.load.compute.row_s == pytest.approx(0.02)
     assert all("measured" in source for source in found.sources)
@@ -168,7 +160,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
 )
 def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, cluster, outcome):
-    rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
+    rows = {row.strategy: row for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
     assert set(rows) == {"ddp", "zero1", "fsdp2"}
     assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
     assert rows["zero1"].step_s > 0
@@ -179,9 +171,19 @@ def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, clust
 def test_fewer_than_three_rounds_prove_nothing_and_it_is_said_and_a_repeated_tuning_measures_nothing_again(tmp_path):
     tuning, again = tuned(tmp_path, budget_s=0.0), Cluster()
     assert tuning.fastest() == (tuning.tried[0], None)
-    assert "time for 1 of 3 rounds" in evidence(tuning).choice
+    assert "time for 1 of 3 rounds" in scaling.evidence(tuning).choice
     tuned(tmp_path, again, budget_s=0.0)
     assert again.trials == []
+
+
+def test_a_round_that_was_cut_is_measured_again_whole(tmp_path, two_nodes, monkeypatch):
+    cut, again = Cluster(), Cluster()
+    last = len(two_nodes.runner.finished) - len(two_nodes.tried) - 1  # of the second round
+    monkeypatch.setattr(cut, "run", lambda trial: Cluster.run(cut, trial) if len(cut.trials) < last else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tuned(tmp_path, cut)
+    tuned(tmp_path, again)
+    assert len(again.trials) == 2 * len(two_nodes.tried)
 
 
 def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
@@ -204,12 +206,12 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
     fast = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
     tuning = tuned(tmp_path, fast, strategies=("ddp",), most_rows=4)
     assert (tuning.equal_loss, tuning.fastest()) == (None, (tuning.tried[0], None))
-    assert evidence(tuning).choice.startswith("the default")
+    assert scaling.evidence(tuning).choice.startswith("the default")
 
 
 def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
     tuning = tuned(tmp_path, config=with_rows(160), most_rows=4)
-    default, found = tuning.tried[0], evidence(tuning)
+    default, found = tuning.tried[0], scaling.evidence(tuning)
     assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
     assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
@@ -220,13 +222,13 @@ def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_bat
 
 
 def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):
-    before = evidence(two_nodes)
+    before = scaling.evidence(two_nodes)
     tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path)
     tuning.measure_links()
-    alone = evidence(tuning)
+    alone = scaling.evidence(tuning)
     assert (alone.compute, alone.exchanges, alone.useful_nodes) == (None, [], None)
     assert alone.links[0].scope == "between nodes"
-    found = links_in_place_of(before, alone)
+    found = scaling.links_in_place_of(before, alone)
     assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
     assert found.exchanges == before.exchanges
-    assert links_in_place_of(before.model_copy(update={"nodes": 8}), alone).exchanges == []
+    assert scaling.links_in_place_of(before.model_copy(update={"nodes": 8}), alone).exchanges == []

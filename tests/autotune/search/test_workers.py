@@ -9,7 +9,7 @@ import pytest
 from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.core.trial import FeedFigures, GpuUseFigures, Trial
-from autotune.errors import Undecided
+from autotune.errors import OutOfTime, Undecided
 from autotune.search.joint import gap_remains, search_joint, study_of
 from autotune.search.trials import ATTEMPTS
 from autotune.search.workers import Asked, evidence, gpu_source, with_data
@@ -107,6 +107,16 @@ def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
     small = sweep_on(noisy(1), tmp_path / "small", budget_s=0.5)
     small.run()
     assert len(small.rounds) == 3
+
+
+def test_a_sweep_that_has_to_end_ends_with_what_is_known_if_that_is_three_rounds(tmp_path):
+    late, too_late = sweep_on(noisy(3), tmp_path / "late"), sweep_on(noisy(3), tmp_path / "too late")
+    for sweep, seconds in ((late, 13.5), (too_late, 4.5)):
+        sweep.runner.budget_ends_s = sweep.runner.clock.utc_now().timestamp() + seconds
+    assert evidence_of(late).undecided_between
+    assert (len(late.runner.machine.trials), late.time_is_over) == (13, True)
+    with pytest.raises(OutOfTime):
+        too_late.run()
 
 
 def contaminated(times: int) -> FeedMachine:

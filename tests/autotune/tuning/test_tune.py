@@ -7,7 +7,7 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.decide.tuning import USUAL_S, least_s
-from autotune.errors import BadInput, DoesNotFit, Undecided, UsageError
+from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageError
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest
@@ -54,6 +54,7 @@ class Stages:
         self.calls.append((stage, model))
         if asked is not None:
             self.minutes[stage, model] = asked.minutes
+            self.ends_s = asked.ends_s
         self.clock.sleep(TOOK_S.get(stage, 0.0))
         if error := self.errors.get((stage, model)):
             raise error
@@ -190,6 +191,10 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
     tuning, result = stages.run()
     assert [stage_of(result, name).status for name in ("workers", "baseline")] == ["failed", "done"]
     assert (len(result.profiles), [error.message for error in tuning.failed]) == (2, ["the window crashed"])
+    stages.errors["workers", "a"] = OutOfTime("3 s are left", next_step="Run it again.")
+    tuning, result = stages.run()  # is as one that had no time to begin
+    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "3 s are left")
+    assert (stage_of(result, "baseline").status, tuning.failed) == ("done", [])
     stages.calls.clear()
     stages.errors["probe", "a"] = DoesNotFit("not even one row fits\nat all", next_step="Raise --memory.")
     tuning, result = stages.run()
@@ -232,6 +237,7 @@ def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts
 
 def test_stages_share_what_is_left_of_the_time(stages):
     stages.run()
+    assert stages.ends_s == pytest.approx(FakeClock().utc_now().timestamp() + 1.2 * 20 * 60)  # of all, however late
     shares = [60 * minutes for minutes in stages.minutes.values()]  # workers and baseline of a, and then of b
     left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
     # Workers have a weight of 3, what settings are worth one of 1, and what is left out none.
