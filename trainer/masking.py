@@ -98,10 +98,11 @@ class Masker:
         bits = of_quads.view("<u2").copy()
         for absent in (1, 2, 3):  # the last quad of a sample may hold fewer tokens
             bits[(4 * ends - absent)[4 * quads - tokens >= absent]] = _NEVER
-        at_edge = np.flatnonzero(bits == self._edge)
-        unlucky = mix(_own_words(of_quads, at_edge) + GOLDEN) >= self._share_at_edge
-        bits[at_edge[unlucky]] = _NEVER
         drawn = np.flatnonzero(bits <= self._edge)
+        at_edge = np.flatnonzero(bits[drawn] == self._edge)
+        unlucky = mix(_own_words(of_quads, drawn[at_edge]) + GOLDEN) >= self._share_at_edge
+        if unlucky.any():
+            drawn = np.delete(drawn, at_edge[unlucky])
         return drawn, _own_words(of_quads, drawn)
 
     def _generate(self, states: Uint64, counts: Int64) -> Uint64:

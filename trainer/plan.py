@@ -56,7 +56,7 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     and Rogaway 2002): memory is that of the indices asked for, and any one may be asked for.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = [hash_words(seed, epoch, number)[0] for number in range(FEISTEL_ROUNDS)]
+    keys = hash_words(seed, epoch, np.arange(FEISTEL_ROUNDS))
     result = np.array(indices, dtype=np.uint64)
     pending = np.arange(len(result))
     while len(pending):
@@ -65,7 +65,7 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     return result
 
 
-def _feistel(words: Uint64, bits: int, keys: list[np.uint64]) -> Uint64:
+def _feistel(words: Uint64, bits: int, keys: Uint64) -> Uint64:
     """The halves differ by one bit where the number of bits is odd; after an even number of rounds they are back."""
     right_bits, left_bits = bits // 2, bits - bits // 2
     left, right = words >> np.uint64(right_bits), words & np.uint64((1 << right_bits) - 1)
