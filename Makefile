@@ -8,7 +8,6 @@ CUDA_LOWEST := .venv-cuda-lowest/.made
 # Two files at a time, each with a core of its own, in the order of tests/conftest.py.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 CUDA_TESTS := $(BY_FILE) tests/cuda
-ALONE := tests/system/test_train_faults.py
 
 DEMO := demo
 DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
@@ -39,9 +38,7 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests --ignore $(ALONE) $(PYTEST_ARGS)
-	@# Training fault loops are several jobs at once by themselves.
-	$(BIN)/python -m pytest -m 'not slow and not soak' $(ALONE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
 	$(BIN)/python -m pytest $(BY_FILE) -m slow tests $(PYTEST_ARGS)

@@ -54,7 +54,8 @@ class Trial:
     @property
     def is_timed(self) -> bool:
         """Whether its answer depends on how fast the device is."""
-        return self.job != "step" or self.measured.get("timed_steps", FEWEST_TIMED_STEPS) >= FEWEST_TIMED_STEPS
+        steps = self.measured.get("timed_steps")
+        return self.job != "step" or not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

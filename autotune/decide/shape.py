@@ -19,6 +19,8 @@ _VOCAB_MULTIPLE = 64
 """Rows of the table of embeddings come in whole tiles."""
 _PARTS_PER_LAYER = 4
 _TYPICAL_LENGTHS = 1024
+_MOST = 2**20
+"""Sizes and counts of models are less."""
 _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
 """ModernBERT's, where a config leaves them out."""
 
@@ -97,7 +99,7 @@ def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
 
 
 def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
-    every = int(of_model(train, "global_attn_every_n_layers", _GLOBAL_EVERY))
+    every = count_of_model(train, "global_attn_every_n_layers", _GLOBAL_EVERY)
     window = int(of_model(train, "local_attention", _LOCAL_ATTENTION)) // 2
     kinds = train.model.config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:
@@ -106,17 +108,24 @@ def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
 
 
 def of_model(train: TrainConfig, key: str, default: float) -> float:
-    """A number of the model's config."""
+    """Return a number of the model's config; the default where it is none that a model can have."""
     value = train.model.config.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST:
+        return value
+    return default
+
+
+def count_of_model(train: TrainConfig, key: str, default: int) -> int:
+    """Return the same of what a model has at least one of."""
+    return int(of_model(train, key, default)) or default
 
 
 def _shape(train: TrainConfig) -> tuple[int, int, int]:
     """Return a model's width, its layers, and the weights of one layer's matrices."""
-    hidden = int(of_model(train, "hidden_size", HIDDEN_SIZE))
+    hidden = count_of_model(train, "hidden_size", HIDDEN_SIZE)
     gated = 3 if train.model.config["model_type"] == "modernbert" else 2
     of_layer = 4 * hidden**2 + gated * hidden * of_model(train, "intermediate_size", 4 * hidden)
-    return hidden, int(of_model(train, "num_hidden_layers", LAYERS)), int(of_layer)
+    return hidden, count_of_model(train, "num_hidden_layers", LAYERS), int(of_layer)
 
 
 def place_share(train: TrainConfig, parameters: int | None) -> float:

@@ -138,6 +138,6 @@ def test_a_mutation_depends_on_its_draws_alone(suffix):
 
 def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
     found = mutate_files(tmp_path, points=300, seed=1)
-    assert found["tracebacks"] == 0, found["first_traceback"]
+    assert found["tracebacks"] == 0, found["first_tracebacks"]
     assert min(found["by_kind"].values()) > 0
     assert found["by_exit_code"]["3"] > 50  # refused with a message; the rest is still of its format

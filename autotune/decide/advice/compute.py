@@ -105,7 +105,7 @@ def whole_last_layer(now: Situation) -> Advice | None:
     train = now.train
     if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
         return None
-    layers = int(now.of_model("num_hidden_layers", LAYERS))
+    layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("computation", "padding")
     return Advice(

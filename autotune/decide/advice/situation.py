@@ -227,7 +227,7 @@ class Situation:
     @property
     def hidden_size(self) -> int:
         """Width of the model."""
-        return int(self.of_model("hidden_size", HIDDEN_SIZE))
+        return int(self.of_model("hidden_size", HIDDEN_SIZE)) or HIDDEN_SIZE
 
     @property
     def attention_dropout(self) -> float:

@@ -248,5 +248,5 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
         "by_kind": dict(sorted(kinds.items())),
         "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
         "tracebacks": len(tracebacks),
-        "first_traceback": tracebacks[0] if tracebacks else None,
+        "first_tracebacks": tracebacks[:9],
     }
