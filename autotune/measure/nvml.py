@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
 from autotune.measure.clock import Clock, SystemClock
+from autotune.process import end_with_parent
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _HINTS = {
@@ -315,8 +317,9 @@ def gpus_of_torch() -> tuple[str, ...]:
         return ()
     try:
         child = subprocess.run(
-            [sys.executable, "-c", TORCHS_GPUS], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=False
-        )
+            [sys.executable, "-c", TORCHS_GPUS], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=False,
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return ()
     return tuple(child.stdout.split("\n")[:-1]) if child.returncode == 0 and child.stdout.strip() else ()

@@ -240,7 +240,9 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
         side.set_major_locator(LogLocator(base=axis.log, subs=(1.0, 2.0, 5.0) if near and axis.log == 10 else (1.0,)))
         side.set_minor_formatter(NullFormatter())
     elif axis.unit == "bytes":
-        side.set_major_locator(MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), 1000)))
+        side.set_major_locator(
+            MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), most / size / 8))
+        )
     else:
         side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
     side.set_major_formatter(FuncFormatter(lambda value, _: _tick_text(value, axis.unit, size)))
