@@ -76,7 +76,7 @@ def tune(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
         ledger=str(job.reports / "*" / "ledger"),
-        expected_minutes=1 + request.minutes + 3.0 * len(models),  # a probe, on average, beside the budget
+        expected_minutes=1 + 1.2 * request.minutes,  # which the last stage may take longer
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",

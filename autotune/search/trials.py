@@ -185,7 +185,7 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
-        What failed in a round of the trial log has another chance alone; should it run now, the whole round is read
+        What failed or was refused in a round of the trial log has a chance alone; should it run, the round is read
         again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse``
         hears of windows whose input cannot be used, which have no outcome; without it the first ends the round.
         """
@@ -205,6 +205,7 @@ class Rounds:
 
         late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
+        again = again or (refuse is not None and len(late) < len(trials))  # what was refused is in no trial log
         found = in_turn(anew=not again)
         return in_turn(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
 

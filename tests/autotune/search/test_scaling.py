@@ -169,11 +169,11 @@ def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, clust
 
 
 def test_fewer_than_three_rounds_prove_nothing_and_it_is_said_and_a_repeated_tuning_measures_nothing_again(tmp_path):
-    tuning, again = tuned(tmp_path, budget_s=0.0), Cluster()
+    tuning, again = tuned(tmp_path, Cluster(refusing=("fsdp2",)), budget_s=0.0), Cluster(refusing=("fsdp2",))
     assert tuning.fastest() == (tuning.tried[0], None)
     assert "time for 1 of 3 rounds" in scaling.evidence(tuning).choice
     tuned(tmp_path, again, budget_s=0.0)
-    assert again.trials == []
+    assert [one.measured["config"]["parallel"]["strategy"] for one in again.trials] == ["fsdp2"]
 
 
 def test_a_round_that_was_cut_is_measured_again_whole(tmp_path, two_nodes, monkeypatch):
@@ -183,7 +183,7 @@ def test_a_round_that_was_cut_is_measured_again_whole(tmp_path, two_nodes, monke
     with pytest.raises(ZeroDivisionError):
         tuned(tmp_path, cut)
     tuned(tmp_path, again)
-    assert len(again.trials) == 2 * len(two_nodes.tried)
+    assert len(again.trials) == 1 + 2 * len(two_nodes.tried)  # what was cut off, alone, before the whole round
 
 
 def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
