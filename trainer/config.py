@@ -262,9 +262,9 @@ class BatchSplit(Table):
     """How the rows of a global batch become the micro-batches of ranks."""
 
     layout: Layout
-    global_batch_rows: int
-    accumulation_steps: int
-    world_size: int
+    global_batch_rows: Positive
+    accumulation_steps: Positive
+    world_size: Positive
 
     @property
     def rows_per_microbatch_per_rank(self) -> int:
