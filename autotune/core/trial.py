@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,14 @@ FEWEST_TIMED_STEPS = 3
 
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "feed", "trace", "links", "exchange"]
+JOB_MODULES: Mapping[str, str] = {
+    "step": "autotune.measure.jobs.step",
+    "feed": "autotune.measure.jobs.feed",
+    "trace": "autotune.measure.jobs.trace",
+    "links": "autotune.measure.jobs.links",
+    "exchange": "autotune.measure.jobs.exchange",
+}
+"""The module of each job, whose ``run`` a trial's child process calls; only there is it imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

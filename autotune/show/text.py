@@ -125,7 +125,7 @@ def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
 
 def report_html(document: Document) -> str:
     """Return the whole page. Every text of the document is escaped here, and nowhere before."""
-    style = importlib.resources.files("autotune.show.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = importlib.resources.files("autotune.base").joinpath("page.css").read_text(encoding="utf-8")
     # The policy allows only this very style, and nothing else of any kind.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from autotune.core.trial import JOB_MODULES
 from trainer.disk import write_atomically
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory
@@ -21,7 +22,7 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[s
     """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
 
     Args:
-        job: A module of this folder, or any module by its full name, whose ``run`` returns figures.
+        job: The name of a job, or a module by its full name, whose ``run`` returns figures.
         result_file: The account.
         measured: Of the trial.
         place: Of the trial. ``first_attempt`` says that the same is tried again after a crash. A fault that may or may
@@ -34,7 +35,7 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[s
     """
     result: dict[str, Any]
     try:
-        module = importlib.import_module(job if "." in job else f"autotune.measure.jobs.{job}")
+        module = importlib.import_module(JOB_MODULES.get(job, job))
         result = {"status": "measured", "figures": module.run(measured, place, *more)}
         _lift_limit()
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
