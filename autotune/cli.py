@@ -4,25 +4,23 @@ import sys
 
 import typer
 
-from autotune.commands import (
-    advise,
-    baseline,
-    compare,
-    data,
-    doctor,
-    estimate,
-    export,
-    launch,
-    network,
-    plan,
-    probe,
-    profile,
-    report,
-    scale,
-    tune,
-    workers,
-)
+from autotune.commands.advise import advise
+from autotune.commands.baseline import baseline
+from autotune.commands.compare import compare
+from autotune.commands.data import app as data_app
+from autotune.commands.doctor import doctor
+from autotune.commands.estimate import estimate
+from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments
+from autotune.commands.launch import app as launch_app
+from autotune.commands.network import network
+from autotune.commands.plan import plan
+from autotune.commands.probe import probe
+from autotune.commands.profile import app as profile_app
+from autotune.commands.report import app as report_app
+from autotune.commands.scale import scale
+from autotune.commands.tune import tune, tune_between_nodes
+from autotune.commands.workers import workers
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
 
@@ -35,23 +33,23 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    doctor.doctor,
-    estimate.estimate,
-    probe.probe,
-    workers.workers,
-    network.network,
-    scale.scale,
-    plan.plan,
-    baseline.baseline,
-    tune.tune,
-    advise.advise,
-    compare.compare,
-    export.export,
+    doctor,
+    estimate,
+    probe,
+    workers,
+    network,
+    scale,
+    plan,
+    baseline,
+    tune,
+    advise,
+    compare,
+    export,
 ):
     app.command()(command)
-app.command(hidden=True)(tune.tune_between_nodes)
-for name, group in {"data": data, "launch": launch, "profile": profile, "report": report}.items():
-    app.add_typer(group.app, name=name)
+app.command(hidden=True)(tune_between_nodes)
+for name, group in {"data": data_app, "launch": launch_app, "profile": profile_app, "report": report_app}.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:
