@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from autotune.base.files import json_rows, write_atomically
 from autotune.errors import AutotuneError
-from autotune.store import json_rows, write_atomically
 from tests.simulators.programs import CannotMeasure
 from trainer.errors import TrainerError
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.core.units import format_bytes
-from autotune.show.tables import text_table
+from autotune.base.tables import text_table
+from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.programs import run_program
 from trainer.checkpoint import list_checkpoints

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.show.tables import text_table
+from autotune.base.tables import text_table
 from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
 from tests.nullgpu.memory import Case, on_pretended_gpus
 

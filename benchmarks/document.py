@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.core.units import format_bytes
-from autotune.store import write_atomically
+from autotune.base.files import write_atomically
+from autotune.base.units import format_bytes
 from benchmarks import gpu
 
 ROOT = Path(__file__).parent.parent

@@ -22,13 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autotune.base.tables import text_table
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.requests import TraceRequest
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
-from autotune.show.tables import text_table
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.fakes import FakeMachine
 from tests.simulators.memory import MACHINES, SimulatedMachine, search

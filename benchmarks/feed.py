@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.core.units import format_count, format_share
-from autotune.show.tables import text_table
+from autotune.base.tables import text_table
+from autotune.base.units import format_count, format_share
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from tests.simulators.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
 from trainer.batch import make_plan

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autotune.process import end_with_parent
+from autotune.base.process import end_with_parent
 from trainer.presets import PRESETS
 
 LIGHTNING_FIRST_ROWS = 2

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import write_atomically
+from autotune.base.statistics import location, residuals_of
 from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures
-from autotune.decide.statistics import location, residuals_of
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest, feed_trial
-from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.probe import asked_config, probe_models
 from autotune.tuning.sweeps import explore_request

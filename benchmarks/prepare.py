@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.show.tables import text_table
+from autotune.base.tables import text_table
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from tests.simulators.programs import CannotMeasure, run_program
 

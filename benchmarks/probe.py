@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import SystemClock
+from autotune.base.files import Ledger
+from autotune.base.tables import text_table
 from autotune.core.trial import Trial
 from autotune.decide.memory import expected_on_cpu
 from autotune.decide.search import bracket
-from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
 from autotune.search.trials import TrialRunner
-from autotune.show.tables import text_table
-from autotune.store import Ledger
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from tests.simulators.corpora import synthetic_manifest

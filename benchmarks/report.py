@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.core.units import format_bytes
+from autotune.base.render import report_html
+from autotune.base.tables import text_table
+from autotune.base.units import format_bytes
 from autotune.show.report.build import report_document
-from autotune.show.tables import text_table
-from autotune.show.text import report_html
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.example_files import write_example

@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from autotune.core.units import format_bytes, format_count
-from autotune.show.tables import text_table
+from autotune.base.tables import text_table
+from autotune.base.units import format_bytes, format_count
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.programs import run_program
 

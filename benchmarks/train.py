@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from autotune.base.tables import text_table
 from autotune.decide import baseline as decide
-from autotune.show.tables import text_table
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import Ledger
 from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
@@ -32,7 +33,6 @@ from autotune.search.exploration import Exploration, prove
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest, TrainingWindows
-from autotune.store import Ledger
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from tests.fakes import FakeClock, FakeMachine

@@ -21,16 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import SystemClock
+from autotune.base.files import Ledger
+from autotune.base.tables import text_table
 from autotune.core.hardware import HostFacts
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
-from autotune.measure.clock import SystemClock
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
-from autotune.show.tables import text_table
-from autotune.store import Ledger
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.loader import SimulatedFeed

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import Clock, SystemClock
 from autotune.core import hardware
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, GpuSeries, HostFacts, Unavailable
 from autotune.core.outcome import Outcome
 from autotune.core.trial import Trial
-from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.gpu_sampler import Reading, series_of
 from autotune.measure.nvml import GpuMonitor
 

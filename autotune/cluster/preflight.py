@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from autotune.base.units import format_bytes
 from autotune.core.profile import Profile
-from autotune.core.units import format_bytes
 
 _SHOWN_DIGITS = 12
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from autotune.base.process import start
 from autotune.errors import MachineLacks
-from autotune.process import start
 from trainer.disk import write_atomically
 
 Version = tuple[int, int]

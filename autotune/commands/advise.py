@@ -44,12 +44,12 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
+    from autotune.base.json_text import answer_json
     from autotune.decide.advice.table import RULES
     from autotune.decide.advice.table import advise as find_advice
     from autotune.measure.host import SystemHost
     from autotune.search.situation import read_foreign, situation_of
     from autotune.show.advice import advice_text, rules_text
-    from autotune.show.answers import answer_json
     from trainer.record import RUN_FILE
 
     if rules:

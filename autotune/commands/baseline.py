@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from autotune.base.defaults import BASELINE_ROUNDS, WINDOW_S
 from autotune.commands.jobs import JobOptions, job_of_profile
 from autotune.commands.options import SweepOptions, Window, grouped
-from autotune.core.defaults import BASELINE_ROUNDS, WINDOW_S
 
 
 @grouped
@@ -24,8 +24,8 @@ def baseline(
     job: JobOptions,
 ) -> None:
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
+    from autotune.base.json_text import answer_json
     from autotune.search.profiles import probed_here, read_profile
-    from autotune.show.answers import answer_json
     from autotune.show.baseline import baseline_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.sweeps import compare_recipes

@@ -29,9 +29,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs from A, and which differences in figures are beyond noise."""
+    from autotune.base.json_text import answer_json, plain
     from autotune.decide.comparison import gate
     from autotune.search.compare import compare_paths
-    from autotune.show.answers import answer_json, plain
     from autotune.show.comparison import comparison_text
 
     if strict and fail_if_slower is None:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
 from autotune.commands.options import AsJson
 from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts
 from autotune.decide.suitability import find_unsuitable
-from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.host import Host, SystemHost
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
 from autotune.show.doctor import doctor_text
@@ -65,7 +65,7 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     """Show the machine, the findings about it and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
-        from autotune.show.answers import answer_json
+        from autotune.base.json_text import answer_json
 
         answer = {
             "machine": machine,

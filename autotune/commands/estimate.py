@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from autotune.base.defaults import VOCAB_SIZE
 from autotune.commands.options import AsJson, Checkpointing, Layout, StepOptions, cards, grouped, request_of
-from autotune.core.defaults import VOCAB_SIZE
 from autotune.errors import AutotuneError, DoesNotFit
 
 
@@ -47,9 +47,9 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
+    from autotune.base.json_text import answer_json
     from autotune.decide.probe_command import command
     from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
-    from autotune.show.answers import answer_json
     from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings
     from trainer.progress import progress

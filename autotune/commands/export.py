@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.base.tables import inert, text_table
+from autotune.base.units import format_count
 from autotune.commands.options import AsJson, NodeRanks, OneProfile, ProfileData
-from autotune.core.units import format_count
-from autotune.show.tables import inert, text_table
 
 if TYPE_CHECKING:
     from autotune.decide.export import Export
@@ -34,12 +34,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a profile's settings for another trainer; standard error says what has no equivalent."""
+    from autotune.base.files import write_atomically
+    from autotune.base.json_text import answer_json
     from autotune.cluster.training import default_ranks
     from autotune.decide.export import export_profile
     from autotune.search.estimate import rows_hold
     from autotune.search.profiles import read_profile
-    from autotune.show.answers import answer_json
-    from autotune.store import write_atomically
 
     stored = read_profile(profile)
     ranks_per_node = ranks or default_ranks(stored.profile)

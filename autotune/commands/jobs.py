@@ -213,7 +213,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
-    from autotune.store import write_atomically
+    from autotune.base.files import write_atomically
     from trainer.events import utc_now
 
     place = request.reports / "jobs"
@@ -232,7 +232,7 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
 
 def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
     """Say what was submitted, and follow it if that is asked for; exit with the code of a job that failed."""
-    from autotune.show.answers import answer_json
+    from autotune.base.json_text import answer_json
 
     for number, told in enumerate(() if as_json else jobs):
         minutes = told["expected_minutes"]

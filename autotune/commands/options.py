@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
+from autotune.base.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class ModelOptions(StepOptions):
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "tuple[ProbeRequest, ...]":
         """Return what to probe of each model, with further ``settings`` of the step, and ``more`` of the probe."""
-        from autotune.core.units import parse_bytes
+        from autotune.base.units import parse_bytes
         from autotune.search.probe import ProbeRequest
         from autotune.tuning.probe import asked_config
         from trainer.presets import model_settings

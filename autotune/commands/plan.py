@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.base.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.commands.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
-from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
-    from autotune.core.units import parse_amount, parse_bits_per_s
+    from autotune.base.json_text import answer_json
+    from autotune.base.units import parse_amount, parse_bits_per_s
     from autotune.search.plan import PlanRequest, plan
     from autotune.search.scaling import Assumed
-    from autotune.show.answers import answer_json
     from autotune.show.plan import plan_text
     from trainer.progress import progress
 
@@ -96,8 +96,8 @@ def plan(
 
 
 def _goal(context: typer.Context) -> "Goal | None":
+    from autotune.base.units import parse_amount
     from autotune.core.plan import GOALS, Goal
-    from autotune.core.units import parse_amount
 
     given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from autotune.base.defaults import HEADROOM_SHARE
 from autotune.commands.jobs import JobOptions, JobRequest
 from autotune.commands.options import Checkpointing, Layout, ModelOptions, cards, grouped
-from autotune.core.defaults import HEADROOM_SHARE
 from autotune.errors import UsageError
 
 
@@ -40,8 +40,8 @@ def probe(
     job: JobOptions,
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
+    from autotune.base.json_text import answer_json
     from autotune.core.cards import find_card
-    from autotune.show.answers import answer_json
     from autotune.show.probe import probe_answer, probe_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.probe import probe_models

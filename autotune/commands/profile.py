@@ -17,8 +17,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a profile's decisions with their reasons."""
+    from autotune.base.json_text import answer_json, plain
     from autotune.search.reviews import read_reviewed
-    from autotune.show.answers import answer_json, plain
     from autotune.show.profile import profile_text
 
     stored = read_reviewed(profile, reports)
@@ -40,12 +40,12 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Hold a profile against this machine, field by field, and against its ledger; nothing is measured."""
+    from autotune.base.json_text import answer_json
     from autotune.measure.host import SystemHost
     from autotune.measure.machine import ForkServerMachine
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
     from autotune.search.profiles import read_trials
-    from autotune.show.answers import answer_json
     from autotune.show.profile import verification_text
 
     def read_cuda() -> str | None:
@@ -80,10 +80,10 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
+    from autotune.base.json_text import answer_json
     from autotune.decide.explain import explanations, of_key
     from autotune.search.profiles import read_profile
     from autotune.show.advice import explanation_text, explanations_text
-    from autotune.show.answers import answer_json
     from autotune.show.tuning import exploration_text
 
     read = read_profile(profile).profile

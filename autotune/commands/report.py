@@ -25,8 +25,8 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
+    from autotune.base.json_text import answer_json
     from autotune.search.profiles import report_directory
-    from autotune.show.answers import answer_json
     from autotune.tuning.report import build_report
 
     place = out or report_directory(profile[0], reports) / "report.html"
@@ -52,9 +52,9 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
+    from autotune.base.json_text import answer_json
     from autotune.search.reviews import read_reviewed
     from autotune.search.reviews import review as keep
-    from autotune.show.answers import answer_json
     from autotune.show.profile import review_text
 
     if approve and reject:

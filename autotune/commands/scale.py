@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from autotune.base.defaults import TRIAL_TIMEOUT_S
 from autotune.commands.jobs import JobRequest, SlurmOptions
 from autotune.commands.options import REPORTS, NodeRanks, ProfileData, Reports, TrialTimeout, grouped, parsed, profiles
-from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
@@ -41,10 +41,10 @@ def scale(
     job: SlurmOptions,
 ) -> None:
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
-    from autotune.core.units import parse_bits_per_s, parse_seconds
+    from autotune.base.json_text import answer_json
+    from autotune.base.units import parse_bits_per_s, parse_seconds
     from autotune.search.profiles import read_profile
     from autotune.search.scaling import Assumed, known_of, ranks_of
-    from autotune.show.answers import answer_json
     from autotune.show.network import scaling_text
     from autotune.tuning.network import scale_profile
 

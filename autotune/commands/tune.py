@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.base.defaults import WINDOW_S
 from autotune.commands.jobs import JobOptions, JobRequest
 from autotune.commands.options import ModelOptions, Reports, Window, grouped
-from autotune.core.defaults import WINDOW_S
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def tune(
             sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
     if number is not None:
-        from autotune.store import write_atomically
+        from autotune.base.files import write_atomically
 
         with_baseline = any(stage.name == "baseline" and stage.status == "done" for stage in result.stages)
         found = {"profiles": result.profiles, "report": result.report, "with_baseline": with_baseline}
@@ -105,8 +105,8 @@ def tune(
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
+    from autotune.base.json_text import answer_json
     from autotune.search.profiles import read_profile
-    from autotune.show.answers import answer_json
     from autotune.show.tuning import tuning_text
 
     profiles = [read_profile(Path(path)).profile for path in result.profiles]

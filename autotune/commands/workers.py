@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.base.defaults import JOINT_TRIALS, WINDOW_S
 from autotune.commands.jobs import JobOptions, job_of_profile
 from autotune.commands.options import SweepOptions, Window, grouped, parsed
-from autotune.core.defaults import JOINT_TRIALS, WINDOW_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def workers(
     job: JobOptions,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.core.units import parse_seconds
+    from autotune.base.json_text import answer_json
+    from autotune.base.units import parse_seconds
     from autotune.search.profiles import probed_here, read_profile
-    from autotune.show.answers import answer_json
     from autotune.show.workers import workers_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.sweeps import count_workers

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, Unpack
 
-from autotune.core.interval import Interval
+from autotune.base.interval import Interval
 
 Severity = Literal["must", "should", "could", "note"]
 """``must``: the run fails, or is not what it seems. ``should``: a proven or large gain without a change of recipe.

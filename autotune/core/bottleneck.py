@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.core.interval import Interval
+from autotune.base.interval import Interval
 
 Cause = Literal["input", "padding", "network", "straggler", "host", "memory", "update", "computation"]
 """What a part of a step's time goes into.

@@ -10,7 +10,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from autotune.core.units import exact_bytes, floor_gib, format_bytes
+from autotune.base.units import exact_bytes, floor_gib, format_bytes
 from autotune.errors import BadInput
 
 _MIB = 2**20

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.exploration import (
     ExploreEvidence,
     NonNegative,
@@ -12,7 +13,6 @@ from autotune.core.exploration import (
     PositiveFloat,
     RatioBounds,
 )
-from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
 from autotune.core.trial import GpuUse, Share
 from trainer.config import GradientDtype, Strategy

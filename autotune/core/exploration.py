@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from autotune.core.interval import CONFIDENCE, Interval
+from autotune.base.interval import CONFIDENCE, Interval
 from trainer.config import Attention, Checkpointing, Layout, Precision, TrainConfig
 from trainer.schema import Table
 

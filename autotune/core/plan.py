@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
-from autotune.core.interval import Interval
+from autotune.base.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = get_args(Basis)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.process import end_with_parent
+from autotune.base.process import end_with_parent
 
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
 MAX_WALL_S = 300.0

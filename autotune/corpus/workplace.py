@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.core.units import format_bytes, format_count
+from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
 from trainer.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME

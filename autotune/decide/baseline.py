@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.base.interval import Interval
 from autotune.core.evidence import RecipeName, SettingDifference
-from autotune.core.interval import Interval
 from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
 from trainer.families import FAMILIES
 

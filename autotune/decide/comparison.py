@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.core.interval import Interval
-from autotune.decide.statistics import Estimate, difference, no_spread_of
+from autotune.base.interval import Interval
+from autotune.base.statistics import Estimate, difference, no_spread_of
 from trainer.schema import MAX_DEPTH
 
 Kind = Literal["profile", "tuning", "run", "dataset"]

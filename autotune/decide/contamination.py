@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotune.base.units import format_bytes, format_seconds
 from autotune.core.hardware import GpuProcess, GpuSample, GpuSeries, Unavailable, throttle_faults
 from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory
 from autotune.core.trial import GpuUseFigures
-from autotune.core.units import format_bytes, format_seconds
 from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20

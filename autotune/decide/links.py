@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from autotune.base.interval import CONFIDENCE
 from autotune.core.evidence import LinkEvidence
-from autotune.core.interval import CONFIDENCE
 from autotune.core.network import Scope
 from autotune.core.trial import LinkFigures
 from autotune.decide.network import tree_hops

@@ -3,8 +3,8 @@
 import bisect
 from dataclasses import dataclass
 
+from autotune.base.units import format_bytes
 from autotune.core.hardware import HostFacts
-from autotune.core.units import format_bytes
 from autotune.errors import DoesNotFit
 
 WORKER_BYTES = 96 * 2**20

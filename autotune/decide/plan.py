@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from autotune.base.units import format_amount, format_share
 from autotune.core.plan import Fleet, Goal, GoalKind, PlanFigure, derived
-from autotune.core.units import format_amount, format_share
 from autotune.decide.scaling import USEFUL_EFFICIENCY, AllRanks
 from autotune.decide.sharding import Share, StateBytes
 from autotune.errors import BadInput

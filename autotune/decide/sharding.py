@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autotune.base.units import format_bytes
 from autotune.core.allocations import Term, is_activations
-from autotune.core.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.base.units import format_bytes
 from autotune.core.hardware import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
-from autotune.core.units import format_bytes
 
 Severity = Literal["fault", "warning", "note"]
 """``fault``: figures taken now are worthless. ``warning``: they may be off. ``note``: something cannot be measured."""

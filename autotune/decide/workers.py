@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from autotune.core.interval import CONFIDENCE, Interval
-from autotune.decide.statistics import location, of_windows, residuals_of
+from autotune.base.interval import CONFIDENCE, Interval
+from autotune.base.statistics import location, of_windows, residuals_of
 
 ENOUGH_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""

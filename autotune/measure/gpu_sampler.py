@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Literal, Self
 
+from autotune.base.clock import Clock, SystemClock
 from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
-from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
 
 GPM_WINDOW_S = 0.5

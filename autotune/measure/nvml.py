@@ -17,9 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from autotune.base.clock import Clock, SystemClock
+from autotune.base.process import end_with_parent
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
-from autotune.measure.clock import Clock, SystemClock
-from autotune.process import end_with_parent
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _HINTS = {

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotune.base.process import start
 from autotune.core.outcome import Crashed, Measured, Outcome, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
 from autotune.measure.machine import ENVIRONMENT, StartedMachine, classify
-from autotune.process import start
 from trainer.disk import write_atomically
 from trainer.schema import read_json
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from autotune.base.clock import Clock
 from autotune.core.hardware import Unavailable
 from autotune.core.outcome import Contaminated, Outcome
 from autotune.core.trial import Trial
@@ -15,7 +16,6 @@ from autotune.decide.contamination import (
     judge,
     with_gpus,
 )
-from autotune.measure.clock import Clock
 from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.machine import Machine
 from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor

@@ -11,14 +11,14 @@ own real tokens count.
 import statistics
 from dataclasses import dataclass, field, replace
 
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
+from autotune.base.units import format_bytes
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.core.requests import StepRequest
 from autotune.core.trial import FeedFigures, Trial
-from autotune.core.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
-from autotune.decide.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.errors import OutOfTime
 from autotune.search.probe import FIT_STEPS
 from autotune.search.trials import Rounds, TrialRunner, unmeasured

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import LEDGER_DIRECTORY
+from autotune.base.interval import Interval
+from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
+from autotune.base.units import format_bytes
 from autotune.core.hardware import is_pretended
-from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
-from autotune.core.units import format_bytes
 from autotune.decide.comparison import (
     DATA_WAIT,
     MFU,
@@ -33,12 +35,10 @@ from autotune.decide.comparison import (
 )
 from autotune.decide.physical import has_rate
 from autotune.decide.rates import settled_steps, training_rates
-from autotune.decide.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
 from autotune.search.trials import records_in
-from autotune.store import LEDGER_DIRECTORY
 from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record import RUN_FILE, Run
 from trainer.schema import canonical_sha256

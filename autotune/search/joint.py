@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autotune.base.interval import Interval
+from autotune.base.statistics import ratio_of
 from autotune.core.evidence import JointChoice
-from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
 from autotune.core.requests import FeedRequest
 from autotune.core.trial import FeedFigures, FinishedTrial
-from autotune.decide.statistics import ratio_of
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.search.workers import Asked, Sweep, WorkersDied
 from trainer.config import DataSettings

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.base.interval import Interval
+from autotune.base.statistics import ratio_of
 from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
-from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.requests import ExchangeRequest, LinksRequest, TrialRequest
@@ -18,7 +19,6 @@ from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.decide.links import fit_link
 from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
-from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.search.trials import Rounds, TrialRunner, check_loss, unmeasured
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig

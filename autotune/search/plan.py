@@ -3,21 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.cluster.training import default_ranks
-from autotune.core.cards import CARDS, Card, card_of, find_card
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
-from autotune.core.defaults import VOCAB_SIZE
-from autotune.core.evidence import Evidence
-from autotune.core.network import Network, RankCompute
-from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
-from autotune.core.profile import Profile
-from autotune.core.units import format_amount
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
-from autotune.decide.plan import MemoryPlan, Plan, plan_of
-from autotune.decide.probe_command import command
-from autotune.decide.rates import expected_rate, tuned_rate
-from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, spread
-from autotune.decide.shape import (
+from autotune.base.defaults import VOCAB_SIZE
+from autotune.base.model_work import (
     assumed_lengths,
     flops_per_token,
     gradients_of_shape,
@@ -25,6 +12,19 @@ from autotune.decide.shape import (
     vocab_size_of,
     work_of_shape,
 )
+from autotune.base.units import format_amount
+from autotune.cluster.training import default_ranks
+from autotune.core.cards import CARDS, Card, card_of, find_card
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
+from autotune.core.evidence import Evidence
+from autotune.core.network import Network, RankCompute
+from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
+from autotune.core.profile import Profile
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.decide.plan import MemoryPlan, Plan, plan_of
+from autotune.decide.probe_command import command
+from autotune.decide.rates import expected_rate, tuned_rate
+from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, spread
 from autotune.errors import UsageError
 from autotune.search.estimate import assumed_contents, contents_of
 from autotune.search.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
+from autotune.base.model_work import largest_parameter_bytes
+from autotune.base.units import format_bytes, parse_bytes
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.dataset import RowContents
-from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.hardware import visible_devices
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.requests import TraceRequest
-from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
     UNTRACED_SHARE,
@@ -29,7 +30,6 @@ from autotune.decide.memory import (
 )
 from autotune.decide.plan import MemoryPlan
 from autotune.decide.prediction import Answer, PredictedModel
-from autotune.decide.shape import largest_parameter_bytes
 from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine

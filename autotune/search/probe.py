@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
+from autotune.base.statistics import of_windows
+from autotune.base.units import format_bytes
 from autotune.core.allocations import is_activations
 from autotune.core.cards import Card
-from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.core.requests import StepRequest, TraceRequest
 from autotune.core.trial import StepFigures, Trial
-from autotune.core.units import format_bytes
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
@@ -28,7 +29,6 @@ from autotune.decide.choose import (
 from autotune.decide.memory import Expected, ledger, peak_bytes
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
-from autotune.decide.statistics import of_windows
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.measure.machine import Machine
 from autotune.search.estimate import (

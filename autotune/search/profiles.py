@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.base.files import LEDGER_DIRECTORY, write_atomically
 from autotune.core.advice import SettingChange
 from autotune.core.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import ExploreEvidence
@@ -21,7 +22,6 @@ from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.trials import TrialRunner, records_in
 from autotune.search.workers import with_data
-from autotune.store import LEDGER_DIRECTORY, write_atomically
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError

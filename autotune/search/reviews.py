@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.files import write_atomically
 from autotune.core.profile import HASH_KEY, Fingerprint, present_sha256
 from autotune.core.verification import (
     Check,
@@ -26,7 +27,6 @@ from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.profiles import StoredProfile, read_profile, report_directory
 from autotune.search.site import fingerprint, open_site
-from autotune.store import write_atomically
 from trainer.config import TrainConfig
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError

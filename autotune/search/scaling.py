@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.base.model_work import gradients_of_shape
 from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.core.network import Link, Network, RankCompute
 from autotune.core.profile import Profile
@@ -12,7 +13,6 @@ from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
 from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Dealt, Load, Scaling, ScalingModel, exchanges, limit_of, useful_nodes
-from autotune.decide.shape import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
 

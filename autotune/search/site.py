@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.base.units import floor_gib, format_bytes
 from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.core.cards import RESERVE_BYTES, Card, card_of
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint, model_sha256
-from autotune.core.units import floor_gib, format_bytes
 from autotune.decide.suitability import MEND_NVML
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import Host

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.core.interval import CONFIDENCE, Interval
+from autotune.base.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.sources import SOURCES, find_files

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune.base.clock import Clock
+from autotune.base.files import Ledger, read_ledger
 from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
 from autotune.core.profile import Fingerprint
@@ -18,9 +20,7 @@ from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
 from autotune.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
-from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
-from autotune.store import Ledger, read_ledger
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.base.units import format_seconds
 from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.core.requests import FeedRequest
 from autotune.core.trial import FeedFigures, GpuUse, Trial
-from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import OutOfTime, Undecided

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from autotune.base.interval import Interval
+from autotune.base.tables import inert, text_table
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.base.wording import bounds, number, per_s, with_interval
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.core.bottleneck import Bottleneck
-from autotune.core.interval import Interval
-from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.advice.table import AdviceRule
 from autotune.decide.explain import Explanation
-from autotune.show.intervals import bounds, number, per_s, with_interval
-from autotune.show.tables import inert, text_table
 
 _VALUE_CHARACTERS = 40
 

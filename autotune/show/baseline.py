@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.evidence import BaselineEvidence, SettingDifference, SettingValue
-from autotune.core.units import format_seconds, format_share
-from autotune.decide.probe_command import command
-from autotune.show.advice import setting_text
-from autotune.show.document import (
+from autotune.base.document import (
     Axis,
     Bar,
     Bars,
@@ -22,9 +18,13 @@ from autotune.show.document import (
     table_of,
     told,
 )
-from autotune.show.intervals import count, interval_of, number, of_windows, plural, window_bounds
+from autotune.base.render import console_text
+from autotune.base.units import format_seconds, format_share
+from autotune.base.wording import count, interval_of, number, of_windows, plural, window_bounds
+from autotune.core.evidence import BaselineEvidence, SettingDifference, SettingValue
+from autotune.decide.probe_command import command
+from autotune.show.advice import setting_text
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.text import console_text
 
 
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:

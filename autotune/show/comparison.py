@@ -1,12 +1,12 @@
 """Two profiles, tunings, runs or datasets side by side, as text."""
 
-from autotune.core.interval import SHOWN_CONFIDENCE
-from autotune.core.units import format_bytes, format_count, format_share
+from autotune.base.interval import SHOWN_CONFIDENCE
+from autotune.base.tables import inert, text_table
+from autotune.base.units import format_bytes, format_count, format_share
+from autotune.base.wording import bounds, confidence_words
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
 from autotune.decide.explain import meaning_of
-from autotune.show.intervals import bounds, confidence_words
 from autotune.show.profile import cut
-from autotune.show.tables import inert, text_table
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from autotune.base.document import Axis, Block, Chart, Columns, Missing, Paragraph, Rule, Table, facts, table_of
+from autotune.base.render import console_text
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_count, format_share
+from autotune.base.wording import count, plural
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
-from autotune.core.units import format_bytes, format_count, format_share
-from autotune.show.document import Axis, Block, Chart, Columns, Missing, Paragraph, Rule, Table, facts, table_of
-from autotune.show.intervals import count, plural
-from autotune.show.tables import Row
-from autotune.show.text import console_text
 
 if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path

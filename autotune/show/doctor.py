@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from autotune.base.document import Block, Bullets, Paragraph, Section, Table, facts, table_of
+from autotune.base.render import console_text
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts, Unavailable
-from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.suitability import Unsuitable
-from autotune.show.document import Block, Bullets, Paragraph, Section, Table, facts, table_of
-from autotune.show.tables import Row
-from autotune.show.text import console_text
 
 _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 

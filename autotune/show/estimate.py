@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from autotune.base.document import Block, Paragraph, Table, table_of
+from autotune.base.render import console_text
+from autotune.base.units import format_bytes, format_count
 from autotune.core.allocations import Term
-from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import MemoryBreakdown
 from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share
-from autotune.show.document import Block, Paragraph, Table, table_of
-from autotune.show.text import console_text
 
 _SMALL_SHARE = 0.001
 """Terms below this are summed up."""

@@ -3,11 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
-from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.probe_command import command
-from autotune.decide.scaling import Scaling
-from autotune.show.document import (
+from autotune.base.document import (
     Axis,
     Block,
     Chart,
@@ -21,9 +17,13 @@ from autotune.show.document import (
     table_of,
     told,
 )
-from autotune.show.intervals import bounds, per_s, plural
+from autotune.base.render import console_text
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.base.wording import bounds, per_s, plural
+from autotune.core.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
+from autotune.decide.probe_command import command
+from autotune.decide.scaling import Scaling
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.text import console_text
 
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:

@@ -3,14 +3,14 @@
 import textwrap
 from collections.abc import Callable, Iterator
 
+from autotune.base.document import table_of
+from autotune.base.render import console_text
+from autotune.base.tables import inert, text_table
+from autotune.base.units import format_amount, format_bytes, format_count, format_seconds, format_share
+from autotune.base.wording import bounds_with_confidence
 from autotune.core.plan import PlanFigure
-from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
 from autotune.decide.plan import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
-from autotune.show.document import table_of
 from autotune.show.estimate import shares_table
-from autotune.show.intervals import bounds_with_confidence
-from autotune.show.tables import inert, text_table
-from autotune.show.text import console_text
 
 WIDTH = 100
 _DAY_S = 86_400.0

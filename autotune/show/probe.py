@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.core.allocations import ACTIVATIONS, is_activations
-from autotune.core.evidence import ProbeEvidence
-from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial
-from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
-from autotune.decide.probe_command import command
-from autotune.show.answers import plain
-from autotune.show.document import (
+from autotune.base.document import (
     Axis,
     Block,
     Chart,
@@ -29,10 +21,18 @@ from autotune.show.document import (
     table_of,
     told,
 )
-from autotune.show.intervals import bounds, count, plural
+from autotune.base.json_text import plain
+from autotune.base.render import console_text
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.base.wording import bounds, count, plural
+from autotune.core.allocations import ACTIVATIONS, is_activations
+from autotune.core.evidence import ProbeEvidence
+from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
+from autotune.decide.probe_command import command
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.tables import Row
-from autotune.show.text import console_text
 from trainer.config import TrainConfig
 
 _MOST_PARTS = 7

@@ -1,14 +1,14 @@
 """A profile: its decisions, what it was held against, who approved it, and where its figures come from."""
 
+from autotune.base.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
+from autotune.base.render import console_text
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes
 from autotune.core.profile import Profile
-from autotune.core.units import format_bytes
 from autotune.core.verification import LedgerCheck, Standing, Verification, is_sha256
 from autotune.decide.probe_command import probe_again
-from autotune.show.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
 from autotune.show.probe import global_batch_words
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.tables import Row
-from autotune.show.text import console_text
 from trainer.presets import PRESETS
 
 _SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40

@@ -5,10 +5,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.evidence import WorkersEvidence
-from autotune.core.units import format_bytes, format_count, format_share
-from autotune.decide.workers import ENOUGH_SHARE
-from autotune.show.document import (
+from autotune.base.document import (
     Axis,
     Block,
     Chart,
@@ -23,9 +20,12 @@ from autotune.show.document import (
     table_of,
     told,
 )
-from autotune.show.intervals import of_windows, per_s, plural, window_bounds
+from autotune.base.render import console_text
+from autotune.base.units import format_bytes, format_count, format_share
+from autotune.base.wording import of_windows, per_s, plural, window_bounds
+from autotune.core.evidence import WorkersEvidence
+from autotune.decide.workers import ENOUGH_SHARE
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.text import console_text
 
 _VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
 

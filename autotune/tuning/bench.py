@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune import __version__
+from autotune.base.clock import SystemClock
+from autotune.base.files import LEDGER_DIRECTORY, Ledger, check_writable
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
@@ -18,7 +20,6 @@ from autotune.core.trial import FinishedTrial
 from autotune.decide.ledger import compare, own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
-from autotune.measure.clock import SystemClock
 from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine, StartedMachine
@@ -28,7 +29,6 @@ from autotune.search.profiles import StoredProfile, probed_here, report_director
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner, made_on, records_in
 from autotune.search.workers import SweepRequest, TrainingWindows
-from autotune.store import LEDGER_DIRECTORY, Ledger, check_writable
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest, read_manifest
 from trainer.progress import Update, progress

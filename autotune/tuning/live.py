@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from autotune.base.clock import Clock
 from autotune.core.trial import FinishedTrial
 from autotune.core.tuning import Stage
 from autotune.decide.tuning import left_s
-from autotune.measure.clock import Clock
 from autotune.show.tuning import best_words, stage_words, stages_text
 from autotune.tuning.bench import Display
 from trainer.progress import Update, progress

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.base.files import write_atomically
+from autotune.base.json_text import plain
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.core.profile import profile_to_toml
@@ -22,8 +24,6 @@ from autotune.search.profiles import StoredProfile, probed_here, report_director
 from autotune.search.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.search.site import DeviceChoice, local_ranks
 from autotune.search.workers import SweepRequest
-from autotune.show.answers import plain
-from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, Display, site_here
 from trainer.batch import in_rows
 from trainer.dataset import TokenDataset, read_manifest

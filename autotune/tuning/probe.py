@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.base.files import check_writable
+from autotune.base.units import format_bytes
 from autotune.core.cards import RESERVE_BYTES
 from autotune.core.evidence import Evidence
 from autotune.core.profile import Constraints, Profile, Provenance
 from autotune.core.trial import FinishedTrial
-from autotune.core.units import format_bytes
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     deal,
@@ -32,7 +33,6 @@ from autotune.search.profiles import (
 )
 from autotune.search.site import local_ranks, memory_budget
 from autotune.show.probe import ProbedModel
-from autotune.store import check_writable
 from autotune.tuning.bench import Bench
 from trainer.batch import row_statistics
 from trainer.config import DataSettings, ModelSettings, TrainConfig

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.base.files import json_rows, write_atomically
 from autotune.decide.advice.table import advise
 from autotune.errors import UsageError
 from autotune.measure.host import Host, SystemHost
@@ -11,7 +12,6 @@ from autotune.search.profiles import StoredProfile, read_trials
 from autotune.search.reviews import read_reviewed
 from autotune.search.situation import other_than, read_measured_run, situation_of_profile, situation_of_run
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.store import json_rows, write_atomically
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
 from trainer.schema import refuse_infinite
@@ -44,8 +44,8 @@ def build_report(
                 next_step="Rename one, or build a report of each with its own --out.",
             )
     # They load a library of charts, which other stages do without.
+    from autotune.base.render import report_html, report_markdown
     from autotune.show.report.build import report_document, report_facts
-    from autotune.show.text import report_html, report_markdown
 
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)

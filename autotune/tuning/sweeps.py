@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 from typing import Any, get_args
 
-from autotune.core.defaults import BASELINE_ROUNDS, JOINT_TRIALS
+from autotune.base.defaults import BASELINE_ROUNDS, JOINT_TRIALS
+from autotune.base.files import write_atomically
 from autotune.core.evidence import BaselineEvidence, WorkersEvidence
 from autotune.core.exploration import Configuration, ExploreEvidence
 from autotune.core.profile import Profile, profile_to_toml
@@ -24,7 +25,6 @@ from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence, with_workers
 from autotune.search.site import local_ranks
 from autotune.search.workers import Sweep, SweepRequest
-from autotune.store import write_atomically
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe
 from trainer.batch import row_statistics

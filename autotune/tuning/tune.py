@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.core.defaults import WINDOW_S
+from autotune.base.clock import Clock, SystemClock
+from autotune.base.defaults import WINDOW_S
+from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
-from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
-from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.base.clock import SystemClock
+from autotune.base.json_text import plain
 from autotune.errors import MachineLacks
-from autotune.measure.clock import SystemClock
 from autotune.measure.host import LIBRARIES, SystemHost, _unescape
-from autotune.show.answers import plain
 from tests.fakes import FakeClock, FakeHost
 
 

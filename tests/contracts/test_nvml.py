@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pynvml
 import pytest
 
+from autotune.base.clock import SystemClock
 from autotune.core.hardware import GpmWindow, GpuProcess, Unavailable
-from autotune.measure.clock import SystemClock
 from autotune.measure.nvml import NvmlMonitor
 from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor
 

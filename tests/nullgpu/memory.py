@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import SystemClock
+from autotune.base.defaults import HEADROOM_SHARE
+from autotune.base.files import Ledger
 from autotune.core.cards import find_card
-from autotune.core.defaults import HEADROOM_SHARE
 from autotune.core.outcome import Measured
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.memory import Expected, expected_on_gpu
 from autotune.decide.search import bracket
 from autotune.errors import AutotuneError
-from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.probe import Probe, ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
-from autotune.store import Ledger
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
 from trainer.batch import RowStatistics
 from trainer.config import (

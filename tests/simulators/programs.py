@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.process import start
+from autotune.base.process import start
 
 
 class CannotMeasure(Exception):

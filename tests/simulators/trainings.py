@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tomlkit
 
-from autotune.process import start
+from autotune.base.process import start
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.hosts import hosts
 from trainer.record import Run, read_run

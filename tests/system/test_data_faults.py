@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.process import start as start_child
+from autotune.base.process import start as start_child
 from tests.system.faults import corpora
 from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
 from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.base.process import start
 from autotune.core.profile import profile_to_toml
 from autotune.errors import MachineLacks
-from autotune.process import start
 from tests.autotune.profiles import but, example_profile
 from tests.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace

@@ -2,8 +2,8 @@
 
 import pytest
 
+from autotune.base.render import report_html
 from autotune.show.report.build import report_document
-from autotune.show.text import report_html
 from tests.autotune.show.report.example import example_inputs
 from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 

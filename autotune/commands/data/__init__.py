@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.base.json_text import answer_json, plain
+from autotune.base.units import format_bytes, format_count, format_seconds
+from autotune.base.wording import per_s
 from autotune.commands.data.prepare import prepare
 from autotune.commands.options import AsJson
-from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.errors import BadInput
-from autotune.show.answers import answer_json, plain
 from autotune.show.dataset import counts_of, dataset_text
-from autotune.show.intervals import per_s
 from trainer.progress import progress
 
 if TYPE_CHECKING:

@@ -161,12 +161,12 @@ def slurm(
     as_json: AsJson = False,
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
+    from autotune.base.files import write_atomically
+    from autotune.base.json_text import answer_json
     from autotune.cluster.batch import read_template
     from autotune.cluster.site import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.cluster.training import train_script
-    from autotune.show.answers import answer_json
-    from autotune.store import write_atomically
 
     if submit and dry_run:
         raise UsageError("--dry-run submits nothing", next_step="Leave out one of --submit and --dry-run.")
@@ -215,9 +215,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
+    from autotune.base.json_text import answer_json
     from autotune.cluster.slurm import queued_jobs
     from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
-    from autotune.show.answers import answer_json
     from autotune.show.tuning import standings_text
 
     for place in places or []:

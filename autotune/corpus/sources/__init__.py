@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.units import format_count
+from autotune.base.units import format_count
 from autotune.corpus.sources.base import (
     MAX_SAMPLE_BYTES,
     TOO_LONG,

@@ -4,10 +4,10 @@ import shlex
 import statistics
 from collections import Counter
 
+from autotune.base.interval import CONFIDENCE, Interval
+from autotune.base.units import format_seconds
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.core.evidence import WorkersRow
-from autotune.core.interval import CONFIDENCE, Interval
-from autotune.core.units import format_seconds
 from autotune.decide.advice.situation import PERSISTENT_SHARE, Range, Situation, on_host, without
 from autotune.decide.bottleneck import rows_of_this_start
 

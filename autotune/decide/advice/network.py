@@ -4,9 +4,9 @@ import math
 import statistics
 from collections import Counter
 
+from autotune.base.interval import Interval
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.core.evidence import ExchangeRow
-from autotune.core.interval import Interval
 from autotune.core.trial import LinkFigures
 from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, times, without
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.base.model_work import HIDDEN_SIZE, of_model
 from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import command, probe_again
-from autotune.decide.shape import HIDDEN_SIZE, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.record import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.core.units import format_bytes
+from autotune.base.units import format_bytes
 from trainer.errors import DeviceMissing
 from trainer.parallel import Ranks
 

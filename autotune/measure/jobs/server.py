@@ -25,7 +25,7 @@ import psutil
 import torch
 import transformers
 
-from autotune.process import end_with_parent
+from autotune.base.process import end_with_parent
 
 POLL_S = 0.01
 GRACE_S = 2.0

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.base.process import end_with_parent
 from autotune.measure.jobs.child import run_job
-from autotune.process import end_with_parent
 from trainer.config import TrainConfig
 from trainer.disk import write_atomically
 

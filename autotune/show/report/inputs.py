@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from autotune.base.document import Block, Section
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck, Standing
 from autotune.decide.probe_command import probe_command
-from autotune.show.document import Block, Section
 from trainer.dataset import Manifest
 from trainer.record import Run
 

@@ -4,12 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.core.bottleneck import Bottleneck, Cause
-from autotune.core.interval import SHOWN_CONFIDENCE, Interval
-from autotune.core.units import format_bytes, format_seconds, format_share
-from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.rates import Drift, drifts
-from autotune.show.document import (
+from autotune.base.document import (
     LONG_TABLE_ROWS,
     Axis,
     Block,
@@ -27,9 +22,14 @@ from autotune.show.document import (
     Words,
     table_of,
 )
-from autotune.show.intervals import bounds, confidence_words, count, nats, plural, with_interval
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_seconds, format_share
+from autotune.base.wording import bounds, confidence_words, count, nats, plural, with_interval
+from autotune.core.bottleneck import Bottleneck, Cause
+from autotune.decide.bottleneck import rows_of_this_start
+from autotune.decide.rates import Drift, drifts
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.tables import Row
 from trainer.events import EventRow
 from trainer.record import Run
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autotune.base.files import Ledger
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
-from autotune.store import Ledger
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.trials import FEED, record
 from tests.trainer.checkpoints import end_of, header_of, leave

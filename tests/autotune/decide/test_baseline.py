@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from transformers import TrainingArguments
 
-from autotune.core.interval import Interval
+from autotune.base.interval import Interval
 from autotune.decide.baseline import differences, hf_trainer, is_precise, paper
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.interval import Interval
+from autotune.base.interval import Interval
+from autotune.base.statistics import Estimate, of_one, of_windows
 from autotune.decide import comparison
 from autotune.decide.comparison import STEP_RATE, Change, Reading, Side, changes, compare, flat_table, gate
-from autotune.decide.statistics import Estimate, of_one, of_windows
 from tests.autotune.profiles import example_profile
 
 WORK = {

@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.base.statistics import of_one, of_steps, of_windows
 from autotune.decide.rates import drifts, expected_rate, run_rate, settled_steps, training_rates, tuned_rate, verdict_of
-from autotune.decide.statistics import of_one, of_steps, of_windows
 from tests.autotune.decide.runs import noisy, run_of, with_evidence
 from tests.autotune.profiles import but
 from tests.autotune.profiles import example_profile as small_profile

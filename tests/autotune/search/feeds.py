@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import Ledger
 from autotune.core.hardware import SlurmFacts
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
@@ -12,7 +13,6 @@ from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.site import Site
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
-from autotune.store import Ledger
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.base.files import Ledger
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.ledger import ledger_sha256
@@ -13,7 +14,6 @@ from autotune.search import profiles
 from autotune.search.reviews import read_reviewed, require_approved, review, review_path, verify
 from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import records_in
-from autotune.store import Ledger
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record, records_of_example

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.files import Ledger
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput
 from autotune.search.estimate import assumed_contents, contents_of
@@ -11,7 +12,6 @@ from autotune.search.profiles import read_profile
 from autotune.search.situation import data_facts, profile_of_run, read_foreign
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
 from autotune.show.tuning import standings_text
-from autotune.store import Ledger
 from tests.autotune.decide.worlds import World, run_of, settings
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.trials import record

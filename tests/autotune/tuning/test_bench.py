@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.base.files import Ledger
 from autotune.core.hardware import GpuProcess
 from autotune.core.outcome import TimedOut
 from autotune.errors import MachineLacks
 from autotune.search.workers import SweepRequest
-from autotune.store import Ledger
 from autotune.tuning.bench import Bench, refuse_company
 from autotune.tuning.report import build_report
 from tests.autotune.profiles import FINGERPRINT, but, example_profile

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.store import json_rows
+from autotune.base.files import json_rows
 from tests.system.faults import train
 from tests.system.faults.corpora import kill_command, kill_prepare, kill_processes, kill_stage
 from tests.system.faults.jobs import Workplace

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from autotune.process import start as start_child
+from autotune.base.process import start as start_child
 from tests.conftest import write_dataset
 from tests.simulators.programs import run_program
 from tests.system.faults.kills import children_of, start

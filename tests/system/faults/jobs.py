@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from autotune.process import start as start_child
+from autotune.base.process import start as start_child
 from tests.conftest import write_dataset
 from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import trainer
+from autotune.base.process import start
 from autotune.cluster.torchrun import derived_ports, own_address, read_addresses, resolve_own_name
-from autotune.process import start
 from tests.conftest import write_dataset
 from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab

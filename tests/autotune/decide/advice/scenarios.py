@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.base.interval import Interval
 from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
-from autotune.core.interval import Interval
 from autotune.core.outcome import Contaminated, Measured, Outcome
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation

@@ -6,11 +6,11 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 import math
 from pathlib import Path
 
+from autotune.base.interval import Interval
 from autotune.core import evidence
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
 from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
-from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from autotune.core.trial import FinishedTrial, GpuUse, Trial

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from autotune.show.document import Section, blocks_of
+from autotune.base.document import Section, blocks_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from tests.autotune.profiles import example_profile
 from tests.trainer.checkpoints import end_of, header_of

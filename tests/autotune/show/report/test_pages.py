@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.base.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
+from autotune.base.render import report_html, report_markdown
+from autotune.base.wording import hours
 from autotune.core.verification import LedgerCheck
-from autotune.show.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
-from autotune.show.intervals import hours
 from autotune.show.profile import commands
 from autotune.show.report.build import report_document, report_facts
-from autotune.show.text import report_html, report_markdown
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run

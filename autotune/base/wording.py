@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 
-from autotune.core.interval import NOT_ENOUGH, Interval
-from autotune.core.units import format_bytes, format_count
-from autotune.decide.statistics import of_windows as interval_of_windows
+from autotune.base.interval import NOT_ENOUGH, Interval
+from autotune.base.statistics import of_windows as interval_of_windows
+from autotune.base.units import format_bytes, format_count
 
 
 def bounds(low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:

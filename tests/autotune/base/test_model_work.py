@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.base import model_work as shapes
+from autotune.base.model_work import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
 from autotune.core.dataset import HISTOGRAM_EDGES, LengthDistribution
-from autotune.decide import shape as shapes
-from autotune.decide.shape import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
 from trainer.build import model_work
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import SpecialIds

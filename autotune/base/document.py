@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from autotune.show.tables import Row, inert
+from autotune.base.tables import Row, inert
 
 LONG_TABLE_ROWS = 24
 """A table with more has a window of its own."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
+from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
 
 @pytest.mark.parametrize(

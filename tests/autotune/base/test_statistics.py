@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.core.interval import NOT_ENOUGH, Interval
-from autotune.decide import statistics as decided
-from autotune.decide.statistics import Estimate, difference, location, of_bounds, of_one, of_steps, of_windows, ratio_of
+from autotune.base import statistics as decided
+from autotune.base.interval import NOT_ENOUGH, Interval
+from autotune.base.statistics import Estimate, difference, location, of_bounds, of_one, of_steps, of_windows, ratio_of
 from tests.autotune.decide.runs import noisy
 
 NOISE = 0.05

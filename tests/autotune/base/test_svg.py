@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.show.document import Axis, Bar, Bars, Columns, Line, Lines, Point, Rule, Shade, Stacks
-from autotune.show.svg import drawn
+from autotune.base.document import Axis, Bar, Bars, Columns, Line, Lines, Point, Rule, Shade, Stacks
+from autotune.base.svg import drawn
 
 LINES = Lines(
     x=Axis(label="rows", unit="count", log=2, ticks=(1, 2, 4)),

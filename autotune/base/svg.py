@@ -7,9 +7,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from autotune.core.units import format_count
-from autotune.show.document import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
-from autotune.show.tables import inert
+from autotune.base.document import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
+from autotune.base.tables import inert
+from autotune.base.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from autotune.core.interval import CONFIDENCE, NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
+from autotune.base.interval import CONFIDENCE, NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
 
 Value = TypeVar("Value")
 Scale = Literal["log", "linear"]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core import units
+from autotune.base import units
 from autotune.errors import BadInput
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
-from autotune.show.document import (
+from autotune.base.document import (
     FACTS,
     MOST_CELL_LETTERS,
     MOST_WORDS_LETTERS,
@@ -26,8 +26,8 @@ from autotune.show.document import (
     rendered,
     shown,
 )
-from autotune.show.svg import drawn
-from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
+from autotune.base.svg import drawn
+from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
 _DEEPEST = 6
 """Levels of titles that Markdown and HTML know."""
