@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
 from autotune.cli import app
-from autotune.cluster.site import SiteFile
+from autotune.cluster.site_file import SiteFile
 from autotune.core.profile import Profile
 from autotune.decide.advice.table import RULES
 from trainer.__main__ import command_line

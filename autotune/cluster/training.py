@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.batch import Shape, cpus_of, lines_of, prefixed, render, shared_values
-from autotune.cluster.site import SiteFile, SlurmSettings
+from autotune.cluster.job_script import Shape, cpus_of, lines_of, prefixed, render, shared_values
+from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.core.profile import Profile
 from autotune.errors import BadInput

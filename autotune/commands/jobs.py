@@ -89,8 +89,8 @@ class SlurmOptions:
             UsageError: If the options do not go together.
             AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
         """
-        from autotune.cluster.batch import MeasureJob, Shape, cpus_of, measure_script, read_template
-        from autotune.cluster.site import SiteFile, find_site, read_site
+        from autotune.cluster.job_script import MeasureJob, Shape, cpus_of, measure_script, read_template
+        from autotune.cluster.site_file import SiteFile, find_site, read_site
 
         if self.slurm is None:
             if self.wait or self.dry_run:
@@ -201,7 +201,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     """
     if "--slurm" not in arguments:
         return tuple(arguments)
-    from autotune.cluster.site import DEFAULT_SITE
+    from autotune.cluster.site_file import DEFAULT_SITE
 
     plain = list(arguments)
     ended = plain.index("--") if "--" in plain else len(plain)

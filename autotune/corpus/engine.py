@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.site import SiteFile, read_site
+from autotune.cluster.site_file import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
 from trainer.errors import TrainerError

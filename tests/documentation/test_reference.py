@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from autotune import errors as tuner
-from autotune.cluster.site import SiteFile
+from autotune.cluster.site_file import SiteFile
 from autotune.core.profile import Constraints, Fingerprint, Provenance
 from tests.documentation.blocks import ROOT
 from trainer import errors as trainer

@@ -106,7 +106,7 @@ def local(
 ) -> None:
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
     from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
-    from autotune.cluster.site import DEFAULT_SITE, find_site, read_site
+    from autotune.cluster.site_file import DEFAULT_SITE, find_site, read_site
     from autotune.cluster.torchrun import run_child, torchrun_command
     from autotune.cluster.training import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
@@ -163,8 +163,8 @@ def slurm(
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
     from autotune.base.files import write_atomically
     from autotune.base.json_text import answer_json
-    from autotune.cluster.batch import read_template
-    from autotune.cluster.site import TIME_PATTERN, SiteFile, find_site, read_site
+    from autotune.cluster.job_script import read_template
+    from autotune.cluster.site_file import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.cluster.training import train_script
 

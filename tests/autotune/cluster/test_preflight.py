@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cluster.preflight import NodeFacts, describe, problems_of
-from tests.autotune.cluster.test_batch import PROFILE, with_gpus
+from tests.autotune.cluster.test_job_script import PROFILE, with_gpus
 
 GIB = 2**30
 ON_GPUS = with_gpus(gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, dataset_hash="d" * 64).profile

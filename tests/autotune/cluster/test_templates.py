@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.batch import measure_script, read_template
-from autotune.cluster.site import NetworkSettings, SiteFile
+from autotune.cluster.job_script import measure_script, read_template
+from autotune.cluster.site_file import NetworkSettings, SiteFile
 from tests.autotune.cluster.conftest import SRUN
-from tests.autotune.cluster.test_batch import JOB, NO_SITE, TRAINING, script_of
+from tests.autotune.cluster.test_job_script import JOB, NO_SITE, TRAINING, script_of
 
 PYTHON = """
 case $2:$4 in

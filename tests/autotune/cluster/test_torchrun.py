@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.cluster import torchrun
-from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template
-from autotune.cluster.site import SiteFile
+from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_template
+from autotune.cluster.site_file import SiteFile
 from autotune.errors import MachineLacks
 from tests.autotune.cluster.conftest import SRUN
 

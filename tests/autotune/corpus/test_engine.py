@@ -8,7 +8,7 @@ import psutil
 import pytest
 from distributed import LocalCluster
 
-from autotune.cluster.site import SiteFile, SlurmSettings, read_site
+from autotune.cluster.site_file import SiteFile, SlurmSettings, read_site
 from autotune.corpus.engine import AHEAD, Task, cluster_engine, in_process, job_settings, local_engine, slurm_engine
 from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks

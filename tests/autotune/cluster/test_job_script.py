@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template, render
-from autotune.cluster.site import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
+from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_template, render
+from autotune.cluster.site_file import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
 from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, train_script
 from autotune.errors import BadInput
 from tests.autotune.profiles import but, example_profile

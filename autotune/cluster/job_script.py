@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.site import SiteFile, job_variables
+from autotune.cluster.site_file import SiteFile, job_variables
 from autotune.errors import BadInput
 
 DEFAULT_GRES = "gpu:{count}"
