@@ -9,7 +9,7 @@ from autotune.core.plan import Goal
 from autotune.decide.advice.table import advise
 from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.search.compare import compare_paths
 from autotune.search.plan import PlanRequest, plan
 from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step

@@ -8,7 +8,6 @@ from autotune.commands.advise import advise
 from autotune.commands.baseline import baseline
 from autotune.commands.compare import compare
 from autotune.commands.data import app as data_app
-from autotune.commands.doctor import doctor
 from autotune.commands.estimate import estimate
 from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments
@@ -22,6 +21,7 @@ from autotune.commands.scale import scale
 from autotune.commands.tune import tune, tune_between_nodes
 from autotune.commands.workers import workers
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
+from autotune.machine.command import doctor
 from trainer.errors import TrainerError
 
 app = typer.Typer(

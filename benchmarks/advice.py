@@ -21,7 +21,7 @@ from autotune.core.bottleneck import Bottleneck, Cause
 from autotune.decide.advice.table import advise
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.search.situation import situation_of_run
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.autotune.decide.advice.scenarios import Scenario, scenarios

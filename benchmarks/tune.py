@@ -28,7 +28,7 @@ from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.search.exploration import Exploration, prove
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner

@@ -24,10 +24,10 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
 from autotune.base.tables import text_table
-from autotune.core.hardware import HostFacts
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
+from autotune.machine.values import HostFacts
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.hardware import SlurmFacts
 from autotune.errors import EXIT_TERMINATED, DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
+from autotune.machine.values import SlurmFacts
 
 ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500

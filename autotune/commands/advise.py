@@ -47,7 +47,7 @@ def advise(
     from autotune.base.json_text import answer_json
     from autotune.decide.advice.table import RULES
     from autotune.decide.advice.table import advise as find_advice
-    from autotune.measure.host import SystemHost
+    from autotune.machine.host import SystemHost
     from autotune.search.situation import read_foreign, situation_of
     from autotune.show.advice import advice_text, rules_text
     from trainer.record import RUN_FILE

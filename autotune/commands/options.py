@@ -34,7 +34,7 @@ def models(incomplete: str) -> list[str]:
 
 def cards(incomplete: str) -> list[tuple[str, str]]:
     """Return GPUs that begin so, each with its full name."""
-    from autotune.core.cards import CARDS
+    from autotune.machine.gpu_models import CARDS
 
     return [(card.key, card.name) for card in CARDS if card.key.startswith(incomplete.lower())]
 

@@ -41,7 +41,7 @@ def probe(
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.base.json_text import answer_json
-    from autotune.core.cards import find_card
+    from autotune.machine.gpu_models import find_card
     from autotune.show.probe import probe_answer, probe_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.probe import probe_models

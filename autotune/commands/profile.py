@@ -41,9 +41,9 @@ def verify(
 ) -> None:
     """Hold a profile against this machine, field by field, and against its ledger; nothing is measured."""
     from autotune.base.json_text import answer_json
-    from autotune.measure.host import SystemHost
+    from autotune.machine.host import SystemHost
+    from autotune.machine.nvml import NvmlMonitor
     from autotune.measure.machine import ForkServerMachine
-    from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
     from autotune.search.profiles import read_trials
     from autotune.show.profile import verification_text

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from autotune.core.evidence import Evidence
 from autotune.core.exploration import NonNegative, Positive
-from autotune.core.hardware import is_pretended
 from autotune.errors import BadInput
+from autotune.machine.values import is_pretended
 from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table

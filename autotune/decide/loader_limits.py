@@ -4,8 +4,8 @@ import bisect
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
-from autotune.core.hardware import HostFacts
 from autotune.errors import DoesNotFit
+from autotune.machine.values import HostFacts
 
 WORKER_BYTES = 96 * 2**20
 """What a forked worker has for itself, assumed until one was measured. Over short windows 9 to 11 MiB were measured

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from autotune.base.clock import Clock
-from autotune.core.hardware import Unavailable
 from autotune.core.outcome import Contaminated, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.contamination import (
@@ -16,9 +15,10 @@ from autotune.decide.contamination import (
     judge,
     with_gpus,
 )
-from autotune.measure.gpu_sampler import GpuSampler
+from autotune.machine.gpu_sampler import GpuSampler
+from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
+from autotune.machine.values import Unavailable
 from autotune.measure.machine import Machine
-from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor
 
 WAIT_BEFORE_S = 30.0
 """How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""

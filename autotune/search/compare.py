@@ -10,7 +10,6 @@ from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
-from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
@@ -36,6 +35,7 @@ from autotune.decide.comparison import (
 from autotune.decide.physical import has_rate
 from autotune.decide.rates import settled_steps, training_rates
 from autotune.errors import BadInput, UsageError
+from autotune.machine.values import is_pretended
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
 from autotune.search.trials import records_in

@@ -14,7 +14,6 @@ from autotune.base.model_work import (
 )
 from autotune.base.units import format_amount
 from autotune.cluster.training import default_ranks
-from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.core.evidence import Evidence
 from autotune.core.network import Network, RankCompute
@@ -26,6 +25,7 @@ from autotune.decide.probe_command import command
 from autotune.decide.rates import expected_rate, tuned_rate
 from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, spread
 from autotune.errors import UsageError
+from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
 from autotune.search.estimate import assumed_contents, contents_of
 from autotune.search.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.search.profiles import StoredProfile

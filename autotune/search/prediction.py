@@ -11,9 +11,7 @@ from typing import Any, Literal
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
-from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.dataset import RowContents
-from autotune.core.hardware import visible_devices
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.requests import TraceRequest
@@ -32,8 +30,10 @@ from autotune.decide.plan import MemoryPlan
 from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
+from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
+from autotune.machine.nvml import NvmlMonitor
+from autotune.machine.values import visible_devices
 from autotune.measure.machine import ForkServerMachine, Machine
-from autotune.measure.nvml import NvmlMonitor
 from autotune.search.estimate import (
     CannotTrace,
     MemoryEstimate,

@@ -12,7 +12,6 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.core.allocations import is_activations
-from autotune.core.cards import Card
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.core.requests import StepRequest, TraceRequest
@@ -30,6 +29,7 @@ from autotune.decide.memory import Expected, ledger, peak_bytes
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
+from autotune.machine.gpu_models import Card
 from autotune.measure.machine import Machine
 from autotune.search.estimate import (
     CannotTrace,

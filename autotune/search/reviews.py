@@ -23,10 +23,10 @@ from autotune.core.verification import (
 from autotune.decide.comparison import flat_table
 from autotune.decide.ledger import compare, shown
 from autotune.errors import BadInput, ProfileRefused
-from autotune.measure.host import Host
-from autotune.measure.nvml import GpuMonitor
+from autotune.machine.host import Host
+from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.nvml import GpuMonitor
 from autotune.search.profiles import StoredProfile, read_profile, report_directory
-from autotune.search.site import fingerprint, open_site
 from trainer.config import TrainConfig
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError

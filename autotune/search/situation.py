@@ -15,7 +15,7 @@ from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Scaling
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
-from autotune.measure.host import Host
+from autotune.machine.host import Host
 from autotune.search.profiles import StoredProfile, read_profile, read_trials
 from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from trainer.config import Tag, TrainConfig, tagged

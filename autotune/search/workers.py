@@ -19,7 +19,7 @@ from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import OutOfTime, Undecided
-from autotune.search.site import Site
+from autotune.machine.measured_device import Site
 from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from trainer.config import TrainConfig
 

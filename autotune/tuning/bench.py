@@ -20,13 +20,13 @@ from autotune.core.trial import FinishedTrial
 from autotune.decide.ledger import compare, own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
-from autotune.measure.gpu_sampler import GpuSampler
-from autotune.measure.host import SystemHost
+from autotune.machine.gpu_sampler import GpuSampler
+from autotune.machine.host import SystemHost
+from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
+from autotune.machine.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.machine import ForkServerMachine, Machine, StartedMachine
-from autotune.measure.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.profiles import StoredProfile, probed_here, report_directory
-from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner, made_on, records_in
 from autotune.search.workers import SweepRequest, TrainingWindows
 from trainer.config import ModelSettings, TrainConfig

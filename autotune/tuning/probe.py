@@ -9,7 +9,6 @@ from typing import Any
 from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
-from autotune.core.cards import RESERVE_BYTES
 from autotune.core.evidence import Evidence
 from autotune.core.profile import Constraints, Profile, Provenance
 from autotune.core.trial import FinishedTrial
@@ -21,6 +20,8 @@ from autotune.decide.choose import (
     global_batch_rows,
 )
 from autotune.decide.memory import expected_on_cpu, expected_on_gpu
+from autotune.machine.gpu_models import RESERVE_BYTES
+from autotune.machine.measured_device import local_ranks, memory_budget
 from autotune.search.estimate import MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.profiles import (
@@ -31,7 +32,6 @@ from autotune.search.profiles import (
     with_workers_of,
     write_profile,
 )
-from autotune.search.site import local_ranks, memory_budget
 from autotune.show.probe import ProbedModel
 from autotune.tuning.bench import Bench
 from trainer.batch import row_statistics

@@ -15,6 +15,7 @@ from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit, OutOfTime
+from autotune.machine.measured_device import local_ranks
 from autotune.search import exploration, workers
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.estimate import CannotTrace
@@ -23,7 +24,6 @@ from autotune.search.exploration_known import ExploreRequest
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence, with_workers
-from autotune.search.site import local_ranks
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe

@@ -18,10 +18,10 @@ from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
+from autotune.machine.measured_device import DeviceChoice
 from autotune.search.estimate import CannotTrace, MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
-from autotune.search.site import DeviceChoice
 from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
 from autotune.tuning.bench import Bench, open_bench

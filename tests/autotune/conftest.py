@@ -7,11 +7,11 @@ import pytest
 
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
+from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.nvml import NvmlMonitor
 from autotune.measure.machine import ForkServerMachine
-from autotune.measure.nvml import NvmlMonitor
 from autotune.search import prediction
-from autotune.search.site import fingerprint, open_site
 from autotune.tuning import bench
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest

@@ -91,7 +91,7 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--hel
     ("does", "heavy"),
     [
         *((f"from autotune.cli import run; code = run({line!r})", "torch transformers optuna") for line in LINES),
-        ("import autotune.commands.doctor", "torch transformers numpy optuna psutil pynvml rich"),
+        ("import autotune.machine.command", "torch transformers numpy optuna psutil pynvml rich"),
         ("import autotune.commands.data", "numpy tokenizers capstone distributed pyarrow torch"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from autotune.core.advice import Gain
 from autotune.decide.advice.table import advise
 from autotune.decide.bottleneck import bottleneck_of_run
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.search.situation import situation_of_run
 from benchmarks.advice import LIMITED, _bars, is_kept
 from tests.simulators.trainings import make_place, train

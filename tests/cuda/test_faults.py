@@ -111,9 +111,9 @@ MUTE = """
 import os, time
 from pathlib import Path
 from autotune.errors import MachineLacks
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.measure import nvml
-from autotune.search.site import open_site
+from autotune.machine.measured_device import open_site
 began_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5
 monitor = nvml.NvmlMonitor()

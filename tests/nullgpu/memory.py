@@ -14,14 +14,14 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.base.files import Ledger
-from autotune.core.cards import find_card
 from autotune.core.outcome import Measured
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.memory import Expected, expected_on_gpu
 from autotune.decide.search import bracket
 from autotune.errors import AutotuneError
+from autotune.machine.gpu_models import find_card
+from autotune.machine.nvml import NvmlMonitor
 from autotune.measure.machine import ForkServerMachine
-from autotune.measure.nvml import NvmlMonitor
 from autotune.search.probe import Probe, ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.decide.advice.situation import Situation
 from autotune.decide.advice.table import advise
-from autotune.measure.host import SystemHost
+from autotune.machine.host import SystemHost
 from autotune.search.situation import data_facts
 from tests.simulators.programs import run_program
 

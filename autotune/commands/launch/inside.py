@@ -31,11 +31,11 @@ def preflight(
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
     from autotune.cluster.preflight import describe, problems_of
-    from autotune.measure.host import SystemHost
-    from autotune.measure.nvml import NvmlMonitor
+    from autotune.machine.host import SystemHost
+    from autotune.machine.measured_device import look_at_node
+    from autotune.machine.nvml import NvmlMonitor
     from autotune.search import reviews
     from autotune.search.profiles import read_profile
-    from autotune.search.site import look_at_node
 
     if require_approved:
         reviews.require_approved(profile, reports, expect_sha256=profile_sha256)

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from autotune.cluster import slurm
 from autotune.cluster.slurm import JobState
-from autotune.core.hardware import SlurmFacts
 from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
+from autotune.machine.values import SlurmFacts
 
 JOB = {
     "SLURM_JOB_ID": "4711", "SLURM_JOB_END_TIME": "1700003600", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "8",

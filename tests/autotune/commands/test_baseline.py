@@ -3,10 +3,10 @@ import json
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.measure.host import SystemHost
-from autotune.measure.nvml import NvmlMonitor
+from autotune.machine.host import SystemHost
+from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.nvml import NvmlMonitor
 from autotune.search.profiles import read_profile
-from autotune.search.site import fingerprint, open_site
 from tests.autotune.profiles import example_profile
 from tests.conftest import write_dataset
 from trainer.config import DataSettings, ModelSettings, TrainConfig

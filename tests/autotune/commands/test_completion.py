@@ -1,5 +1,5 @@
 from autotune.commands.options import cards, models, profiles, sites
-from autotune.core.cards import CARDS
+from autotune.machine.gpu_models import CARDS
 from trainer.presets import PRESETS
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from autotune.core.cards import RESERVE_BYTES
+from autotune.machine.gpu_models import RESERVE_BYTES
 
 BERT = {
     "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -4,10 +4,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from autotune.core.hardware import GpuProcess, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import BadInput
+from autotune.machine.values import GpuProcess, Unavailable
 from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
 from autotune.search.probe import CURVE_STEPS, FIT_STEPS
 from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.files import Ledger
-from autotune.core.hardware import SlurmFacts
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.search.site import Site
+from autotune.machine.measured_device import Site
+from autotune.machine.values import SlurmFacts
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from tests.autotune.trials import FEED

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.base.files import Ledger
-from autotune.core.hardware import GpuProcess
 from autotune.core.outcome import TimedOut
 from autotune.errors import MachineLacks
+from autotune.machine.values import GpuProcess
 from autotune.search.workers import SweepRequest
 from autotune.tuning.bench import Bench, refuse_company
 from autotune.tuning.report import build_report
+from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles import FINGERPRINT, but, example_profile
-from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest

@@ -6,8 +6,8 @@ from autotune.errors import BadInput, DoesNotFit
 from autotune.search.profiles import read_profile
 from autotune.tuning import bench as bench_room
 from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profile
+from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.search.explorations import additive
-from tests.autotune.search.test_site import H200
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.process import end_with_parent
-from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
+from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _HINTS = {

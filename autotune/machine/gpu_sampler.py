@@ -1,6 +1,6 @@
 """Time series of what GPUs do while something else is measured, from a process that samples all GPUs of a node.
 
-The process (``python -m autotune.measure.gpu_sampler UUID…``) pickles each reading to its standard output, until its
+The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each reading to its standard output, until its
 standard input closes. Nobody else reads GPM counters meanwhile, because concurrent GPM calls have crashed drivers.
 If a call of the driver never returns, samples are missing and the process is killed.
 """
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Literal, Self
 
 from autotune.base.clock import Clock, SystemClock
-from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
-from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
+from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
+from autotune.machine.values import GpmWindow, GpuSample, GpuSeries, Unavailable
 
 GPM_WINDOW_S = 0.5
 """Long enough for NVML's counters to have moved several times, short enough to lie inside a measured window."""
@@ -38,7 +38,7 @@ class GpuSampler:
     """Samples GPUs in a process of its own (``program``), so that this one's work and its locks delay no sample."""
 
     def __init__(
-        self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.measure.gpu_sampler")
+        self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler")
     ) -> None:
         self._command = [sys.executable, *program, *uuids]
         self._last = {uuid: GpuSeries() for uuid in uuids}

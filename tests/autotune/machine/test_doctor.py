@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.slurm import read_slurm
-from autotune.commands.doctor import NEXT_COMMAND, examine, render
+from autotune.machine.command import NEXT_COMMAND, examine, render
 from tests.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.core.hardware import GpmWindow, GpuProcess, Unavailable
-from autotune.measure.nvml import NvmlMonitor
+from autotune.machine.nvml import NvmlMonitor
+from autotune.machine.values import GpmWindow, GpuProcess, Unavailable
 from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor
 
 GIB = 2**30

@@ -1,9 +1,9 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autotune.core import hardware
-from autotune.decide.suitability import Unsuitable
-from autotune.show.doctor import doctor_text
+from autotune.machine import values as hardware
+from autotune.machine.decide import Unsuitable
+from autotune.machine.sections import doctor_text
 from tests.fakes import FakeHost
 
 GPU = hardware.GpuStatus(

@@ -6,8 +6,8 @@ from autotune.base.document import Block, Bullets, Paragraph, Section, Table, fa
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts, Unavailable
-from autotune.decide.suitability import Unsuitable
+from autotune.machine.decide import Unsuitable
+from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts, Unavailable
 
 _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core import hardware
+from autotune.machine import values as hardware
 from tests.fakes import CARD, COUNTERS, HOST, SAMPLE
 
 NO_SLURM = hardware.SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from autotune.core.hardware import DiskFacts, HostFacts, NicFacts, is_network_filesystem
 from autotune.errors import MachineLacks
+from autotune.machine.values import DiskFacts, HostFacts, NicFacts, is_network_filesystem
 
 _CPUS_OF_SLURM = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 LIBRARIES = ("torch", "transformers", "numpy", "optuna")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.base.units import format_bytes
-from autotune.core.hardware import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
+from autotune.machine.values import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
 
 Severity = Literal["fault", "warning", "note"]
 """``fault``: figures taken now are worthless. ``warning``: they may be off. ``note``: something cannot be measured."""

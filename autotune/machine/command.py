@@ -11,11 +11,11 @@ import typer
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
 from autotune.commands.options import AsJson
-from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts
-from autotune.decide.suitability import find_unsuitable
-from autotune.measure.host import Host, SystemHost
-from autotune.measure.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
-from autotune.show.doctor import doctor_text
+from autotune.machine.decide import find_unsuitable
+from autotune.machine.host import Host, SystemHost
+from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
+from autotune.machine.sections import doctor_text
+from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from autotune.measure import nvml
+from autotune.machine import nvml
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from autotune.core.hardware import DiskFacts, GpuProcess, GpuStatus, MachineFacts, SlurmFacts, Unavailable
-from autotune.decide.suitability import SEVERITIES, find_unsuitable
+from autotune.machine.decide import SEVERITIES, find_unsuitable
+from autotune.machine.values import DiskFacts, GpuProcess, GpuStatus, MachineFacts, SlurmFacts, Unavailable
 from tests import fakes
 
 GIB = 2**30

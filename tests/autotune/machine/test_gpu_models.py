@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.cards import CARDS, card_of, find_card
 from autotune.errors import BadInput
+from autotune.machine.gpu_models import CARDS, card_of, find_card
 
 cards = st.sampled_from(CARDS)
 

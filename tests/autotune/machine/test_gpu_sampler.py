@@ -10,10 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from autotune.core.hardware import GpuSeries, Unavailable
-from autotune.measure import gpu_sampler
-from autotune.measure.gpu_sampler import GpuSampler, sample_gpus, series_of
-from autotune.measure.nvml import NvmlMonitor
+from autotune.machine import gpu_sampler
+from autotune.machine.gpu_sampler import GpuSampler, sample_gpus, series_of
+from autotune.machine.nvml import NvmlMonitor
+from autotune.machine.values import GpuSeries, Unavailable
 from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler
 
 UUIDS = ("GPU-one", "GPU-two")
@@ -26,7 +26,7 @@ def scripted_monitor() -> FakeGpuMonitor:
 SCRIPTED = [
     "-c",
     "from autotune.measure import gpu_sampler\n"
-    "from tests.contracts.test_gpu_sampler import scripted_monitor\n"
+    "from tests.autotune.machine.test_gpu_sampler import scripted_monitor\n"
     "gpu_sampler.GPM_WINDOW_S = 0.1\n"
     "gpu_sampler.main(scripted_monitor())",
 ]
@@ -92,7 +92,7 @@ def test_scripted_readings_arrive_unchanged_from_another_process():
 
 READ = """
 import pickle, sys, time
-from autotune.core.hardware import Unavailable
+from autotune.machine.values import Unavailable
 def read():
     pickle.dump(("0", "sample", Unavailable(reason="asleep")), sys.stdout.buffer)
     sys.stdout.flush()

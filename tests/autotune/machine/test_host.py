@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autotune.base.clock import SystemClock
 from autotune.base.json_text import plain
 from autotune.errors import MachineLacks
-from autotune.measure.host import LIBRARIES, SystemHost, _unescape
+from autotune.machine.host import LIBRARIES, SystemHost, _unescape
 from tests.fakes import FakeClock, FakeHost
 
 
