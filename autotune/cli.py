@@ -7,7 +7,6 @@ import typer
 from autotune.commands.advise import advise
 from autotune.commands.baseline import baseline
 from autotune.commands.compare import compare
-from autotune.commands.data import app as data_app
 from autotune.commands.estimate import estimate
 from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments
@@ -20,6 +19,7 @@ from autotune.commands.report import app as report_app
 from autotune.commands.scale import scale
 from autotune.commands.tune import tune, tune_between_nodes
 from autotune.commands.workers import workers
+from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.machine.command import doctor
 from trainer.errors import TrainerError

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus.pieces import Selection
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
 from trainer.dataset import TOKENIZER_NAME, Shard

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus import tokenizer as learning
 from autotune.corpus.encode import ENCODE, SPLITS, LengthLimit, assemble_shard, encode_piece, gather, shard_edges
 from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
@@ -36,6 +35,7 @@ from autotune.corpus.pieces import (
 from autotune.corpus.sources import SOURCES, Found, Input, find_input
 from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import (
     Receipt,
     StageMeter,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
+from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
 from autotune.corpus.workplace import StageMeter
 from trainer.copying import in_threads
 from trainer.dataset import (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.allocations import Trace
-from autotune.core.dataset import RowContents
 from autotune.core.outcome import Measured, TimedOut
 from autotune.core.requests import TraceRequest
+from autotune.corpus.values import RowContents
 from autotune.decide.export import RowsHold
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable

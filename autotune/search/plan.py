@@ -14,11 +14,11 @@ from autotune.base.model_work import (
 )
 from autotune.base.units import format_amount
 from autotune.cluster.training import default_ranks
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.core.evidence import Evidence
 from autotune.core.network import Network, RankCompute
 from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
 from autotune.core.profile import Profile
+from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.decide.plan import MemoryPlan, Plan, plan_of
 from autotune.decide.probe_command import command

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
-from autotune.core.dataset import RowContents
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.requests import TraceRequest
+from autotune.corpus.values import RowContents
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
     UNTRACED_SHARE,

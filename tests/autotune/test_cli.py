@@ -92,7 +92,7 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--hel
     [
         *((f"from autotune.cli import run; code = run({line!r})", "torch transformers optuna") for line in LINES),
         ("import autotune.machine.command", "torch transformers numpy optuna psutil pynvml rich"),
-        ("import autotune.commands.data", "numpy tokenizers capstone distributed pyarrow torch"),
+        ("import autotune.corpus.command", "numpy tokenizers capstone distributed pyarrow torch"),
     ],
 )
 def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):

@@ -25,13 +25,13 @@ from autotune.base.json_text import plain
 from autotune.base.units import format_share
 from autotune.base.wording import bounds_with_confidence, count, listed, plural, with_interval
 from autotune.core.advice import Advice
-from autotune.core.dataset import LengthDistribution
+from autotune.corpus.sections import lengths_section
+from autotune.corpus.values import LengthDistribution
 from autotune.decide.advice.table import rank
 from autotune.decide.cost import cost_rows, pay_back
 from autotune.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.baseline import baseline_section
-from autotune.show.dataset import lengths_section
 from autotune.show.network import network_section
 from autotune.show.probe import curve_section, global_batch_words, memory_section
 from autotune.show.profile import commands, machine, reproduce, sign_off

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.base import model_work as shapes
 from autotune.base.model_work import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
-from autotune.core.dataset import HISTOGRAM_EDGES, LengthDistribution
+from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
 from trainer.build import model_work
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import SpecialIds

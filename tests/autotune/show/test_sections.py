@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import console_text
-from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.core.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.core.network import Link
 from autotune.core.trial import GpuUse
 from autotune.core.verification import Standing
+from autotune.corpus.sections import BAR_WIDTH, length_histogram
+from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.search.scaling import evidence as network_evidence
 from autotune.show.baseline import baseline_section, baseline_text
-from autotune.show.dataset import BAR_WIDTH, length_histogram
 from autotune.show.network import network_text, scaling_lines
 from autotune.show.probe import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
 from autotune.show.profile import profile_text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.dataset import HISTOGRAM_EDGES, LengthDistribution
+from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
 
 lengths_lists = st.lists(st.one_of(st.integers(0, 1500), st.integers(0, 2**20)), min_size=1, max_size=60)
 rows = st.integers(3, 1024)

@@ -9,7 +9,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import count, plural
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
+from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
 
 if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path

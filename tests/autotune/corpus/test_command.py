@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli import run
-from autotune.commands.data import _staged_text, app
-from autotune.core.dataset import HISTOGRAM_EDGES
+from autotune.corpus.command import _staged_text, app
+from autotune.corpus.values import HISTOGRAM_EDGES
 from tests.conftest import write_dataset
 from trainer.copying import CopyFigures
 from trainer.dataset import read_manifest

@@ -12,10 +12,10 @@ import typer
 from autotune.base.json_text import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import per_s
-from autotune.commands.data.prepare import prepare
 from autotune.commands.options import AsJson
+from autotune.corpus.prepare_command import prepare
+from autotune.corpus.sections import counts_of, dataset_text
 from autotune.errors import BadInput
-from autotune.show.dataset import counts_of, dataset_text
 from trainer.progress import progress
 
 if TYPE_CHECKING:
