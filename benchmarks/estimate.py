@@ -23,12 +23,12 @@ from statistics import median
 from typing import Any
 
 from autotune.base.tables import text_table
-from autotune.core.outcome import Measured, Outcome
-from autotune.core.requests import TraceRequest
-from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
-from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcome import Measured, Outcome
+from autotune.trials.requests import TraceRequest
+from autotune.trials.values import Trial
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.fakes import FakeMachine
 from tests.simulators.memory import MACHINES, SimulatedMachine, search
@@ -55,8 +55,8 @@ UNLIMITED_BYTES = 2**60
 COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
 _FRESH = """\
 import pathlib, sys
-from autotune.measure.jobs.child import run_job
-from autotune.measure.jobs.server import preload_trainer
+from autotune.trials.jobs.child import run_job
+from autotune.trials.jobs.server import preload_trainer
 preload_trainer()
 sys.exit(0 if run_job("tests.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)
 """

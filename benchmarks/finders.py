@@ -121,7 +121,7 @@ class _Bench:
     """What both tools need of the trainer."""
 
     def __init__(self, case: Case) -> None:
-        from autotune.measure.jobs.budget import enforce, keep_one_arena
+        from autotune.trials.jobs.budget import enforce, keep_one_arena
         from trainer.config import TrainConfig
         from trainer.dataset import SpecialIds
         from trainer.parallel import join_ranks
@@ -300,7 +300,7 @@ def _child(
 
 def _import(case: Case) -> None:
     """Everything that a step or a tool imports, before memory and seconds count."""
-    from autotune.measure.jobs.server import preload_model, preload_trainer
+    from autotune.trials.jobs.server import preload_model, preload_trainer
 
     for module in _PRELOADED:  # it may be another's server that this process comes from
         importlib.import_module(module)

@@ -21,11 +21,11 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
 from autotune.core.network import MIB, Exchange
-from autotune.core.trial import ExchangeFigures
 from autotune.decide.network import compute_of, step_time
-from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.trials import TrialRunner
+from autotune.trials.multirank import TogetherMachine
+from autotune.trials.runner import TrialRunner
+from autotune.trials.values import ExchangeFigures
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_learnable_corpus

@@ -19,12 +19,12 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
 from autotune.base.tables import text_table
-from autotune.core.trial import Trial
 from autotune.decide.memory import expected_on_cpu
 from autotune.decide.search import bracket
-from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
-from autotune.search.trials import TrialRunner
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.runner import TrialRunner
+from autotune.trials.values import Trial
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from tests.simulators.corpora import synthetic_manifest

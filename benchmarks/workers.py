@@ -28,9 +28,9 @@ from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
 from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
-from autotune.measure.machine import ForkServerMachine
-from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.runner import TrialRunner
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.loader import SimulatedFeed

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from autotune.measure.jobs import step
-from autotune.measure.jobs.budget import CpuBudget
-from autotune.measure.jobs.child import run_job
-from autotune.measure.jobs.server import preload_model, preload_trainer
+from autotune.trials.jobs.budget import CpuBudget
+from autotune.trials.jobs.child import run_job
+from autotune.trials.jobs.server import preload_model, preload_trainer
 
 
 def run(measured, place):

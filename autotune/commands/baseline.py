@@ -27,7 +27,7 @@ def baseline(
     from autotune.base.json_text import answer_json
     from autotune.search.profiles import probed_here, read_profile
     from autotune.show.baseline import baseline_text
-    from autotune.tuning.bench import open_bench
+    from autotune.trials.session import open_bench
     from autotune.tuning.sweeps import compare_recipes
 
     stored = read_profile(sweep.profile)

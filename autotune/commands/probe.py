@@ -43,7 +43,7 @@ def probe(
     from autotune.base.json_text import answer_json
     from autotune.machine.gpu_models import find_card
     from autotune.show.probe import probe_answer, probe_text
-    from autotune.tuning.bench import open_bench
+    from autotune.trials.session import open_bench
     from autotune.tuning.probe import probe_models
 
     if granularity > options.max_rows:

@@ -43,10 +43,10 @@ def verify(
     from autotune.base.json_text import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.measure.machine import ForkServerMachine
     from autotune.search import reviews
     from autotune.search.profiles import read_trials
     from autotune.show.profile import verification_text
+    from autotune.trials.fork_server import ForkServerMachine
 
     def read_cuda() -> str | None:
         with ForkServerMachine() as server:

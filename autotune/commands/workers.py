@@ -44,7 +44,7 @@ def workers(
     from autotune.base.units import parse_seconds
     from autotune.search.profiles import probed_here, read_profile
     from autotune.show.workers import workers_text
-    from autotune.tuning.bench import open_bench
+    from autotune.trials.session import open_bench
     from autotune.tuning.sweeps import count_workers
 
     replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")

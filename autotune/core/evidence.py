@@ -14,7 +14,7 @@ from autotune.core.exploration import (
     RatioBounds,
 )
 from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
-from autotune.core.trial import GpuUse, Share
+from autotune.trials.values import GpuUse, Share
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
 

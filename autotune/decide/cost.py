@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
-from autotune.core.trial import FinishedTrial
+from autotune.trials.values import FinishedTrial
 
 LARGE_JOB_RANKS = 256
 """As many as the project's target cluster gives a job."""

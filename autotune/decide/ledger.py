@@ -4,10 +4,10 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
-from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
 from autotune.core.verification import Check, Found, LedgerCheck
+from autotune.trials.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
+from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from trainer.schema import canonical_sha256
 
 _SAME = 1e-9

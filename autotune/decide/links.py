@@ -10,8 +10,8 @@ import numpy.typing as npt
 from autotune.base.interval import CONFIDENCE
 from autotune.core.evidence import LinkEvidence
 from autotune.core.network import Scope
-from autotune.core.trial import LinkFigures
 from autotune.decide.network import tree_hops
+from autotune.trials.values import LinkFigures
 
 Array = npt.NDArray[np.float64]
 LEAST_REPEATS = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from autotune.core.evidence import ComputeEvidence
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.core.trial import ExchangeFigures
+from autotune.trials.values import ExchangeFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
 """DDP's first bucket is small, so that something travels early, where buckets have their default size (torch 2.13,

@@ -11,10 +11,10 @@ from typing import Literal
 
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
-from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.decide.cost import row_of
+from autotune.trials.outcome import Measured
+from autotune.trials.values import FinishedTrial, StepFigures
 from trainer.record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20

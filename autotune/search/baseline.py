@@ -15,14 +15,14 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.base.units import format_bytes
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
-from autotune.core.requests import StepRequest
-from autotune.core.trial import FeedFigures, Trial
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.errors import OutOfTime
 from autotune.search.probe import FIT_STEPS
-from autotune.search.trials import Rounds, TrialRunner, unmeasured
 from autotune.search.workers import TrainingWindows, feed_trial
+from autotune.trials.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
+from autotune.trials.requests import StepRequest
+from autotune.trials.runner import Rounds, TrialRunner, unmeasured
+from autotune.trials.values import FeedFigures, Trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import Manifest, TokenDataset

@@ -10,9 +10,7 @@ from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
-from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
-from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
 from autotune.decide.comparison import (
     DATA_WAIT,
     MFU,
@@ -32,13 +30,15 @@ from autotune.decide.comparison import (
     compare,
     flat_table,
 )
-from autotune.decide.physical import has_rate
 from autotune.decide.rates import settled_steps, training_rates
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
-from autotune.search.trials import records_in
+from autotune.trials.decide.plausibility import has_rate
+from autotune.trials.outcome import Measured
+from autotune.trials.runner import records_in
+from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record import RUN_FILE, Run
 from trainer.schema import canonical_sha256

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.allocations import Trace
-from autotune.core.outcome import Measured, TimedOut
-from autotune.core.requests import TraceRequest
 from autotune.corpus.values import RowContents
 from autotune.decide.export import RowsHold
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable
-from autotune.measure.machine import Machine
 from autotune.search.profiles import StoredProfile
+from autotune.trials.fork_server import Machine
+from autotune.trials.outcome import Measured, TimedOut
+from autotune.trials.requests import TraceRequest
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import Layout, ModelSettings, TrainConfig
 from trainer.dataset import Manifest, SpecialIds, TokenDataset

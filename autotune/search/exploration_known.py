@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.core.exploration import Configuration
-from autotune.core.outcome import Contaminated, Outcome, OutOfMemory, describe
-from autotune.core.trial import FeedFigures
 from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior, useful_share
 from autotune.search.workers import TrainingWindows
+from autotune.trials.outcome import Contaminated, Outcome, OutOfMemory, describe
+from autotune.trials.values import FeedFigures
 from trainer.config import Layout, Precision, TrainConfig
 
 CRASHES = 2

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.core.evidence import JointChoice
-from autotune.core.outcome import Measured
-from autotune.core.requests import FeedRequest
-from autotune.core.trial import FeedFigures, FinishedTrial
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.search.workers import Asked, Sweep, WorkersDied
+from autotune.trials.outcome import Measured
+from autotune.trials.requests import FeedRequest
+from autotune.trials.values import FeedFigures, FinishedTrial
 from trainer.config import DataSettings
 
 if TYPE_CHECKING:

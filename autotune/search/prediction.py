@@ -13,7 +13,6 @@ from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
-from autotune.core.requests import TraceRequest
 from autotune.corpus.values import RowContents
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
@@ -33,7 +32,6 @@ from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
-from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.search.estimate import (
     CannotTrace,
     MemoryEstimate,
@@ -41,6 +39,8 @@ from autotune.search.estimate import (
     contents_of,
     estimate_model,
 )
+from autotune.trials.fork_server import ForkServerMachine, Machine
+from autotune.trials.requests import TraceRequest
 from trainer.config import ModelSettings, Strategy, TrainConfig
 from trainer.families import FAMILIES
 from trainer.progress import Update

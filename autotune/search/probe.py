@@ -13,9 +13,6 @@ from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.core.allocations import is_activations
 from autotune.core.evidence import CurvePoint, ProbeEvidence
-from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
-from autotune.core.requests import StepRequest, TraceRequest
-from autotune.core.trial import StepFigures, Trial
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
@@ -30,13 +27,16 @@ from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, nex
 from autotune.decide.sharding import fewest_that_share
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.machine.gpu_models import Card
-from autotune.measure.machine import Machine
 from autotune.search.estimate import (
     CannotTrace,
     MemoryEstimate,
     estimate_model,
 )
-from autotune.search.trials import TrialRunner, unmeasured
+from autotune.trials.fork_server import Machine
+from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory
+from autotune.trials.requests import StepRequest, TraceRequest
+from autotune.trials.runner import TrialRunner, unmeasured
+from autotune.trials.values import StepFigures, Trial
 from trainer.batch import RowStatistics
 from trainer.config import TrainConfig
 from trainer.dataset import Manifest

@@ -12,16 +12,16 @@ from autotune.core.evidence import BaselineEvidence, NetworkEvidence, ProbeEvide
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Fingerprint, Profile, profile_from_tables, profile_to_toml
-from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
 from autotune.decide.advice.table import with_changes
 from autotune.decide.ledger import check_ledger, ledger_sha256, own_records, records_of
-from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
-from autotune.search.trials import TrialRunner, records_in
 from autotune.search.workers import with_data
+from autotune.trials.decide.plausibility import check_profile
+from autotune.trials.runner import TrialRunner, records_in
+from autotune.trials.values import FinishedTrial
 from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
 from autotune.decide.counters import counters_of_profile
-from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Scaling
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.machine.host import Host
 from autotune.search.profiles import StoredProfile, read_profile, read_trials
 from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
+from autotune.trials.decide.plausibility import check_run
+from autotune.trials.values import FinishedTrial
 from trainer.config import Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError

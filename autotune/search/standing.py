@@ -8,9 +8,9 @@ from pathlib import Path
 
 from autotune.base.files import LEDGER_DIRECTORY
 from autotune.core.tuning import RunStanding, TuningStanding
-from autotune.decide.physical import check_run
 from autotune.errors import AutotuneError
-from autotune.search.trials import records_in
+from autotune.trials.decide.plausibility import check_run
+from autotune.trials.runner import records_in
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.record import RUN_FILE, STEPS_FILE, Run, read_run

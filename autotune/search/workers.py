@@ -13,14 +13,14 @@ from pathlib import Path
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import format_seconds
 from autotune.core.evidence import WorkersEvidence, WorkersRow
-from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.core.requests import FeedRequest
-from autotune.core.trial import FeedFigures, GpuUse, Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import Site
-from autotune.search.trials import Rounds, TrialRunner, unmeasured
+from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
+from autotune.trials.requests import FeedRequest
+from autotune.trials.runner import Rounds, TrialRunner, unmeasured
+from autotune.trials.values import FeedFigures, GpuUse, Trial
 from trainer.config import TrainConfig
 
 MIN_STEPS = 4

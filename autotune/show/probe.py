@@ -29,10 +29,10 @@ from autotune.base.wording import bounds, count, plural
 from autotune.core.allocations import ACTIVATIONS, is_activations
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
 from autotune.decide.probe_command import command
 from autotune.show.report.inputs import ReportedProfile
+from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig
 
 _MOST_PARTS = 7

@@ -10,14 +10,14 @@ from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import count, hours, number, of_windows, with_interval
 from autotune.core.evidence import RecipeRow
 from autotune.core.exploration import ExploreEvidence
-from autotune.core.outcome import Measured, describe
 from autotune.core.profile import Fingerprint, Profile
-from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
 from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
 from autotune.decide.choose import deal
 from autotune.decide.cost import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, row_of
-from autotune.decide.physical import has_rate
 from autotune.show.report.inputs import ReportedProfile
+from autotune.trials.decide.plausibility import has_rate
+from autotune.trials.outcome import Measured, describe
+from autotune.trials.values import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
 _NAMES, _TIMES = 10, 8

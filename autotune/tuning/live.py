@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autotune.base.clock import Clock
-from autotune.core.trial import FinishedTrial
 from autotune.core.tuning import Stage
 from autotune.decide.tuning import left_s
 from autotune.show.tuning import best_words, stage_words, stages_text
-from autotune.tuning.bench import Display
+from autotune.trials.session import Display
+from autotune.trials.values import FinishedTrial
 from trainer.progress import Update, progress
 
 

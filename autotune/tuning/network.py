@@ -19,12 +19,12 @@ from autotune.decide.choose import rows_with_headroom
 from autotune.decide.scaling import Scaling, ScalingModel
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
-from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.profiles import StoredProfile, probed_here, report_directory, with_evidence, with_network
 from autotune.search.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.search.workers import SweepRequest
-from autotune.tuning.bench import Bench, Display, site_here
+from autotune.trials.multirank import TogetherMachine
+from autotune.trials.session import Bench, Display, site_here
 from trainer.batch import in_rows
 from trainer.dataset import TokenDataset, read_manifest
 from trainer.events import utc_now

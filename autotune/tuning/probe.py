@@ -11,7 +11,6 @@ from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
 from autotune.core.evidence import Evidence
 from autotune.core.profile import Constraints, Profile, Provenance
-from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     deal,
@@ -33,7 +32,8 @@ from autotune.search.profiles import (
     write_profile,
 )
 from autotune.show.probe import ProbedModel
-from autotune.tuning.bench import Bench
+from autotune.trials.session import Bench
+from autotune.trials.values import FinishedTrial
 from trainer.batch import row_statistics
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset

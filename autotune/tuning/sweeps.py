@@ -25,7 +25,7 @@ from autotune.search.joint import gap_remains, search_joint
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, with_evidence, with_workers
 from autotune.search.workers import Sweep, SweepRequest
-from autotune.tuning.bench import Bench
+from autotune.trials.session import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe
 from trainer.batch import row_statistics
 from trainer.config import Checkpointing, TrainConfig

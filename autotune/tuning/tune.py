@@ -24,7 +24,7 @@ from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
-from autotune.tuning.bench import Bench, open_bench
+from autotune.trials.session import Bench, open_bench
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import nodes_here, tune_network
 from autotune.tuning.probe import prepare, probe_one

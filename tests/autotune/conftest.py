@@ -10,9 +10,8 @@ from autotune.core.profile import profile_to_toml
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import NvmlMonitor
-from autotune.measure.machine import ForkServerMachine
 from autotune.search import prediction
-from autotune.tuning import bench
+from autotune.trials.fork_server import ForkServerMachine
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 
@@ -98,5 +97,5 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Commands that are called in this process find their trial server started."""
-    for room in (bench, prediction):
+    for room in (session, prediction):
         monkeypatch.setattr(room, "ForkServerMachine", lambda: Borrowed(started_server))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.core.trial import TrialRecord
+from autotune.trials.values import TrialRecord
 
 STEP: dict[str, Any] = {
     "optimizer_steps": 4, "step_s": [0.1], "slot_tokens_per_step": 90, "peak_bytes": 10**9,

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.outcome import Measured
-from autotune.core.trial import Trial
-from autotune.measure.machine import ForkServerMachine
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcome import Measured
+from autotune.trials.values import Trial
 from benchmarks import finders
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from trainer.config import TrainConfig

@@ -50,7 +50,7 @@ def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, 
 
 BUDGET = """
 import torch
-from autotune.measure.jobs.budget import CudaBudget
+from autotune.trials.jobs.budget import CudaBudget
 from trainer.parallel import join_ranks
 from tests.trainer.oracles import config_of
 GB = 10**9

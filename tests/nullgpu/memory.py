@@ -14,16 +14,16 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.base.files import Ledger
-from autotune.core.outcome import Measured
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.memory import Expected, expected_on_gpu
 from autotune.decide.search import bracket
 from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_card
 from autotune.machine.nvml import NvmlMonitor
-from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import Probe, ProbeRequest, Search, step_config
-from autotune.search.trials import TrialRunner
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcome import Measured
+from autotune.trials.runner import TrialRunner
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
 from trainer.batch import RowStatistics
 from trainer.config import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import MachineLacks
-from autotune.measure.together import TogetherMachine
+from autotune.trials.multirank import TogetherMachine
 
 PORT = 29_511
 

@@ -19,8 +19,8 @@ from autotune.core.evidence import (
     WorkersRow,
 )
 from autotune.core.profile import Profile
-from autotune.core.trial import GpuUse
 from autotune.decide.network import expected_largest
+from autotune.trials.values import GpuUse
 from tests.simulators.machines import Machine
 from tests.simulators.records import profile_with, sweep_with
 from tests.simulators.timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 MEASURING = """
 import importlib.metadata, pathlib, sys, time
 from autotune.cluster.torchrun import on_this_node
-from autotune.measure.together import TogetherMachine
+from autotune.trials.multirank import TogetherMachine
 from tests.simulators.hosts import hosts, together
 scratch = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "hosts":

@@ -14,9 +14,9 @@ from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import command, probe_again
+from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.record import Run

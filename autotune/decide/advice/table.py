@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.advice import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
-from autotune.core.outcome import Contaminated
-from autotune.core.trial import FinishedTrial
 from autotune.decide.advice import batch, compute, loader, network
 from autotune.decide.advice.situation import Situation
 from autotune.errors import BadInput
+from autotune.trials.outcome import Contaminated
+from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig, dotted
 from trainer.errors import BadConfig
 from trainer.schema import parse_table

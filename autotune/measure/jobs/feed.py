@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from autotune.core.requests import FeedRequest
-from autotune.measure.jobs import footprint
+from autotune.trials.jobs import footprint
+from autotune.trials.requests import FeedRequest
 from trainer.batch import in_rows, make_plan
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
-from autotune.core.requests import LinksRequest
 from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
+from autotune.trials.requests import LinksRequest
 from trainer.parallel import Mark, Ranks, mark
 
 MIB = 2**20

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autotune.core.requests import StepRequest
-from autotune.measure.jobs.budget import Budget, enforce, keep_one_arena
 from autotune.measure.jobs.worst_case import fullest_batch
+from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
+from autotune.trials.requests import StepRequest
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.feed import MicroBatch

@@ -10,9 +10,9 @@ from autotune.base.document import Block, Section
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck, Standing
 from autotune.decide.probe_command import probe_command
+from autotune.trials.values import FinishedTrial
 from trainer.dataset import Manifest
 from trainer.record import Run
 

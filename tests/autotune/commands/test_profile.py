@@ -5,10 +5,10 @@ import pytest
 from autotune.base.files import Ledger
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
-from autotune.core.trial import MadeOn
 from autotune.decide.ledger import ledger_sha256
 from autotune.search.profiles import read_profile
-from autotune.search.trials import made_on
+from autotune.trials.runner import made_on
+from autotune.trials.values import MadeOn
 from tests.autotune.commands.test_report import _change
 from tests.autotune.profiles import but
 from tests.autotune.show.report.example import example_profile as full_example

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
-from autotune.core.outcome import Crashed
-from autotune.core.trial import FinishedTrial, Trial
 from autotune.decide.cost import cost_rows, pay_back
+from autotune.trials.outcome import Crashed
+from autotune.trials.values import FinishedTrial, Trial
 
 
 def trial(job, seconds, **measured):

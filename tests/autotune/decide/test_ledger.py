@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.trial import TrialRecord
 from autotune.decide.ledger import check_ledger, compare, ledger_sha256, own_records
+from autotune.trials.values import TrialRecord
 from tests.autotune.profiles import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record, records_of_example
 

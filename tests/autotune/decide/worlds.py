@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from autotune.core.advice import SettingChange
 from autotune.core.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Profile
-from autotune.core.trial import GpuUse
 from autotune.decide.advice.table import with_changes
 from autotune.decide.choose import deal
+from autotune.trials.values import GpuUse
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.record import Run

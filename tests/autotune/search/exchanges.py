@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.core.outcome import Crashed, Measured, Outcome
-from autotune.core.trial import Trial
 from autotune.decide.network import all_reduce_s, step_time
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
+from autotune.trials.outcome import Crashed, Measured, Outcome
+from autotune.trials.values import Trial
 from tests.autotune.search.feeds import runner_on
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from autotune.core.exploration import KNOBS, Configuration
-from autotune.core.outcome import Measured, Outcome
-from autotune.core.trial import Trial
 from autotune.decide.exploration import knob_space, useful_share
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_known import ExploreRequest
+from autotune.trials.outcome import Measured, Outcome
+from autotune.trials.values import Trial
 from tests.autotune.search.feeds import runner_on, windows_of
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeMachine

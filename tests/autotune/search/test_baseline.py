@@ -1,10 +1,10 @@
 import pytest
 
 from autotune.core.evidence import SettingDifference
-from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.baseline import hf_trainer, paper
 from autotune.errors import OutOfTime, Undecided
 from autotune.search.baseline import BaselineRunner, compare_with
+from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from tests.autotune.search.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.autotune.trials import STEP
 from tests.conftest import write_dataset

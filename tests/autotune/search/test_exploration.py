@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from autotune.core.outcome import Crashed, OutOfMemory
 from autotune.errors import Undecided
 from autotune.search.exploration import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from autotune.search.exploration_known import FINALISTS
+from autotune.trials.outcome import Crashed, OutOfMemory
 from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
 BROKEN = Crashed(detail="broken")

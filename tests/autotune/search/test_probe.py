@@ -4,13 +4,13 @@ import pytest
 
 import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
-from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
-from autotune.core.requests import TraceRequest
 from autotune.decide.memory import expected_on_cpu, peak_bytes
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import CannotTrace, estimate_model
 from autotune.search.probe import Probe, ProbeRequest, probe_model
-from autotune.search.trials import TrialRunner, made_on
+from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.requests import TraceRequest
+from autotune.trials.runner import TrialRunner, made_on
 from tests.autotune.profiles import FINGERPRINT
 from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP

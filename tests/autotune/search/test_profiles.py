@@ -13,7 +13,7 @@ from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.search import profiles
 from autotune.search.reviews import read_reviewed, require_approved, review, review_path, verify
-from autotune.search.trials import records_in
+from autotune.trials.runner import records_in
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.trials import record, records_of_example

@@ -11,7 +11,6 @@ from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import console_text
 from autotune.core.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.core.network import Link
-from autotune.core.trial import GpuUse
 from autotune.core.verification import Standing
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
@@ -23,6 +22,7 @@ from autotune.show.probe import ProbedModel, curve_section, dealing_words, probe
 from autotune.show.profile import profile_text
 from autotune.show.tuning import exploration_section, exploration_text
 from autotune.show.workers import chosen_loader, workers_lines, workers_section, workers_text
+from autotune.trials.values import GpuUse
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.show.report.example import example_profile as full_profile

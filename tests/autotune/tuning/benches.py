@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from autotune.core.outcome import Outcome
-from autotune.core.trial import Trial
 from autotune.search.probe import ProbeRequest
-from autotune.tuning.bench import Bench
+from autotune.trials.outcome import Outcome
+from autotune.trials.session import Bench
+from autotune.trials.values import Trial
 from autotune.tuning.probe import asked_config
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.search.feeds import ON_CPU

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.exploration import Configuration
-from autotune.core.outcome import Crashed, Measured, OutOfMemory
 from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
 from autotune.search.profiles import read_profile
 from autotune.search.workers import SweepRequest
-from autotune.tuning import bench as bench_room
+from autotune.trials import session as bench_room
+from autotune.trials.outcome import Crashed, Measured, OutOfMemory
 from autotune.tuning import sweeps
 from autotune.tuning.probe import asked_config, probe_models
 from autotune.tuning.sweeps import explore_request, explore_settings

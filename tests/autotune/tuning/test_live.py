@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from autotune.core.outcome import Measured
-from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage
+from autotune.trials.outcome import Measured
+from autotune.trials.values import FinishedTrial, Trial
 from autotune.tuning import live
 from autotune.tuning.live import TuningView
 from tests.autotune.trials import FEED

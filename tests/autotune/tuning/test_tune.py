@@ -12,8 +12,8 @@ from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest
 from autotune.show.probe import ProbedModel
+from autotune.trials.session import Bench
 from autotune.tuning import tune
-from autotune.tuning.bench import Bench
 from autotune.tuning.probe import asked_config
 from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
 from tests.autotune.profiles import but, example_profile

@@ -14,12 +14,12 @@ import numpy as np
 from autotune.base.interval import Interval
 from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
-from autotune.core.outcome import Contaminated, Measured, Outcome
-from autotune.core.trial import FinishedTrial, Trial
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
+from autotune.trials.outcome import Contaminated, Measured, Outcome
+from autotune.trials.values import FinishedTrial, Trial
 from tests.autotune.decide import worlds
 from tests.autotune.decide.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
 from tests.autotune.profiles import but

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.core.requests import StepRequest
 from autotune.measure.jobs import step
+from autotune.trials.requests import StepRequest
 from trainer.config import TrainConfig
 from trainer.presets import model_settings
 

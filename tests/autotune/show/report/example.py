@@ -11,11 +11,11 @@ from autotune.core import evidence
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
 from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
-from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from autotune.core.trial import FinishedTrial, GpuUse, Trial
 from autotune.core.verification import Review, Standing
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.trials.outcome import Measured, Outcome, OutOfMemory
+from autotune.trials.values import FinishedTrial, GpuUse, Trial
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.events import EventRow

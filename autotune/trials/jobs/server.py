@@ -152,7 +152,7 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 1
     try:
-        from autotune.measure.jobs.child import run_job
+        from autotune.trials.jobs.child import run_job
 
         code = 0 if run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place) else 1
     finally:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.base.files import Ledger
-from autotune.core.outcome import TimedOut
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.search.workers import SweepRequest
-from autotune.tuning.bench import Bench, refuse_company
+from autotune.trials.outcome import TimedOut
+from autotune.trials.session import Bench, refuse_company
 from autotune.tuning.report import build_report
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles import FINGERPRINT, but, example_profile
@@ -38,7 +38,7 @@ def test_results_are_taken_up_again_only_with_the_same_settings_by_the_same_vers
     if name:
         monkeypatch.setenv(name, "1")
     else:
-        monkeypatch.setattr("autotune.tuning.bench.__version__", "9.9")
+        monkeypatch.setattr("autotune.trials.session.__version__", "9.9")
     assert runner(tmp_path).site != before
 
 

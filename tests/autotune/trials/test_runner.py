@@ -1,10 +1,10 @@
 import pytest
 
 from autotune.base.files import Ledger
-from autotune.core.outcome import Measured
-from autotune.core.trial import Trial
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
-from autotune.search.trials import LEAVING_S, made_on, records_in
+from autotune.trials.outcome import Measured
+from autotune.trials.runner import LEAVING_S, made_on, records_in
+from autotune.trials.values import Trial
 from tests.autotune.profiles import FINGERPRINT
 from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from autotune.base.clock import Clock
 from autotune.base.files import Ledger, read_ledger
-from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
 from autotune.core.profile import Fingerprint
-from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
-from autotune.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
-from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
-from autotune.measure.machine import Machine
+from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
+from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
+from autotune.trials.fork_server import Machine
+from autotune.trials.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
+from autotune.trials.values import FinishedTrial, MadeOn, Trial, TrialRecord
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""

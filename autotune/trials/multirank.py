@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.process import start
-from autotune.core.outcome import Crashed, Measured, Outcome, TimedOut
-from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
-from autotune.measure.machine import ENVIRONMENT, StartedMachine, classify
+from autotune.trials.fork_server import ENVIRONMENT, StartedMachine, classify
+from autotune.trials.outcome import Crashed, Measured, Outcome, TimedOut
+from autotune.trials.values import Trial
 from trainer.disk import write_atomically
 from trainer.schema import read_json
 
-MODULE = "autotune.measure.jobs.together"
+MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0

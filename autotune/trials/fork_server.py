@@ -15,9 +15,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut
-from autotune.core.trial import Trial
 from autotune.errors import BadInput, InternalError, MachineLacks
+from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut
+from autotune.trials.values import Trial
 from trainer.errors import HOST_REFUSES
 
 ENVIRONMENT = {
@@ -144,7 +144,7 @@ class ForkServerMachine(StartedMachine):
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         with (self._scratch / "server.log").open("w") as log:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "autotune.measure.jobs.server"],
+                [sys.executable, "-m", "autotune.trials.jobs.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

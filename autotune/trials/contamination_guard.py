@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from autotune.base.clock import Clock
-from autotune.core.outcome import Contaminated, Outcome
-from autotune.core.trial import Trial
-from autotune.decide.contamination import (
+from autotune.machine.gpu_sampler import GpuSampler
+from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
+from autotune.machine.values import Unavailable
+from autotune.trials.decide.contamination import (
     GpuHolders,
     describe_company,
     describe_growth,
@@ -15,10 +16,9 @@ from autotune.decide.contamination import (
     judge,
     with_gpus,
 )
-from autotune.machine.gpu_sampler import GpuSampler
-from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
-from autotune.machine.values import Unavailable
-from autotune.measure.machine import Machine
+from autotune.trials.fork_server import Machine
+from autotune.trials.outcome import Contaminated, Outcome
+from autotune.trials.values import Trial
 
 WAIT_BEFORE_S = 30.0
 """How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""

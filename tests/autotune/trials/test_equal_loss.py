@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.equal_loss import EQUAL_LOSS_SHARE, LEAST_FALL_SHARE, compare_losses, fell_too_little
+from autotune.trials.decide.equal_loss import EQUAL_LOSS_SHARE, LEAST_FALL_SHARE, compare_losses, fell_too_little
 
 NAMES = ("fp32", "bf16")
 LOSSES = st.lists(st.floats(0.1, 20), min_size=1, max_size=60)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from autotune.core.outcome import Measured, Outcome, outcome_from_json
+from autotune.trials.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 

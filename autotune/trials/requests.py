@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
-from autotune.core.trial import JobName, Trial
+from autotune.trials.values import JobName, Trial
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.schema import Table, parse_table

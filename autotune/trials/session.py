@@ -14,9 +14,7 @@ from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import LEDGER_DIRECTORY, Ledger, check_writable
 from autotune.core.evidence import ProbeEvidence
-from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
-from autotune.core.trial import FinishedTrial
 from autotune.decide.ledger import compare, own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
@@ -24,11 +22,13 @@ from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
-from autotune.measure.machine import ForkServerMachine, Machine, StartedMachine
-from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.profiles import StoredProfile, probed_here, report_directory
-from autotune.search.trials import TrialRunner, made_on, records_in
 from autotune.search.workers import SweepRequest, TrainingWindows
+from autotune.trials.contamination_guard import WatchedMachine, other_users
+from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
+from autotune.trials.outcome import Outcome, describe
+from autotune.trials.runner import TrialRunner, made_on, records_in
+from autotune.trials.values import FinishedTrial
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest, read_manifest
 from trainer.progress import Update, progress

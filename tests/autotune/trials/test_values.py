@@ -3,9 +3,9 @@ from typing import get_args
 
 import pytest
 
-from autotune.core import outcome
-from autotune.core.outcome import Measured, describe, outcome_from_json
-from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
+from autotune.trials import outcome
+from autotune.trials.outcome import Measured, describe, outcome_from_json
+from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from tests.autotune.trials import FEED, STEP, record
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.base.model_work import work_of_shape
-from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
-from autotune.core.trial import Trial
 from autotune.decide.bottleneck import settings_of
 from autotune.decide.rates import fill_share
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
+from autotune.trials.outcome import Measured
+from autotune.trials.values import Trial
 from trainer.config import TrainConfig
 from trainer.peaks import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
 from trainer.record import Run

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from autotune.measure.jobs.budget import status_bytes
+from autotune.trials.jobs.budget import status_bytes
 from trainer.parallel import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)

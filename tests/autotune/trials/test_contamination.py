@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.decide import contamination
-from autotune.decide.contamination import GpuHolders, gpu_use, is_above_baseline, judge, with_gpus
 from autotune.machine.values import GpmWindow, GpuProcess, GpuSample, GpuSeries, Unavailable
+from autotune.trials.decide import contamination
+from autotune.trials.decide.contamination import GpuHolders, gpu_use, is_above_baseline, judge, with_gpus
+from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
-from autotune.core.trial import StepFigures, Trial
 from autotune.errors import MachineLacks
-from autotune.measure.jobs.server import GRACE_S
+from autotune.trials.jobs.server import GRACE_S
+from autotune.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import StepFigures, Trial
 
 pytestmark = pytest.mark.system
 

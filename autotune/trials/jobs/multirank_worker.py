@@ -1,7 +1,7 @@
 """Ranks that measure together: they join once, then run one trial after the other, as the first of them is told.
 
-``torchrun -m autotune.measure.jobs.together DIRECTORY DEVICE``. Request N lies in ``DIRECTORY/N/trial.json``; each rank
-writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
+``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N lies in ``DIRECTORY/N/trial.json``;
+each rank writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from autotune.base.process import end_with_parent
-from autotune.measure.jobs.child import run_job
+from autotune.trials.jobs.child import run_job
 from trainer.config import TrainConfig
 from trainer.disk import write_atomically
 

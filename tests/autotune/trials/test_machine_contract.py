@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
-from autotune.core.trial import Trial
-from autotune.measure.machine import ForkServerMachine
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Trial
 from tests.fakes import FakeMachine
 
 OUTCOMES: dict[str, Any] = {
@@ -81,8 +81,8 @@ def test_a_killed_command_leaves_no_trial_behind(tmp_path):
     pid_file = tmp_path / "pids"
     code = f"""
 import psutil, threading, time
-from autotune.core.trial import Trial
-from autotune.measure.machine import ForkServerMachine
+from autotune.trials.values import Trial
+from autotune.trials.fork_server import ForkServerMachine
 machine = ForkServerMachine()
 machine.start()
 def write():

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.cluster.torchrun import on_this_node
-from autotune.core.outcome import Crashed, Measured, TimedOut
-from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import link_warnings
 from autotune.errors import MachineLacks
-from autotune.measure.together import TogetherMachine
+from autotune.trials.multirank import TogetherMachine
+from autotune.trials.outcome import Crashed, Measured, TimedOut
+from autotune.trials.values import ExchangeFigures, LinkFigures, Trial
 from tests.conftest import write_dataset
 from tests.simulators.hosts import hosts, together
 

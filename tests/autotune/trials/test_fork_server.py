@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory
 from autotune.errors import BadInput, MachineLacks
-from autotune.measure.jobs.child import run_job
-from autotune.measure.machine import classify
+from autotune.trials.fork_server import classify
+from autotune.trials.jobs.child import run_job
+from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
 REFUSED = {"status": "out_of_memory", "detail": "refused"}

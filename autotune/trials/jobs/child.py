@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from autotune.core.trial import JOB_MODULES
+from autotune.trials.values import JOB_MODULES
 from trainer.disk import write_atomically
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory

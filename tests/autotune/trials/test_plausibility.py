@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from autotune.core.outcome import Measured
-from autotune.core.trial import Trial
-from autotune.decide import physical
-from autotune.decide.physical import GpuRate, check_profile, check_rates, check_run, has_rate, rates_of_trial
 from autotune.errors import MachineLacks, Undecided
+from autotune.trials.decide import plausibility
+from autotune.trials.decide.plausibility import GpuRate, check_profile, check_rates, check_run, has_rate, rates_of_trial
+from autotune.trials.outcome import Measured
+from autotune.trials.values import Trial
 from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import but, example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
@@ -28,7 +28,7 @@ CONFIG = {"precision": "bf16"}
     ],
 )
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
-    check_rates(NVL, [GpuRate(what="products", per_s=physical.SLACK * 835e12)])
+    check_rates(NVL, [GpuRate(what="products", per_s=plausibility.SLACK * 835e12)])
     for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
         check_rates(unknown, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
     with pytest.raises(Undecided, match=words):
@@ -41,7 +41,7 @@ FLOPS = 6 * (11 * 7_077_888 + 2 * 768**2)  # of eleven layers, and of keys and v
 
 
 def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice_its_parameters():
-    least_flops_per_token = physical.least_flops_per_token
+    least_flops_per_token = plausibility.least_flops_per_token
     assert least_flops_per_token(BERT, None) == FLOPS
     other = BERT.model_copy(update={"model": BERT.model.model_copy(update={"config": {"model_type": "nystromformer"}})})
     assert least_flops_per_token(other, 1000) == 2000

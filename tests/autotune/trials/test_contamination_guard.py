@@ -4,12 +4,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.core.trial import Trial
 from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
-from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
 from autotune.search.probe import CURVE_STEPS, FIT_STEPS
+from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
+from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Trial
 from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
 
 GIB = 2**30

@@ -8,8 +8,8 @@ import psutil
 import pytest
 import torch
 
-from autotune.measure.jobs import budget, footprint
-from autotune.measure.jobs.budget import CudaBudget
+from autotune.trials.jobs import budget, footprint
+from autotune.trials.jobs.budget import CudaBudget
 
 GIB = 2**30
 DEVICE = torch.device("cuda", 0)
