@@ -14,7 +14,6 @@ from autotune.commands.launch import app as launch_app
 from autotune.commands.network import network
 from autotune.commands.plan import plan
 from autotune.commands.probe import probe
-from autotune.commands.profile import app as profile_app
 from autotune.commands.report import app as report_app
 from autotune.commands.scale import scale
 from autotune.commands.tune import tune, tune_between_nodes
@@ -22,6 +21,7 @@ from autotune.commands.workers import workers
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.machine.command import doctor
+from autotune.profiles.command import app as profile_app
 from trainer.errors import TrainerError
 
 app = typer.Typer(

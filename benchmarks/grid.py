@@ -22,9 +22,9 @@ from typing import Any
 from autotune.base.files import write_atomically
 from autotune.base.statistics import location, residuals_of
 from autotune.core.exploration import Configuration
+from autotune.profiles.store import read_profile
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.probe import ProbeRequest
-from autotune.search.profiles import read_profile
 from autotune.search.workers import SweepRequest, feed_trial
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner

@@ -9,8 +9,8 @@ from typer.cli import get_docs_for_click
 
 from autotune.cli import app
 from autotune.cluster.site_file import SiteFile
-from autotune.core.profile import Profile
 from autotune.decide.advice.table import RULES
+from autotune.profiles.values import Profile
 from trainer.__main__ import command_line
 
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))

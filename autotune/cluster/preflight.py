@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
-from autotune.core.profile import Profile
+from autotune.profiles.values import Profile
 
 _SHOWN_DIGITS = 12
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from autotune.cluster.job_script import Shape, cpus_of, lines_of, prefixed, render, shared_values
 from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
-from autotune.core.profile import Profile
 from autotune.errors import BadInput
+from autotune.profiles.values import Profile
 from trainer.config import TrainConfig, accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12

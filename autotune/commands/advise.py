@@ -108,7 +108,7 @@ def _profiles() -> list[Path]:
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
     from autotune.decide.advice.table import safe_changes
-    from autotune.search.profiles import rebased, with_advice, write_profile
+    from autotune.profiles.store import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
 
     if now.profile is None:

@@ -48,7 +48,7 @@ def estimate(
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
     from autotune.base.json_text import answer_json
-    from autotune.decide.probe_command import command
+    from autotune.profiles.decide.next_command import command
     from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings

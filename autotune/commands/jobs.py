@@ -21,7 +21,7 @@ from autotune.commands.options import REPORTS, AsJson, Reports, sites
 from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:
-    from autotune.search.profiles import StoredProfile
+    from autotune.profiles.store import StoredProfile
     from autotune.search.workers import SweepRequest
 
 START_UP_S = 60.0

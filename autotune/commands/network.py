@@ -23,7 +23,7 @@ def network(
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
     from autotune.base.json_text import answer_json
-    from autotune.search.profiles import probed_here, read_profile
+    from autotune.profiles.store import probed_here, read_profile
     from autotune.show.network import network_text
     from autotune.tuning.network import nodes_here, tune_network
 

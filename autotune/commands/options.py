@@ -17,8 +17,8 @@ from autotune.base.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
+    from autotune.profiles.store import StoredProfile
     from autotune.search.probe import ProbeRequest
-    from autotune.search.profiles import StoredProfile
     from autotune.search.workers import SweepRequest
 
 _PROFILES = "profiles"

@@ -11,7 +11,7 @@ from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.core.plan import Goal
-    from autotune.search.profiles import StoredProfile
+    from autotune.profiles.store import StoredProfile
     from trainer.config import TrainConfig
 
 
@@ -117,8 +117,8 @@ def _goal(context: typer.Context) -> "Goal | None":
 def _source(
     model: str | None, profile: Path | None, seq_length: int | None, precision: Literal["bf16", "fp32"] | None
 ) -> "StoredProfile | TrainConfig":
+    from autotune.profiles.store import read_profile
     from autotune.search.prediction import settings_of_step
-    from autotune.search.profiles import read_profile
     from trainer.presets import model_settings
 
     if (model is None) == (profile is None):

@@ -26,7 +26,7 @@ def build(
 ) -> None:
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
     from autotune.base.json_text import answer_json
-    from autotune.search.profiles import report_directory
+    from autotune.profiles.store import report_directory
     from autotune.tuning.report import build_report
 
     place = out or report_directory(profile[0], reports) / "report.html"
@@ -53,9 +53,9 @@ def review(
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
     from autotune.base.json_text import answer_json
-    from autotune.search.reviews import read_reviewed
-    from autotune.search.reviews import review as keep
-    from autotune.show.profile import review_text
+    from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.approval import review as keep
+    from autotune.profiles.sections import review_text
 
     if approve and reject:
         raise UsageError("--approve and --reject contradict each other", next_step="Leave out one of them.")

@@ -106,7 +106,7 @@ def tune(
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
     from autotune.base.json_text import answer_json
-    from autotune.search.profiles import read_profile
+    from autotune.profiles.store import read_profile
     from autotune.show.tuning import tuning_text
 
     profiles = [read_profile(Path(path)).profile for path in result.profiles]

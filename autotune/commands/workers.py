@@ -10,8 +10,8 @@ from autotune.commands.options import SweepOptions, Window, grouped, parsed
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.evidence import ProbeEvidence
-    from autotune.search.profiles import StoredProfile
+    from autotune.profiles.evidence import ProbeEvidence
+    from autotune.profiles.store import StoredProfile
 
 
 @grouped
@@ -42,7 +42,7 @@ def workers(
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.base.json_text import answer_json
     from autotune.base.units import parse_seconds
-    from autotune.search.profiles import probed_here, read_profile
+    from autotune.profiles.store import probed_here, read_profile
     from autotune.show.workers import workers_text
     from autotune.trials.session import open_bench
     from autotune.tuning.sweeps import count_workers
@@ -69,7 +69,7 @@ def workers(
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """How to go on where the profile's GPU is not here."""
-    from autotune.decide.probe_command import command
+    from autotune.profiles.decide.next_command import command
 
     rows = stored.profile.train.micro_batch_rows
     step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput
+from autotune.profiles.evidence import CurvePoint
 from trainer.config import Layout, ModelSettings, Precision
 from trainer.families import FAMILIES
 

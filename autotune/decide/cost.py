@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.profiles.evidence import BaselineEvidence, RecipeRow
 from autotune.trials.values import FinishedTrial
 
 LARGE_JOB_RANKS = 256

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core.bottleneck import Cause, StepPart
-from autotune.core.evidence import WorkersRow
-from autotune.core.profile import Profile
+from autotune.profiles.evidence import WorkersRow
+from autotune.profiles.values import Profile
 
 HEALTHY_BUSY_SHARE = 0.9
 """Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.core.profile import Profile
-from autotune.decide.rates import expected_rate, tuned_rate
+from autotune.profiles.decide.rates import expected_rate, tuned_rate
+from autotune.profiles.values import Profile
 from trainer.config import TrainConfig
 
 _TORCHS_BUCKET_CAP_MIB = 25

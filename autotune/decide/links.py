@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
-from autotune.core.evidence import LinkEvidence
 from autotune.core.network import Scope
 from autotune.decide.network import tree_hops
+from autotune.profiles.evidence import LinkEvidence
 from autotune.trials.values import LinkFigures
 
 Array = npt.NDArray[np.float64]

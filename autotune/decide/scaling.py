@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from autotune.core.evidence import ScalingRow
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
 from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
+from autotune.profiles.evidence import ScalingRow
 from trainer.config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9

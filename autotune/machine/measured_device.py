@@ -12,13 +12,13 @@ from typing import Any, Literal
 from autotune.base.units import floor_gib, format_bytes
 from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
-from autotune.core.profile import Fingerprint, model_sha256
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.decide import MEND_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, Card, card_of
 from autotune.machine.host import Host
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
 from autotune.machine.values import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
+from autotune.profiles.values import Fingerprint, model_sha256
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import TrainerError

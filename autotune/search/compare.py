@@ -10,7 +10,6 @@ from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
-from autotune.core.profile import Profile
 from autotune.decide.comparison import (
     DATA_WAIT,
     MFU,
@@ -30,10 +29,11 @@ from autotune.decide.comparison import (
     compare,
     flat_table,
 )
-from autotune.decide.rates import settled_steps, training_rates
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
-from autotune.search.profiles import StoredProfile, read_profile
+from autotune.profiles.decide.rates import settled_steps, training_rates
+from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.values import Profile
 from autotune.search.situation import read_measured_run
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.outcome import Measured

@@ -12,7 +12,7 @@ from autotune.corpus.values import RowContents
 from autotune.decide.export import RowsHold
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable
-from autotune.search.profiles import StoredProfile
+from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
 from autotune.trials.outcome import Measured, TimedOut
 from autotune.trials.requests import TraceRequest

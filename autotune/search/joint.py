@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.core.evidence import JointChoice
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
+from autotune.profiles.evidence import JointChoice
 from autotune.search.workers import Asked, Sweep, WorkersDied
 from autotune.trials.outcome import Measured
 from autotune.trials.requests import FeedRequest

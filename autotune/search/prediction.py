@@ -12,7 +12,6 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
 from autotune.core.plan import Fleet, PlanFigure
-from autotune.core.profile import Profile
 from autotune.corpus.values import RowContents
 from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
 from autotune.decide.memory import (
@@ -32,6 +31,7 @@ from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
+from autotune.profiles.values import Profile
 from autotune.search.estimate import (
     CannotTrace,
     MemoryEstimate,

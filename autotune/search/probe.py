@@ -12,7 +12,6 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.core.allocations import is_activations
-from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
@@ -27,6 +26,7 @@ from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, nex
 from autotune.decide.sharding import fewest_that_share
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.machine.gpu_models import Card
+from autotune.profiles.evidence import CurvePoint, ProbeEvidence
 from autotune.search.estimate import (
     CannotTrace,
     MemoryEstimate,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.base.model_work import gradients_of_shape
-from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.core.network import Link, Network, RankCompute
-from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
-from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Dealt, Load, Scaling, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.errors import BadInput, ProfileRefused
+from autotune.profiles.decide.next_command import probe_command
+from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
+from autotune.profiles.values import Profile
 from autotune.search.network import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
 
 ASSUMED_LATENCY_S = 25e-6

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.core.profile import Profile
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
 from autotune.decide.counters import counters_of_profile
-from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Scaling
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.machine.host import Host
-from autotune.search.profiles import StoredProfile, read_profile, read_trials
+from autotune.profiles.decide.next_command import probe_command
+from autotune.profiles.store import StoredProfile, read_profile, read_trials
+from autotune.profiles.values import Profile
 from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import format_seconds
-from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import Site
+from autotune.profiles.evidence import WorkersEvidence, WorkersRow
 from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.trials.requests import FeedRequest
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured

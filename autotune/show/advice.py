@@ -9,7 +9,7 @@ from autotune.base.wording import bounds, number, per_s, with_interval
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.core.bottleneck import Bottleneck
 from autotune.decide.advice.table import AdviceRule
-from autotune.decide.explain import Explanation
+from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40
 

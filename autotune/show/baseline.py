@@ -21,8 +21,8 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import count, interval_of, number, of_windows, plural, window_bounds
-from autotune.core.evidence import BaselineEvidence, SettingDifference, SettingValue
-from autotune.decide.probe_command import command
+from autotune.profiles.decide.next_command import command
+from autotune.profiles.evidence import BaselineEvidence, SettingDifference, SettingValue
 from autotune.show.advice import setting_text
 from autotune.show.report.inputs import ReportedProfile
 

@@ -5,8 +5,8 @@ from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import bounds, confidence_words
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
-from autotune.decide.explain import meaning_of
-from autotune.show.profile import cut
+from autotune.profiles.decide.explain import meaning_of
+from autotune.profiles.sections import cut
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6

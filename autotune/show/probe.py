@@ -27,10 +27,10 @@ from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, count, plural
 from autotune.core.allocations import ACTIVATIONS, is_activations
-from autotune.core.evidence import ProbeEvidence
-from autotune.core.profile import Profile
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
-from autotune.decide.probe_command import command
+from autotune.profiles.decide.next_command import command
+from autotune.profiles.evidence import ProbeEvidence
+from autotune.profiles.values import Profile
 from autotune.show.report.inputs import ReportedProfile
 from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig

@@ -23,8 +23,8 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import of_windows, per_s, plural, window_bounds
-from autotune.core.evidence import WorkersEvidence
 from autotune.decide.workers import ENOUGH_SHARE
+from autotune.profiles.evidence import WorkersEvidence
 from autotune.show.report.inputs import ReportedProfile
 
 _VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from autotune.base.clock import Clock
 from autotune.base.files import Ledger, read_ledger
-from autotune.core.profile import Fingerprint
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
+from autotune.profiles.values import Fingerprint
 from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine

@@ -13,16 +13,16 @@ from pathlib import Path
 from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import LEDGER_DIRECTORY, Ledger, check_writable
-from autotune.core.evidence import ProbeEvidence
-from autotune.core.profile import Fingerprint
-from autotune.decide.ledger import compare, own_records
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
-from autotune.search.profiles import StoredProfile, probed_here, report_directory
+from autotune.profiles.decide.trial_log_check import compare, own_records
+from autotune.profiles.evidence import ProbeEvidence
+from autotune.profiles.store import StoredProfile, probed_here, report_directory
+from autotune.profiles.values import Fingerprint
 from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.trials.contamination_guard import WatchedMachine, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine

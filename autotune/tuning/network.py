@@ -13,14 +13,14 @@ from pathlib import Path
 from autotune.base.files import write_atomically
 from autotune.base.json_text import plain
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
-from autotune.core.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
-from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.scaling import Scaling, ScalingModel
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
+from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
+from autotune.profiles.store import StoredProfile, probed_here, report_directory, with_evidence, with_network
+from autotune.profiles.values import profile_to_toml
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.profiles import StoredProfile, probed_here, report_directory, with_evidence, with_network
 from autotune.search.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.search.workers import SweepRequest
 from autotune.trials.multirank import TogetherMachine

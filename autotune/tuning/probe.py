@@ -9,8 +9,6 @@ from typing import Any
 from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
-from autotune.core.evidence import Evidence
-from autotune.core.profile import Constraints, Profile, Provenance
 from autotune.decide.choose import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     deal,
@@ -21,9 +19,8 @@ from autotune.decide.choose import (
 from autotune.decide.memory import expected_on_cpu, expected_on_gpu
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import local_ranks, memory_budget
-from autotune.search.estimate import MemoryEstimate
-from autotune.search.probe import Probe, ProbeRequest, probe_model
-from autotune.search.profiles import (
+from autotune.profiles.evidence import Evidence
+from autotune.profiles.store import (
     profile_paths,
     relative_data_path,
     report_directory,
@@ -31,6 +28,9 @@ from autotune.search.profiles import (
     with_workers_of,
     write_profile,
 )
+from autotune.profiles.values import Constraints, Profile, Provenance
+from autotune.search.estimate import MemoryEstimate
+from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.show.probe import ProbedModel
 from autotune.trials.session import Bench
 from autotune.trials.values import FinishedTrial

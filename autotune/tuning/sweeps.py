@@ -9,13 +9,14 @@ from typing import Any, get_args
 
 from autotune.base.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.base.files import write_atomically
-from autotune.core.evidence import BaselineEvidence, WorkersEvidence
 from autotune.core.exploration import Configuration, ExploreEvidence
-from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit, OutOfTime
 from autotune.machine.measured_device import local_ranks
+from autotune.profiles.evidence import BaselineEvidence, WorkersEvidence
+from autotune.profiles.store import StoredProfile, with_evidence, with_workers
+from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import exploration, workers
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.estimate import CannotTrace
@@ -23,7 +24,6 @@ from autotune.search.exploration import Exploration, Proof, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.probe import ProbeRequest
-from autotune.search.profiles import StoredProfile, with_evidence, with_workers
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.trials.session import Bench
 from autotune.tuning.probe import prepare, probed_profile, settled_probe

@@ -19,9 +19,9 @@ from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
 from autotune.machine.measured_device import DeviceChoice
+from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.estimate import CannotTrace, MemoryEstimate
 from autotune.search.probe import Probe, ProbeRequest
-from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
 from autotune.trials.session import Bench, open_bench

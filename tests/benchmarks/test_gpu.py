@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from autotune.core.profile import profile_to_toml
 from autotune.errors import AutotuneError, UsageError
+from autotune.profiles.values import profile_to_toml
 from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.autotune.show.report.example import example_profile
 from tests.trainer.checkpoints import header_of
 from tests.trainer.rows import row_of

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from autotune import errors as tuner
 from autotune.cluster.site_file import SiteFile
-from autotune.core.profile import Constraints, Fingerprint, Provenance
+from autotune.profiles.values import Constraints, Fingerprint, Provenance
 from tests.documentation.blocks import ROOT
 from trainer import errors as trainer
 from trainer.config import TrainConfig

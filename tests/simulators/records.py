@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.core.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from autotune.profiles.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from tests.trainer.checkpoints import header_of
 from tests.trainer.rows import row_of
 from trainer.config import TrainConfig

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.core.bottleneck import Cause
-from autotune.core.profile import Profile
 from autotune.decide.bottleneck import MATTERS_SHARE
+from autotune.profiles.values import Profile
 from tests.simulators.kernels import Floats
 from tests.simulators.machines import CAUSES, Machine, draw_machine
 from tests.simulators.records import run_of_rows, step_row

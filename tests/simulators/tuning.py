@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.core.evidence import (
+from autotune.decide.network import expected_largest
+from autotune.profiles.evidence import (
     ComputeEvidence,
     ExchangeRow,
     NetworkEvidence,
@@ -18,8 +19,7 @@ from autotune.core.evidence import (
     WorkersEvidence,
     WorkersRow,
 )
-from autotune.core.profile import Profile
-from autotune.decide.network import expected_largest
+from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
 from tests.simulators.machines import Machine
 from tests.simulators.records import profile_with, sweep_with

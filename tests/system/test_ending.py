@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from autotune.base.process import start
-from autotune.core.profile import profile_to_toml
 from autotune.errors import MachineLacks
-from tests.autotune.profiles import but, example_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import but, example_profile
 from tests.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until

@@ -54,8 +54,8 @@ class TrainOptions:
         ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
         """
         from autotune.cluster.training import TrainRequest, default_ranks
-        from autotune.search.profiles import read_profile
-        from autotune.search.reviews import refuse_other_settings, require_approved
+        from autotune.profiles.approval import refuse_other_settings, require_approved
+        from autotune.profiles.store import read_profile
         from trainer.dataset import read_manifest
         from trainer.record import code_sha256
         from trainer.resolve import resolve

@@ -34,8 +34,8 @@ def preflight(
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.search import reviews
-    from autotune.search.profiles import read_profile
+    from autotune.profiles import approval as reviews
+    from autotune.profiles.store import read_profile
 
     if require_approved:
         reviews.require_approved(profile, reports, expect_sha256=profile_sha256)

@@ -7,9 +7,9 @@ from collections import Counter
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
-from autotune.core.evidence import WorkersRow
 from autotune.decide.advice.situation import PERSISTENT_SHARE, Range, Situation, on_host, without
 from autotune.decide.bottleneck import rows_of_this_start
+from autotune.profiles.evidence import WorkersRow
 
 STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""

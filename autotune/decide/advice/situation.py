@@ -12,10 +12,10 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, of_model
 from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.profile import Profile
 from autotune.decide.choose import deal
-from autotune.decide.probe_command import command, probe_again
+from autotune.profiles.decide.next_command import command, probe_again
+from autotune.profiles.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES

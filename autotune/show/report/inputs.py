@@ -9,9 +9,9 @@ from typing import Literal
 from autotune.base.document import Block, Section
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
-from autotune.core.profile import Profile
-from autotune.core.verification import LedgerCheck, Standing
-from autotune.decide.probe_command import probe_command
+from autotune.profiles.decide.next_command import probe_command
+from autotune.profiles.values import Profile
+from autotune.profiles.verification import LedgerCheck, Standing
 from autotune.trials.values import FinishedTrial
 from trainer.dataset import Manifest
 from trainer.record import Run

@@ -28,7 +28,7 @@ from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.core.bottleneck import Bottleneck, Cause
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.rates import Drift, drifts
+from autotune.profiles.decide.rates import Drift, drifts
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.events import EventRow
 from trainer.record import Run

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.base.model_work import work_of_shape
-from autotune.core.profile import Profile
 from autotune.decide.bottleneck import settings_of
-from autotune.decide.rates import fill_share
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
+from autotune.profiles.decide.rates import fill_share
+from autotune.profiles.values import Profile
 from autotune.trials.outcome import Measured
 from autotune.trials.values import Trial
 from trainer.config import TrainConfig

@@ -9,7 +9,7 @@ from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_
 from autotune.cluster.site_file import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
 from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, train_script
 from autotune.errors import BadInput
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from trainer.errors import BadConfig
 
 NO_SITE = SiteFile()

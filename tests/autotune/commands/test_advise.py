@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import profile_to_toml
 from autotune.decide.advice.table import RULES
-from autotune.search.profiles import read_profile
+from autotune.profiles.store import read_profile
+from autotune.profiles.values import profile_to_toml
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings
 from trainer.record import RUN_FILE, STEPS_FILE
 

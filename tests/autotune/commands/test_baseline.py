@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from autotune.core.profile import profile_to_toml
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import NvmlMonitor
-from autotune.search.profiles import read_profile
-from tests.autotune.profiles import example_profile
+from autotune.profiles.store import read_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import example_profile
 from tests.conftest import write_dataset
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import read_manifest

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.base.files import Ledger
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import but, example_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import FEED, record
 from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of

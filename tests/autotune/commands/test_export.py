@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from autotune.search.profiles import read_profile
-from tests.autotune.profiles import but, example_profile
+from autotune.profiles.store import read_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
 from trainer.optimizer import learning_rate
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from autotune.commands.jobs import command_in_job, plain_arguments
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import but, example_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import but, example_profile
 
 WORKERS = ["workers", "--profile", "p.toml", "--trial-timeout", "120"]
 

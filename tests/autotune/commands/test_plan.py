@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import profile_to_toml
+from autotune.profiles.values import profile_to_toml
 from tests.autotune.search.plans import on_gpus, traced
 from tests.autotune.search.test_scaling import probed
 

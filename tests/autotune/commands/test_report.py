@@ -3,9 +3,9 @@ import tomllib
 
 import pytest
 
-from autotune.core.evidence import Evidence
-from autotune.core.profile import present_sha256, profile_to_toml
-from autotune.search.profiles import read_profile
+from autotune.profiles.evidence import Evidence
+from autotune.profiles.store import read_profile
+from autotune.profiles.values import present_sha256, profile_to_toml
 from tests.autotune.show.report.example_files import write_example
 
 

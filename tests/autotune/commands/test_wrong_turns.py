@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import example_profile
+from autotune.profiles.values import profile_to_toml
+from tests.autotune.profiles.examples import example_profile
 from tests.autotune.search.plans import on_gpus, traced, without_evidence
 from tests.autotune.search.test_scaling import probed
 

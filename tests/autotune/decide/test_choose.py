@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.evidence import CurvePoint
 from autotune.decide import choose
 from autotune.decide.choose import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
 from autotune.errors import BadInput
+from autotune.profiles.evidence import CurvePoint
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:

@@ -8,7 +8,7 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, of_one, of_windows
 from autotune.decide import comparison
 from autotune.decide.comparison import STEP_RATE, Change, Reading, Side, changes, compare, flat_table, gate
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles.examples import example_profile
 
 WORK = {
     "model": "m", "dataset": "d", "machine": "cpu", "processors": "2 of A CPU", "ranks": "1",

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.decide.cost import cost_rows, pay_back
+from autotune.profiles.evidence import BaselineEvidence, RecipeRow
 from autotune.trials.outcome import Crashed
 from autotune.trials.values import FinishedTrial, Trial
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.decide.export import RowsHold, export_profile, exported_batch
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
 
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})

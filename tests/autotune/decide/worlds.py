@@ -11,10 +11,10 @@ import random
 from dataclasses import dataclass, field, replace
 
 from autotune.core.advice import SettingChange
-from autotune.core.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.profile import Profile
 from autotune.decide.advice.table import with_changes
 from autotune.decide.choose import deal
+from autotune.profiles.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig

@@ -1,8 +1,8 @@
 import pytest
 
-from autotune.core.evidence import SettingDifference
 from autotune.decide.baseline import hf_trainer, paper
 from autotune.errors import OutOfTime, Undecided
+from autotune.profiles.evidence import SettingDifference
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from tests.autotune.search.feeds import CONFIG, figures_of, runner_on, windows_of

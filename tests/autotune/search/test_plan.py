@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 
 from autotune.core.plan import Goal
-from autotune.core.profile import Profile
 from autotune.errors import BadInput
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.values import Profile
 from autotune.search import prediction
 from autotune.search.plan import PlanRequest, plan
 from autotune.search.prediction import settings_of_step
-from autotune.search.profiles import StoredProfile
 from autotune.search.scaling import Assumed, evidence
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.autotune.search.exchanges import Cluster, tuning_on
 from tests.autotune.search.plans import on_gpus, traced, without_evidence
 from tests.conftest import write_dataset

@@ -11,7 +11,7 @@ from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from autotune.trials.requests import TraceRequest
 from autotune.trials.runner import TrialRunner, made_on
-from tests.autotune.profiles import FINGERPRINT
+from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP
 from tests.conftest import write_dataset

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.evidence import CurvePoint
 from autotune.core.network import Link
 from autotune.errors import ProfileRefused, Undecided
+from autotune.profiles.evidence import CurvePoint
 from autotune.search import scaling
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 CARD = scaling.Assumed(bits_per_s=25e9)

@@ -5,7 +5,7 @@ from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import LEAVING_S, made_on, records_in
 from autotune.trials.values import Trial
-from tests.autotune.profiles import FINGERPRINT
+from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP
 from tests.fakes import FakeClock, FakeMachine

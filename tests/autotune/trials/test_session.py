@@ -13,7 +13,7 @@ from autotune.trials.outcome import TimedOut
 from autotune.trials.session import Bench, refuse_company
 from autotune.tuning.report import build_report
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.profiles import FINGERPRINT, but, example_profile
+from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest

@@ -6,14 +6,14 @@ import pytest
 from autotune.core.exploration import Configuration
 from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
-from autotune.search.profiles import read_profile
+from autotune.profiles.store import read_profile
 from autotune.search.workers import SweepRequest
 from autotune.trials import session as bench_room
 from autotune.trials.outcome import Crashed, Measured, OutOfMemory
 from autotune.tuning import sweeps
 from autotune.tuning.probe import asked_config, probe_models
 from autotune.tuning.sweeps import explore_request, explore_settings
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request

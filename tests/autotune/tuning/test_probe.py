@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, DoesNotFit
-from autotune.search.profiles import read_profile
+from autotune.profiles.store import read_profile
 from autotune.trials import session as bench_room
 from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profile
 from tests.autotune.machine.test_measured_device import H200

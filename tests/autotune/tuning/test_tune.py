@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.profile import profile_to_toml
 from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageError
+from autotune.profiles.values import profile_to_toml
 from autotune.search.estimate import CannotTrace
 from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest
@@ -16,7 +16,7 @@ from autotune.trials.session import Bench
 from autotune.tuning import tune
 from autotune.tuning.probe import asked_config
 from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings

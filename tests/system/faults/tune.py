@@ -27,8 +27,8 @@ import psutil
 
 from autotune.base.files import read_ledger
 from autotune.base.process import start
-from autotune.core.profile import profile_from_tables
-from autotune.search.profiles import read_profile
+from autotune.profiles.store import read_profile
+from autotune.profiles.values import profile_from_tables
 from tests.conftest import write_dataset
 from tests.system.faults.kills import children_of
 

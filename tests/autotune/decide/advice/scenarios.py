@@ -13,16 +13,16 @@ import numpy as np
 
 from autotune.base.interval import Interval
 from autotune.core.advice import Advice
-from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
+from autotune.profiles.evidence import ExchangeRow, NetworkEvidence
 from autotune.trials.outcome import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
 from tests.autotune.decide import worlds
 from tests.autotune.decide.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from trainer.config import TrainConfig
 

@@ -11,7 +11,7 @@ from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, advise, saf
 from autotune.errors import BadInput
 from tests.autotune.decide.advice.scenarios import Scenario, ran, scenarios, tuned
 from tests.autotune.decide.worlds import World, settings
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 
 NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 from autotune.base.interval import Interval
-from autotune.core import evidence
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
 from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from autotune.core.verification import Review, Standing
+from autotune.profiles import evidence
+from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
+from autotune.profiles.verification import Review, Standing
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, GpuUse, Trial

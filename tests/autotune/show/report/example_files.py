@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autotune.base.files import Ledger
-from autotune.core.profile import profile_to_toml
+from autotune.profiles.values import profile_to_toml
 from tests.autotune.show.report.example import example_manifest, example_profile, example_run, example_trials
 
 

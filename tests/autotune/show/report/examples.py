@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.base.document import Section, blocks_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from tests.autotune.profiles import example_profile
+from tests.autotune.profiles.examples import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
 from trainer.record import Run

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from autotune.base.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.base.render import report_markdown
-from autotune.core.evidence import Evidence
 from autotune.errors import UsageError
+from autotune.profiles.evidence import Evidence
 from autotune.show.report.build import report_document, report_facts
 from autotune.show.report.runs import MOST_EVENTS, loss_points
 from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.autotune.show.report.example import example_inputs, example_profile
 from tests.autotune.show.report.examples import of_kind, reported, reported_run
 from tests.autotune.trials import record

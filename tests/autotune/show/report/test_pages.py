@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from autotune.base.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import hours
-from autotune.core.verification import LedgerCheck
-from autotune.show.profile import commands
+from autotune.profiles.sections import commands
+from autotune.profiles.verification import LedgerCheck
 from autotune.show.report.build import report_document, report_facts
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.config import ParallelSettings

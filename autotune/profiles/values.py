@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from autotune.core.evidence import Evidence
+from autotune.profiles.evidence import Evidence
 from autotune.core.exploration import NonNegative, Positive
 from autotune.errors import BadInput
 from autotune.machine.values import is_pretended

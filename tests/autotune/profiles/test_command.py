@@ -4,13 +4,13 @@ import pytest
 
 from autotune.base.files import Ledger
 from autotune.cli import run
-from autotune.core.profile import profile_to_toml
-from autotune.decide.ledger import ledger_sha256
-from autotune.search.profiles import read_profile
+from autotune.profiles.values import profile_to_toml
+from autotune.profiles.decide.trial_log_check import ledger_sha256
+from autotune.profiles.store import read_profile
 from autotune.trials.runner import made_on
 from autotune.trials.values import MadeOn
 from tests.autotune.commands.test_report import _change
-from tests.autotune.profiles import but
+from tests.autotune.profiles.examples import but
 from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import records_of_example
 

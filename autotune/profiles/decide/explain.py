@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import EvidenceFigure, figure
-from autotune.core.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import KNOBS, Configuration, ExploredRow
-from autotune.core.profile import Profile
+from autotune.profiles.values import Profile
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
 from autotune.errors import BadInput
 from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged

@@ -1,7 +1,7 @@
 """Complete profiles for tests."""
 
-from autotune.core.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from autotune.profiles.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(

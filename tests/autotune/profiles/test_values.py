@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import present_sha256, profile_from_tables, profile_to_toml
-from autotune.core.verification import Review, standing_of
+from autotune.profiles.values import present_sha256, profile_from_tables, profile_to_toml
+from autotune.profiles.verification import Review, standing_of
 from autotune.errors import BadInput
-from tests.autotune.profiles import but, example_profile
+from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"

@@ -4,8 +4,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core.profile import Fingerprint, Profile
-from autotune.core.verification import Check, Found, LedgerCheck
+from autotune.profiles.values import Fingerprint, Profile
+from autotune.profiles.verification import Check, Found, LedgerCheck
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from trainer.schema import canonical_sha256

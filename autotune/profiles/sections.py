@@ -4,9 +4,9 @@ from autotune.base.document import Block, Bullets, Code, Missing, Pairs, Paragra
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes
-from autotune.core.profile import Profile
-from autotune.core.verification import LedgerCheck, Standing, Verification, is_sha256
-from autotune.decide.probe_command import probe_again
+from autotune.profiles.values import Profile
+from autotune.profiles.verification import LedgerCheck, Standing, Verification, is_sha256
+from autotune.profiles.decide.next_command import probe_again
 from autotune.show.probe import global_batch_words
 from autotune.show.report.inputs import ReportedProfile
 from trainer.presets import PRESETS

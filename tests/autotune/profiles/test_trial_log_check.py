@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.ledger import check_ledger, compare, ledger_sha256, own_records
+from autotune.profiles.decide.trial_log_check import check_ledger, compare, ledger_sha256, own_records
 from autotune.trials.values import TrialRecord
-from tests.autotune.profiles import FINGERPRINT, but, example_profile
+from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record, records_of_example
 
 EXAMPLE = records_of_example()

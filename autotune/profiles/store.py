@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from autotune.base.files import LEDGER_DIRECTORY, write_atomically
 from autotune.core.advice import SettingChange
-from autotune.core.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.profiles.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
-from autotune.core.profile import Fingerprint, Profile, profile_from_tables, profile_to_toml
-from autotune.core.verification import LedgerCheck
+from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
+from autotune.profiles.verification import LedgerCheck
 from autotune.decide.advice.table import with_changes
-from autotune.decide.ledger import check_ledger, ledger_sha256, own_records, records_of
-from autotune.decide.probe_command import probe_command
+from autotune.profiles.decide.trial_log_check import check_ledger, ledger_sha256, own_records, records_of
+from autotune.profiles.decide.next_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.workers import with_data

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.files import write_atomically
-from autotune.core.profile import HASH_KEY, Fingerprint, present_sha256
-from autotune.core.verification import (
+from autotune.profiles.values import HASH_KEY, Fingerprint, present_sha256
+from autotune.profiles.verification import (
     Check,
     LedgerCheck,
     Review,
@@ -21,12 +21,12 @@ from autotune.core.verification import (
     standing_of,
 )
 from autotune.decide.comparison import flat_table
-from autotune.decide.ledger import compare, shown
+from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.errors import BadInput, ProfileRefused
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor
-from autotune.search.profiles import StoredProfile, read_profile, report_directory
+from autotune.profiles.store import StoredProfile, read_profile, report_directory
 from trainer.config import TrainConfig
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError

@@ -2,8 +2,8 @@ import shlex
 
 import pytest
 
-from autotune.decide.probe_command import command, probe_again, probe_command
-from tests.autotune.profiles import but, example_profile
+from autotune.profiles.decide.next_command import command, probe_again, probe_command
+from tests.autotune.profiles.examples import but, example_profile
 
 
 def again(train=None, **others):

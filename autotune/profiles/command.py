@@ -18,8 +18,8 @@ def show(
 ) -> None:
     """Print a profile's decisions with their reasons."""
     from autotune.base.json_text import answer_json, plain
-    from autotune.search.reviews import read_reviewed
-    from autotune.show.profile import profile_text
+    from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.sections import profile_text
 
     stored = read_reviewed(profile, reports)
     if as_json:
@@ -43,9 +43,9 @@ def verify(
     from autotune.base.json_text import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.search import reviews
-    from autotune.search.profiles import read_trials
-    from autotune.show.profile import verification_text
+    from autotune.profiles import approval as reviews
+    from autotune.profiles.store import read_trials
+    from autotune.profiles.sections import verification_text
     from autotune.trials.fork_server import ForkServerMachine
 
     def read_cuda() -> str | None:
@@ -81,8 +81,8 @@ def explain(
 ) -> None:
     """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
     from autotune.base.json_text import answer_json
-    from autotune.decide.explain import explanations, of_key
-    from autotune.search.profiles import read_profile
+    from autotune.profiles.decide.explain import explanations, of_key
+    from autotune.profiles.store import read_profile
     from autotune.show.advice import explanation_text, explanations_text
     from autotune.show.tuning import exploration_text
 
