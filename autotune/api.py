@@ -10,13 +10,13 @@ from autotune.decide.advice.table import advise
 from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
 from autotune.machine.host import SystemHost
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
+from autotune.memory.stage import asked_config
 from autotune.profiles.store import read_profile
 from autotune.search.compare import compare_paths
 from autotune.search.plan import PlanRequest, plan
-from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
-from autotune.search.probe import ProbeRequest
 from autotune.search.situation import situation_of
-from autotune.tuning.probe import asked_config
 from autotune.tuning.tune import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from autotune.base.tables import text_table
-from autotune.decide.memory import Law, Surroundings, peak_bytes
-from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
+from autotune.memory.decide.memory_model import Law, Surroundings, peak_bytes
+from autotune.memory.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.requests import TraceRequest
@@ -137,7 +137,7 @@ def law_of(
     config: TrainConfig, vocab_size: int, documents_per_row: float, micro_batches: int = 1, rows: int | None = None
 ) -> Law:
     """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
-    from autotune.measure.jobs import trace
+    from autotune.memory.jobs import trace
 
     def run(trial: Trial) -> Outcome:
         return Measured(figures=trace.run(dict(trial.measured), {}))

@@ -154,7 +154,7 @@ class _Bench:
 
 def _fullest_batch(config: Any, vocab_size: int, special_ids: Any) -> Any:  # noqa: ANN401 - needs torch
     """The batch that autotune's own trials take."""
-    from autotune.measure.jobs.worst_case import fullest_batch
+    from autotune.memory.jobs.worst_case import fullest_batch
 
     return fullest_batch(config, vocab_size, special_ids)
 

@@ -22,15 +22,15 @@ from typing import Any
 from autotune.base.files import write_atomically
 from autotune.base.statistics import location, residuals_of
 from autotune.core.exploration import Configuration
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest, feed_trial
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench, open_bench
 from autotune.trials.values import FeedFigures
-from autotune.tuning.probe import asked_config, probe_models
 from autotune.tuning.sweeps import explore_request
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings

@@ -19,9 +19,9 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
 from autotune.base.tables import text_table
-from autotune.decide.memory import expected_on_cpu
-from autotune.decide.search import bracket
-from autotune.search.probe import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
+from autotune.memory.decide.batch_search import bracket
+from autotune.memory.decide.memory_model import expected_on_cpu
+from autotune.memory.measure import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial

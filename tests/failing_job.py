@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.measure.jobs import step
+from autotune.memory.jobs import step
 from autotune.trials.jobs.budget import CpuBudget
 from autotune.trials.jobs.child import run_job
 from autotune.trials.jobs.server import preload_model, preload_trainer

@@ -38,8 +38,8 @@ def export(
     from autotune.base.json_text import answer_json
     from autotune.cluster.training import default_ranks
     from autotune.decide.export import export_profile
+    from autotune.memory.estimate import rows_hold
     from autotune.profiles.store import read_profile
-    from autotune.search.estimate import rows_hold
 
     stored = read_profile(profile)
     ranks_per_node = ranks or default_ranks(stored.profile)

@@ -17,8 +17,8 @@ from autotune.base.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
+    from autotune.memory.measure import ProbeRequest
     from autotune.profiles.store import StoredProfile
-    from autotune.search.probe import ProbeRequest
     from autotune.search.workers import SweepRequest
 
 _PROFILES = "profiles"
@@ -133,8 +133,8 @@ class ModelOptions(StepOptions):
     ) -> "tuple[ProbeRequest, ...]":
         """Return what to probe of each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.base.units import parse_bytes
-        from autotune.search.probe import ProbeRequest
-        from autotune.tuning.probe import asked_config
+        from autotune.memory.measure import ProbeRequest
+        from autotune.memory.stage import asked_config
         from trainer.presets import model_settings
 
         asked = settings | {

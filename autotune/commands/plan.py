@@ -117,8 +117,8 @@ def _goal(context: typer.Context) -> "Goal | None":
 def _source(
     model: str | None, profile: Path | None, seq_length: int | None, precision: Literal["bf16", "fp32"] | None
 ) -> "StoredProfile | TrainConfig":
+    from autotune.memory.prediction import settings_of_step
     from autotune.profiles.store import read_profile
-    from autotune.search.prediction import settings_of_step
     from trainer.presets import model_settings
 
     if (model is None) == (profile is None):

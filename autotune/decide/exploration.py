@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.exploration import KNOBS, Configuration
-from autotune.decide.choose import deal
+from autotune.memory.decide.batch_choice import deal
 from trainer.config import Layout
 
 ROW_DOUBLINGS = 5

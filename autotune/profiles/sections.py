@@ -7,7 +7,7 @@ from autotune.base.units import format_bytes
 from autotune.profiles.values import Profile
 from autotune.profiles.verification import LedgerCheck, Standing, Verification, is_sha256
 from autotune.profiles.decide.next_command import probe_again
-from autotune.show.probe import global_batch_words
+from autotune.memory.sections import global_batch_words
 from autotune.show.report.inputs import ReportedProfile
 from trainer.presets import PRESETS
 

@@ -16,8 +16,8 @@ from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.base.units import format_bytes
 from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.errors import OutOfTime
+from autotune.memory.measure import FIT_STEPS
 from autotune.profiles.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.search.probe import FIT_STEPS
 from autotune.search.workers import TrainingWindows, feed_trial
 from autotune.trials.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.trials.requests import StepRequest

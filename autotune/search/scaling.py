@@ -7,10 +7,10 @@ from typing import Any
 
 from autotune.base.model_work import gradients_of_shape
 from autotune.core.network import Link, Network, RankCompute
-from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
 from autotune.decide.scaling import Dealt, Load, Scaling, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.errors import BadInput, ProfileRefused
+from autotune.memory.decide.batch_choice import rows_with_headroom
 from autotune.profiles.decide.next_command import probe_command
 from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.profiles.values import Profile

@@ -10,7 +10,7 @@ from autotune.base.units import format_amount, format_bytes, format_count, forma
 from autotune.base.wording import bounds_with_confidence
 from autotune.core.plan import PlanFigure
 from autotune.decide.plan import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
-from autotune.show.estimate import shares_table
+from autotune.memory.estimate_sections import shares_table
 
 WIDTH = 100
 _DAY_S = 86_400.0

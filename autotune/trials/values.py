@@ -18,9 +18,9 @@ FEWEST_TIMED_STEPS = 3
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "feed", "trace", "links", "exchange"]
 JOB_MODULES: Mapping[str, str] = {
-    "step": "autotune.measure.jobs.step",
+    "step": "autotune.memory.jobs.step",
     "feed": "autotune.measure.jobs.feed",
-    "trace": "autotune.measure.jobs.trace",
+    "trace": "autotune.memory.jobs.trace",
     "links": "autotune.measure.jobs.links",
     "exchange": "autotune.measure.jobs.exchange",
 }

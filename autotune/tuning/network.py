@@ -13,10 +13,10 @@ from pathlib import Path
 from autotune.base.files import write_atomically
 from autotune.base.json_text import plain
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
-from autotune.decide.choose import rows_with_headroom
 from autotune.decide.scaling import Scaling, ScalingModel
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
+from autotune.memory.decide.batch_choice import rows_with_headroom
 from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
 from autotune.profiles.store import StoredProfile, probed_here, report_directory, with_evidence, with_network
 from autotune.profiles.values import profile_to_toml

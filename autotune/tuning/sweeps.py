@@ -10,23 +10,23 @@ from typing import Any, get_args
 from autotune.base.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.base.files import write_atomically
 from autotune.core.exploration import Configuration, ExploreEvidence
-from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit, OutOfTime
 from autotune.machine.measured_device import local_ranks
+from autotune.memory.decide.batch_choice import global_batch_rows, rows_with_headroom
+from autotune.memory.estimate import CannotTrace
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.stage import prepare, probed_profile, settled_probe
 from autotune.profiles.evidence import BaselineEvidence, WorkersEvidence
 from autotune.profiles.store import StoredProfile, with_evidence, with_workers
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import exploration, workers
 from autotune.search.baseline import BaselineRunner, compare_with
-from autotune.search.estimate import CannotTrace
 from autotune.search.exploration import Exploration, Proof, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
 from autotune.search.joint import gap_remains, search_joint
-from autotune.search.probe import ProbeRequest
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.trials.session import Bench
-from autotune.tuning.probe import prepare, probed_profile, settled_probe
 from trainer.batch import row_statistics
 from trainer.config import Checkpointing, TrainConfig
 from trainer.dataset import TokenDataset

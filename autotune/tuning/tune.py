@@ -15,19 +15,19 @@ from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
-from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
 from autotune.machine.measured_device import DeviceChoice
+from autotune.memory.decide.batch_choice import deal
+from autotune.memory.estimate import CannotTrace, MemoryEstimate
+from autotune.memory.measure import Probe, ProbeRequest
+from autotune.memory.stage import prepare, probe_one
 from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
-from autotune.search.estimate import CannotTrace, MemoryEstimate
-from autotune.search.probe import Probe, ProbeRequest
 from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
 from autotune.trials.session import Bench, open_bench
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import nodes_here, tune_network
-from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.sweeps import compare_recipes, count_workers, explore_settings
 from trainer.schema import read_json

@@ -9,8 +9,8 @@ from autotune.cli import run
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import NvmlMonitor
+from autotune.memory import prediction
 from autotune.profiles.values import profile_to_toml
-from autotune.search import prediction
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
 from tests.autotune.profiles.examples import example_profile

@@ -56,7 +56,7 @@ def test_kernels_of_every_generation_run(null_gpu, name):
 
 BYTES = """
 import json, torch
-from autotune.decide.memory import CONTEXT_BYTES
+from autotune.memory.decide.memory_model import CONTEXT_BYTES
 def used(): return pynvml.nvmlDeviceGetMemoryInfo(card).used
 before = used()
 torch.zeros(1, device="cuda")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.base.process import start
-from autotune.decide.memory import COMMUNICATION_BYTES, CONTEXT_BYTES
 from autotune.machine.gpu_models import Card, find_card
+from autotune.memory.decide.memory_model import COMMUNICATION_BYTES, CONTEXT_BYTES
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment
 from trainer.peaks import peak_flops_per_s

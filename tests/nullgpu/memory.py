@@ -14,13 +14,13 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.base.files import Ledger
-from autotune.decide.choose import rows_with_headroom
-from autotune.decide.memory import Expected, expected_on_gpu
-from autotune.decide.search import bracket
 from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_card
 from autotune.machine.nvml import NvmlMonitor
-from autotune.search.probe import Probe, ProbeRequest, Search, step_config
+from autotune.memory.decide.batch_choice import rows_with_headroom
+from autotune.memory.decide.batch_search import bracket
+from autotune.memory.decide.memory_model import Expected, expected_on_gpu
+from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner

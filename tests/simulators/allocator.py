@@ -15,7 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForMaskedLM
 
-from autotune.measure.jobs.worst_case import fullest_batch
+from autotune.memory.jobs.worst_case import fullest_batch
 from trainer.build import build_training
 from trainer.config import ModelSettings, TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds

@@ -9,7 +9,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.decide.search import Prediction, Tried, bracket, next_rows
+from autotune.memory.decide.batch_search import Prediction, Tried, bracket, next_rows
 from tests.simulators.noise import log_uniform
 
 MIB = 2**20

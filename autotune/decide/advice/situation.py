@@ -12,7 +12,7 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, of_model
 from autotune.core.advice import EvidenceFigure, Gain, figure
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.decide.choose import deal
+from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.decide.next_command import command, probe_again
 from autotune.profiles.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Profile

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from autotune.core.exploration import Configuration
 from autotune.decide import exploration
-from autotune.decide.choose import deal
 from autotune.decide.exploration import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
+from autotune.memory.decide.batch_choice import deal
 
 UNEXPLORED = Configuration(
     precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8

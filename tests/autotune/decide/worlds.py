@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.core.advice import SettingChange
 from autotune.decide.advice.table import with_changes
-from autotune.decide.choose import deal
+from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse

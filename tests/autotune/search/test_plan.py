@@ -4,11 +4,11 @@ import pytest
 
 from autotune.core.plan import Goal
 from autotune.errors import BadInput
+from autotune.memory import prediction
+from autotune.memory.prediction import settings_of_step
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
-from autotune.search import prediction
 from autotune.search.plan import PlanRequest, plan
-from autotune.search.prediction import settings_of_step
 from autotune.search.scaling import Assumed, evidence
 from tests.autotune.profiles.examples import but
 from tests.autotune.search.exchanges import Cluster, tuning_on

@@ -6,9 +6,9 @@ import pytest
 
 from autotune.base.files import Ledger
 from autotune.errors import BadInput
+from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from autotune.search.estimate import assumed_contents, contents_of
 from autotune.search.situation import data_facts, profile_of_run, read_foreign
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
 from autotune.show.tuning import standings_text

@@ -4,7 +4,7 @@ from dataclasses import replace
 from autotune.base.json_text import answer_json
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.decide.plan import Optimal, Plan, plan_of
-from autotune.decide.sharding import Share
+from autotune.memory.decide.sharding import Share
 from autotune.show.plan import WIDTH, plan_text
 from tests.autotune.decide.test_plan import NOTHING_HELD, known, memory
 

@@ -12,14 +12,14 @@ from autotune.base.render import console_text
 from autotune.core.network import Link
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.memory.sections import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
 from autotune.profiles.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.profiles.sections import profile_text
 from autotune.profiles.verification import Standing
 from autotune.search.scaling import evidence as network_evidence
 from autotune.show.baseline import baseline_section, baseline_text
 from autotune.show.network import network_text, scaling_lines
-from autotune.show.probe import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
 from autotune.show.tuning import exploration_section, exploration_text
 from autotune.show.workers import chosen_loader, workers_lines, workers_section, workers_text
 from autotune.trials.values import GpuUse

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
-from autotune.search.probe import CURVE_STEPS, FIT_STEPS
+from autotune.memory.measure import CURVE_STEPS, FIT_STEPS
 from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
 from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.trials.values import Trial

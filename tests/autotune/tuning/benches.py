@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from autotune.search.probe import ProbeRequest
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.stage import asked_config
 from autotune.trials.outcome import Outcome
 from autotune.trials.session import Bench
 from autotune.trials.values import Trial
-from autotune.tuning.probe import asked_config
+from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.search.feeds import ON_CPU
-from tests.autotune.search.test_probe import simulate as step_of_a_machine
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest

@@ -4,18 +4,18 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.exploration import Configuration
-from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
+from autotune.memory.decide.batch_choice import global_batch_rows
+from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
 from autotune.search.workers import SweepRequest
 from autotune.trials import session as bench_room
 from autotune.trials.outcome import Crashed, Measured, OutOfMemory
 from autotune.tuning import sweeps
-from autotune.tuning.probe import asked_config, probe_models
 from autotune.tuning.sweeps import explore_request, explore_settings
+from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive
-from tests.autotune.search.test_probe import trace_figures
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings, TrainConfig

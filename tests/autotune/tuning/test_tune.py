@@ -7,14 +7,14 @@ import pytest
 
 from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageError
+from autotune.memory.estimate import CannotTrace
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.sections import ProbedModel
+from autotune.memory.stage import asked_config
 from autotune.profiles.values import profile_to_toml
-from autotune.search.estimate import CannotTrace
-from autotune.search.probe import ProbeRequest
 from autotune.search.workers import SweepRequest
-from autotune.show.probe import ProbedModel
 from autotune.trials.session import Bench
 from autotune.tuning import tune
-from autotune.tuning.probe import asked_config
 from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.show.test_tuning import worth

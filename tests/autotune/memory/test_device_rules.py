@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
-from autotune.core.allocations import Term
-from autotune.measure.jobs import semantics
-from autotune.measure.jobs.kernels import within_kernels
-from autotune.measure.jobs.semantics import DeviceRules
-from autotune.measure.jobs.tape import Tape
+from autotune.memory.jobs import device_rules as semantics
+from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.device_rules import DeviceRules
+from autotune.memory.jobs.kernels import within_kernels
+from autotune.memory.values import Term
 from tests.simulators.allocator import SPECIAL_IDS
 from trainer.config import ModelSettings
 from trainer.model import build_config

@@ -22,8 +22,8 @@ from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.core.allocations import Term, activations_of
-from autotune.measure.jobs.tape import Tape
+from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.values import Term, activations_of
 
 aten = torch.ops.aten
 

@@ -42,9 +42,9 @@ def probe(
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.base.json_text import answer_json
     from autotune.machine.gpu_models import find_card
-    from autotune.show.probe import probe_answer, probe_text
+    from autotune.memory.sections import probe_answer, probe_text
+    from autotune.memory.stage import probe_models
     from autotune.trials.session import open_bench
-    from autotune.tuning.probe import probe_models
 
     if granularity > options.max_rows:
         raise UsageError(

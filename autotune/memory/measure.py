@@ -11,8 +11,9 @@ from pathlib import Path
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
-from autotune.core.allocations import is_activations
-from autotune.decide.choose import (
+from autotune.errors import DoesNotFit, OutOfTime, Undecided
+from autotune.machine.gpu_models import Card
+from autotune.memory.decide.batch_choice import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
     choose_micro_batch,
@@ -21,17 +22,16 @@ from autotune.decide.choose import (
     knee_interval,
     rows_with_headroom,
 )
-from autotune.decide.memory import Expected, ledger, peak_bytes
-from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
-from autotune.decide.sharding import fewest_that_share
-from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.machine.gpu_models import Card
-from autotune.profiles.evidence import CurvePoint, ProbeEvidence
-from autotune.search.estimate import (
+from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
+from autotune.memory.decide.memory_model import Expected, ledger, peak_bytes
+from autotune.memory.decide.sharding import fewest_that_share
+from autotune.memory.estimate import (
     CannotTrace,
     MemoryEstimate,
     estimate_model,
 )
+from autotune.memory.values import is_activations
+from autotune.profiles.evidence import CurvePoint, ProbeEvidence
 from autotune.trials.fork_server import Machine
 from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.trials.requests import StepRequest, TraceRequest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.decide import search
-from autotune.decide.search import MIB, Bracket, Prediction, Tried, bracket, largest_within, next_rows
+from autotune.memory.decide import batch_search as search
+from autotune.memory.decide.batch_search import MIB, Bracket, Prediction, Tried, bracket, largest_within, next_rows
 
 MAX_ROWS = 16_384
 GB = 10**9

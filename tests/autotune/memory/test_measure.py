@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 
-import autotune.search.probe
-from autotune.core.allocations import Allocation, Trace
-from autotune.decide.memory import expected_on_cpu, peak_bytes
+import autotune.memory.measure
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.search.estimate import CannotTrace, estimate_model
-from autotune.search.probe import Probe, ProbeRequest, probe_model
+from autotune.memory.decide.memory_model import expected_on_cpu, peak_bytes
+from autotune.memory.estimate import CannotTrace, estimate_model
+from autotune.memory.measure import Probe, ProbeRequest, probe_model
+from autotune.memory.values import Allocation, Trace
 from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from autotune.trials.requests import TraceRequest
 from autotune.trials.runner import TrialRunner, made_on
@@ -233,7 +233,7 @@ def test_one_row_that_does_not_fit_says_what_it_needs(probe):
 @pytest.mark.parametrize(("strategy", "ranks", "told"), [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)])
 def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypatch, strategy, ranks, told):
     sharing = "parallel.strategy = 'fsdp2' over 4 ranks"
-    monkeypatch.setattr(autotune.search.probe, "fewest_that_share", lambda *_, **__: sharing)
+    monkeypatch.setattr(autotune.memory.measure, "fewest_that_share", lambda *_, **__: sharing)
     parallel = ParallelSettings(strategy=strategy)
     changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
     with pytest.raises(DoesNotFit) as refused:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.decide.memory import MemoryBreakdown
-from autotune.decide.sharding import Share
+from autotune.memory.decide.memory_model import MemoryBreakdown
+from autotune.memory.decide.sharding import Share
 from trainer.config import TrainConfig
 
 

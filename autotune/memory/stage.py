@@ -9,16 +9,19 @@ from typing import Any
 from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
-from autotune.decide.choose import (
+from autotune.machine.gpu_models import RESERVE_BYTES
+from autotune.machine.measured_device import local_ranks, memory_budget
+from autotune.memory.decide.batch_choice import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     deal,
     default_layout,
     default_precision,
     global_batch_rows,
 )
-from autotune.decide.memory import expected_on_cpu, expected_on_gpu
-from autotune.machine.gpu_models import RESERVE_BYTES
-from autotune.machine.measured_device import local_ranks, memory_budget
+from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu
+from autotune.memory.estimate import MemoryEstimate
+from autotune.memory.measure import Probe, ProbeRequest, probe_model
+from autotune.memory.sections import ProbedModel
 from autotune.profiles.evidence import Evidence
 from autotune.profiles.store import (
     profile_paths,
@@ -29,9 +32,6 @@ from autotune.profiles.store import (
     write_profile,
 )
 from autotune.profiles.values import Constraints, Profile, Provenance
-from autotune.search.estimate import MemoryEstimate
-from autotune.search.probe import Probe, ProbeRequest, probe_model
-from autotune.show.probe import ProbedModel
 from autotune.trials.session import Bench
 from autotune.trials.values import FinishedTrial
 from trainer.batch import row_statistics

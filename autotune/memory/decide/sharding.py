@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.base.units import format_bytes
-from autotune.core.allocations import Term, is_activations
+from autotune.memory.values import Term, is_activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

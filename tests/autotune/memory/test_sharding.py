@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.sharding import StateBytes, fewest_that_share, model_share, shares, zero_share
+from autotune.memory.decide.sharding import StateBytes, fewest_that_share, model_share, shares, zero_share
 
 sizes = st.integers(0, 10**12)
 ranks = st.integers(1, 64)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.optim import optimizer
 
-from autotune.core.allocations import Term, Trace
-from autotune.decide.memory import law_of
-from autotune.measure.jobs import trace as trace_job
-from autotune.measure.jobs.trace import trace_steps
+from autotune.memory.decide.memory_model import law_of
+from autotune.memory.jobs import trace as trace_job
+from autotune.memory.jobs.trace import trace_steps
+from autotune.memory.values import Term, Trace
 from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config import TrainConfig
 

@@ -7,10 +7,10 @@ from typing import Any
 from autotune.base.document import Block, Paragraph, Table, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count
-from autotune.core.allocations import Term
-from autotune.decide.memory import MemoryBreakdown
-from autotune.decide.prediction import Answer, PredictedModel
-from autotune.decide.sharding import Share
+from autotune.memory.decide.memory_model import MemoryBreakdown
+from autotune.memory.decide.prediction import Answer, PredictedModel
+from autotune.memory.decide.sharding import Share
+from autotune.memory.values import Term
 
 _SMALL_SHARE = 0.001
 """Terms below this are summed up."""

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide import choose
-from autotune.decide.choose import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
 from autotune.errors import BadInput
+from autotune.memory.decide import batch_choice as choose
+from autotune.memory.decide.batch_choice import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
 from autotune.profiles.evidence import CurvePoint
 
 

@@ -48,9 +48,9 @@ def estimate(
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
     from autotune.base.json_text import answer_json
+    from autotune.memory.estimate_sections import estimate_text
+    from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.profiles.decide.next_command import command
-    from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
-    from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings
     from trainer.progress import progress
 
@@ -91,7 +91,7 @@ def estimate(
 
 def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
     """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
-    from autotune.search.estimate import CannotTrace
+    from autotune.memory.estimate import CannotTrace
 
     first = errors[0]
     first.message = "\n".join(error.message for error in errors)

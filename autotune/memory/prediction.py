@@ -13,8 +13,13 @@ from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.corpus.values import RowContents
-from autotune.decide.choose import default_layout, default_precision, rows_with_headroom
-from autotune.decide.memory import (
+from autotune.decide.plan import MemoryPlan
+from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
+from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
+from autotune.machine.nvml import NvmlMonitor
+from autotune.machine.values import visible_devices
+from autotune.memory.decide.batch_choice import default_layout, default_precision, rows_with_headroom
+from autotune.memory.decide.memory_model import (
     UNTRACED_SHARE,
     Expected,
     Surroundings,
@@ -24,21 +29,16 @@ from autotune.decide.memory import (
     ledger,
     peak_bytes,
 )
-from autotune.decide.plan import MemoryPlan
-from autotune.decide.prediction import Answer, PredictedModel
-from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
-from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
-from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
-from autotune.machine.nvml import NvmlMonitor
-from autotune.machine.values import visible_devices
-from autotune.profiles.values import Profile
-from autotune.search.estimate import (
+from autotune.memory.decide.prediction import Answer, PredictedModel
+from autotune.memory.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
+from autotune.memory.estimate import (
     CannotTrace,
     MemoryEstimate,
     assumed_contents,
     contents_of,
     estimate_model,
 )
+from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from autotune.trials.requests import TraceRequest
 from trainer.config import ModelSettings, Strategy, TrainConfig

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.allocations import Allocation, Term, Trace
-from autotune.decide import memory
-from autotune.decide.memory import MIB, Law, Segment, Surroundings, law_of, ledger, peak_bytes
+from autotune.memory.decide import memory_model as memory
+from autotune.memory.decide.memory_model import MIB, Law, Segment, Surroundings, law_of, ledger, peak_bytes
+from autotune.memory.values import Allocation, Term, Trace
 
 MAX_ROWS = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.core.allocations import Term
-from autotune.measure.jobs.kernels import attend
-from autotune.measure.jobs.tape import Tape
+from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.kernels import attend
+from autotune.memory.values import Term
 
 Kind = Literal["cpu", "cuda"]
 

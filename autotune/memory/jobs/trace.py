@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from autotune.core.allocations import Term, Trace
-from autotune.measure.jobs.compiled import Compiled
-from autotune.measure.jobs.kernels import within_kernels
-from autotune.measure.jobs.semantics import DeviceRules
-from autotune.measure.jobs.shards import GradientBuckets, Shards, keep_largest_part
-from autotune.measure.jobs.tape import Tape, own_by_module
-from autotune.measure.jobs.worst_case import fullest_batch
+from autotune.memory.jobs.allocation_recorder import Tape, own_by_module
+from autotune.memory.jobs.compiled import Compiled
+from autotune.memory.jobs.device_rules import DeviceRules
+from autotune.memory.jobs.kernels import within_kernels
+from autotune.memory.jobs.shards import GradientBuckets, Shards, keep_largest_part
+from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.memory.values import Term, Trace
 from autotune.trials.requests import TraceRequest
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps

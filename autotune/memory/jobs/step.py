@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.measure.jobs.worst_case import fullest_batch
+from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from autotune.trials.requests import StepRequest
 from trainer.build import Training, build_training

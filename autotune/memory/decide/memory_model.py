@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.allocations import Term, Trace
-from autotune.decide.search import largest_within
+from autotune.memory.decide.batch_search import largest_within
+from autotune.memory.values import Term, Trace
 
 Int64 = npt.NDArray[np.int64]
 MIB = 2**20

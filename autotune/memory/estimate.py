@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.core.allocations import Trace
 from autotune.corpus.values import RowContents
 from autotune.decide.export import RowsHold
-from autotune.decide.memory import Law, Surroundings, largest_rows, law_of
 from autotune.errors import NotCheckable
+from autotune.memory.decide.memory_model import Law, Surroundings, largest_rows, law_of
+from autotune.memory.values import Trace
 from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
 from autotune.trials.outcome import Measured, TimedOut

@@ -26,8 +26,8 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, count, plural
-from autotune.core.allocations import ACTIVATIONS, is_activations
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
+from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS, deal
+from autotune.memory.values import ACTIVATIONS, is_activations
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.evidence import ProbeEvidence
 from autotune.profiles.values import Profile

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.jobs.worst_case import fullest_batch, predicted_by_row
+from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_row
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.masking import head_slots

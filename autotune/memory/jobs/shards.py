@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.core.allocations import Term
-from autotune.measure.jobs.tape import Tape
+from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.values import Term
 from trainer.build import Training
 from trainer.config import TrainConfig
 from trainer.parallel import TORCHS_BUCKET_CAP_MIB

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.core.allocations import Allocation, Term, Trace, activations_of
+from autotune.memory.values import Allocation, Term, Trace, activations_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

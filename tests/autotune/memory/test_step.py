@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.measure.jobs import step
+from autotune.memory.jobs import step
 from autotune.trials.requests import StepRequest
 from trainer.config import TrainConfig
 from trainer.presets import model_settings

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from autotune.measure.jobs.tape import OUTPUTS, Block, Requests, Within
+from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, Within
 
 aten = torch.ops.aten
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, DoesNotFit
+from autotune.memory.stage import prepare, probe_models, probe_one, probed_profile
 from autotune.profiles.store import read_profile
 from autotune.trials import session as bench_room
-from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profile
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.search.explorations import additive
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
