@@ -15,13 +15,13 @@ from autotune.commands.plan import plan
 from autotune.commands.report import app as report_app
 from autotune.commands.scale import scale
 from autotune.commands.tune import tune, tune_between_nodes
-from autotune.commands.workers import workers
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.machine.command import doctor
 from autotune.memory.command import probe
 from autotune.memory.estimate_command import estimate
 from autotune.profiles.command import app as profile_app
+from autotune.workers.command import workers
 from trainer.errors import TrainerError
 
 app = typer.Typer(

@@ -26,12 +26,12 @@ from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.workers import SweepRequest, feed_trial
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench, open_bench
 from autotune.trials.values import FeedFigures
-from autotune.tuning.sweeps import explore_request
+from autotune.workers.measure import SweepRequest, feed_trial
+from autotune.workers.stage import explore_request
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings
 from trainer.presets import model_settings

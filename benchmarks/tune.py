@@ -25,14 +25,14 @@ from typing import Any
 
 from autotune.base.files import Ledger
 from autotune.core.exploration import Configuration
-from autotune.decide.loader_limits import LoaderLimits
 from autotune.machine.host import SystemHost
 from autotune.search.exploration import Exploration, prove
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.measure import SweepRequest, TrainingWindows
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from tests.fakes import FakeClock, FakeMachine

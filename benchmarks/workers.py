@@ -24,13 +24,13 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
 from autotune.base.tables import text_table
-from autotune.decide.loader_limits import LoaderLimits
-from autotune.decide.workers import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
 from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
-from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.worker_count import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
+from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.loader import SimulatedFeed

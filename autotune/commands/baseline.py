@@ -28,7 +28,7 @@ def baseline(
     from autotune.profiles.store import probed_here, read_profile
     from autotune.show.baseline import baseline_text
     from autotune.trials.session import open_bench
-    from autotune.tuning.sweeps import compare_recipes
+    from autotune.workers.stage import compare_recipes
 
     stored = read_profile(sweep.profile)
     probed_here(stored)

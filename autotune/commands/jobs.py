@@ -22,7 +22,7 @@ from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:
     from autotune.profiles.store import StoredProfile
-    from autotune.search.workers import SweepRequest
+    from autotune.workers.measure import SweepRequest
 
 START_UP_S = 60.0
 """What a job takes until its first trial begins: starting, and loading torch from a network file system."""

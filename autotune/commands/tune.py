@@ -122,8 +122,8 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
-    from autotune.search.workers import SweepRequest
     from autotune.tuning.tune import measure_between_nodes
+    from autotune.workers.measure import SweepRequest
 
     request = SweepRequest(data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
     _say(measure_between_nodes(tuned, request), as_json=False)

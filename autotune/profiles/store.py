@@ -18,7 +18,7 @@ from autotune.profiles.decide.trial_log_check import check_ledger, ledger_sha256
 from autotune.profiles.decide.next_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
-from autotune.search.workers import with_data
+from autotune.workers.measure import with_data
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner, records_in
 from autotune.trials.values import FinishedTrial

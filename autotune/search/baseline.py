@@ -18,11 +18,11 @@ from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.profiles.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.search.workers import TrainingWindows, feed_trial
 from autotune.trials.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.trials.requests import StepRequest
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
 from autotune.trials.values import FeedFigures, Trial
+from autotune.workers.measure import TrainingWindows, feed_trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import Manifest, TokenDataset

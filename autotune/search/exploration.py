@@ -19,11 +19,11 @@ from autotune.base.statistics import ratio_of
 from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.decide.exploration import expected_improvement
 from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
-from autotune.search.workers import feed_trial
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
 from autotune.trials.values import FeedFigures, Trial
+from autotune.workers.measure import feed_trial
 
 TOGETHER = 3
 """Proposed at once, and read beside one window of the unexplored settings."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from autotune.core.exploration import Configuration
 from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior, useful_share
-from autotune.search.workers import TrainingWindows
 from autotune.trials.outcome import Contaminated, Outcome, OutOfMemory, describe
 from autotune.trials.values import FeedFigures
+from autotune.workers.measure import TrainingWindows
 from trainer.config import Layout, Precision, TrainConfig
 
 CRASHES = 2

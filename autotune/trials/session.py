@@ -13,7 +13,6 @@ from pathlib import Path
 from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import LEDGER_DIRECTORY, Ledger, check_writable
-from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
@@ -23,12 +22,13 @@ from autotune.profiles.decide.trial_log_check import compare, own_records
 from autotune.profiles.evidence import ProbeEvidence
 from autotune.profiles.store import StoredProfile, probed_here, report_directory
 from autotune.profiles.values import Fingerprint
-from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.trials.contamination_guard import WatchedMachine, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
 from autotune.trials.outcome import Outcome, describe
 from autotune.trials.runner import TrialRunner, made_on, records_in
 from autotune.trials.values import FinishedTrial
+from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
+from autotune.workers.measure import SweepRequest, TrainingWindows
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest, read_manifest
 from trainer.progress import Update, progress

@@ -19,7 +19,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "feed", "trace", "links", "exchange"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
-    "feed": "autotune.measure.jobs.feed",
+    "feed": "autotune.workers.job",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.measure.jobs.links",
     "exchange": "autotune.measure.jobs.exchange",

@@ -22,9 +22,9 @@ from autotune.profiles.store import StoredProfile, probed_here, report_directory
 from autotune.profiles.values import profile_to_toml
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
-from autotune.search.workers import SweepRequest
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.session import Bench, Display, site_here
+from autotune.workers.measure import SweepRequest
 from trainer.batch import in_rows
 from trainer.dataset import TokenDataset, read_manifest
 from trainer.events import utc_now

@@ -23,13 +23,13 @@ from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
-from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
 from autotune.trials.session import Bench, open_bench
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import nodes_here, tune_network
 from autotune.tuning.report import build_report
-from autotune.tuning.sweeps import compare_recipes, count_workers, explore_settings
+from autotune.workers.measure import SweepRequest
+from autotune.workers.stage import compare_recipes, count_workers, explore_settings
 from trainer.schema import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")

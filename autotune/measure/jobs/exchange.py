@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.measure.jobs.feed import batches_of
 from autotune.trials.jobs.footprint import Memory
 from autotune.trials.requests import ExchangeRequest
+from autotune.workers.job import batches_of
 from trainer.batch import in_rows
 from trainer.build import build_training
 from trainer.config import accumulation_steps

@@ -48,7 +48,7 @@ from autotune.show.report.runs import (
     steps,
 )
 from autotune.show.tuning import cost_section, exploration_section, profiles_table, trials_section
-from autotune.show.workers import chosen_loader, workers_section
+from autotune.workers.sections import chosen_loader, workers_section
 
 SCHEMA_VERSION = 2
 

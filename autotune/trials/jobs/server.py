@@ -34,7 +34,7 @@ GRACE_S = 2.0
 
 def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and what torch would import in the first step."""
-    for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.measure.jobs.feed", "torch._dynamo"):
+    for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
         importlib.import_module(module)
 
 

@@ -6,7 +6,7 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.machine.gpu_models import RESERVE_BYTES, find_card
 from autotune.machine.measured_device import Site, local_ranks, look_at_node, memory_budget, open_site
 from autotune.machine.values import GpuFacts
-from tests.autotune.search.feeds import ON_CPU
+from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 from trainer.record import code_sha256

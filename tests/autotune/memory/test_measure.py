@@ -12,8 +12,8 @@ from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.trials.requests import TraceRequest
 from autotune.trials.runner import TrialRunner, made_on
 from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP
+from tests.autotune.workers.feeds import runner_on
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ParallelSettings, TrainConfig

@@ -9,7 +9,7 @@ from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.trials.outcome import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
-from tests.autotune.search.feeds import runner_on
+from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 

@@ -12,8 +12,8 @@ from autotune.search.exploration import Exploration
 from autotune.search.exploration_known import ExploreRequest
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.values import Trial
-from tests.autotune.search.feeds import runner_on, windows_of
 from tests.autotune.trials import FEED
+from tests.autotune.workers.feeds import runner_on, windows_of
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 

@@ -5,8 +5,8 @@ from autotune.errors import OutOfTime, Undecided
 from autotune.profiles.evidence import SettingDifference
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from tests.autotune.search.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.autotune.trials import STEP
+from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import synthetic_manifest

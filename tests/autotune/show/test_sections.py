@@ -21,8 +21,8 @@ from autotune.search.scaling import evidence as network_evidence
 from autotune.show.baseline import baseline_section, baseline_text
 from autotune.show.network import network_text, scaling_lines
 from autotune.show.tuning import exploration_section, exploration_text
-from autotune.show.workers import chosen_loader, workers_lines, workers_section, workers_text
 from autotune.trials.values import GpuUse
+from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.show.report.example import example_profile as full_profile

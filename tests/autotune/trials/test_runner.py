@@ -6,8 +6,8 @@ from autotune.trials.outcome import Measured
 from autotune.trials.runner import LEAVING_S, made_on, records_in
 from autotune.trials.values import Trial
 from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.search.feeds import runner_on
 from tests.autotune.trials import STEP
+from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock, FakeMachine
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)

@@ -11,7 +11,7 @@ from autotune.trials.session import Bench
 from autotune.trials.values import Trial
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from tests.autotune.search.explorations import Rate, machine_of
-from tests.autotune.search.feeds import ON_CPU
+from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest

@@ -8,11 +8,11 @@ from autotune.errors import ProfileRefused
 from autotune.memory.decide.batch_choice import global_batch_rows
 from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
-from autotune.search.workers import SweepRequest
 from autotune.trials import session as bench_room
 from autotune.trials.outcome import Crashed, Measured, OutOfMemory
-from autotune.tuning import sweeps
-from autotune.tuning.sweeps import explore_request, explore_settings
+from autotune.workers import stage as sweeps
+from autotune.workers.measure import SweepRequest
+from autotune.workers.stage import explore_request, explore_settings
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive

@@ -12,10 +12,10 @@ from autotune.memory.measure import ProbeRequest
 from autotune.memory.sections import ProbedModel
 from autotune.memory.stage import asked_config
 from autotune.profiles.values import profile_to_toml
-from autotune.search.workers import SweepRequest
 from autotune.trials.session import Bench
 from autotune.tuning import tune
 from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
+from autotune.workers.measure import SweepRequest
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock

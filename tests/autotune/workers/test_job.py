@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.measure.jobs.feed import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from autotune.trials.outcome import Measured
 from autotune.trials.values import FeedFigures, Trial
+from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset

@@ -20,13 +20,14 @@ from autotune.memory.stage import prepare, probed_profile, settled_probe
 from autotune.profiles.evidence import BaselineEvidence, WorkersEvidence
 from autotune.profiles.store import StoredProfile, with_evidence, with_workers
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.search import exploration, workers
+from autotune.search import exploration
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.exploration import Exploration, Proof, prove, prove_one_of
 from autotune.search.exploration_known import ExploreRequest
-from autotune.search.joint import gap_remains, search_joint
-from autotune.search.workers import Sweep, SweepRequest
 from autotune.trials.session import Bench
+from autotune.workers import measure as workers
+from autotune.workers.joint_search import gap_remains, search_joint
+from autotune.workers.measure import Sweep, SweepRequest
 from trainer.batch import row_statistics
 from trainer.config import Checkpointing, TrainConfig
 from trainer.dataset import TokenDataset

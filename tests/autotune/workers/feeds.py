@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.files import Ledger
-from autotune.decide.loader_limits import LoaderLimits
 from autotune.machine.measured_device import Site
 from autotune.machine.values import SlurmFacts
-from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.profiles.evidence import JointChoice
-from autotune.search.workers import Asked, Sweep, WorkersDied
 from autotune.trials.outcome import Measured
 from autotune.trials.requests import FeedRequest
 from autotune.trials.values import FeedFigures, FinishedTrial
+from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
+from autotune.workers.measure import Asked, Sweep, WorkersDied
 from trainer.config import DataSettings
 
 if TYPE_CHECKING:

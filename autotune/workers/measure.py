@@ -12,8 +12,6 @@ from pathlib import Path
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import format_seconds
-from autotune.decide.loader_limits import LoaderLimits
-from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import Site
 from autotune.profiles.evidence import WorkersEvidence, WorkersRow
@@ -21,6 +19,8 @@ from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome,
 from autotune.trials.requests import FeedRequest
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
 from autotune.trials.values import FeedFigures, GpuUse, Trial
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
 from trainer.config import TrainConfig
 
 MIN_STEPS = 4

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.workers import Count, NextRounds, Round, WindowFigures, WorkersChoice, WorkersRule, ladder
+from autotune.workers.decide.worker_count import (
+    Count,
+    NextRounds,
+    Round,
+    WindowFigures,
+    WorkersChoice,
+    WorkersRule,
+    ladder,
+)
 
 Rate = Callable[[int], float]
 

@@ -43,9 +43,9 @@ def workers(
     from autotune.base.json_text import answer_json
     from autotune.base.units import parse_seconds
     from autotune.profiles.store import probed_here, read_profile
-    from autotune.show.workers import workers_text
     from autotune.trials.session import open_bench
-    from autotune.tuning.sweeps import count_workers
+    from autotune.workers.sections import workers_text
+    from autotune.workers.stage import count_workers
 
     replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")
     if replayed_step_s is not None and replayed_step_s < 1e-4:

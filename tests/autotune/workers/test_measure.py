@@ -8,14 +8,14 @@ import pytest
 
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
-from autotune.search.joint import gap_remains, search_joint, study_of
-from autotune.search.workers import Asked, evidence, gpu_source, with_data
 from autotune.trials.outcome import Contaminated, Crashed, Measured
 from autotune.trials.runner import ATTEMPTS
 from autotune.trials.values import FeedFigures, GpuUseFigures, Trial
+from autotune.workers.joint_search import gap_remains, search_joint, study_of
+from autotune.workers.measure import Asked, evidence, gpu_source, with_data
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.search.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on
 from tests.autotune.trials import FEED
+from tests.autotune.workers.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on
 from tests.fakes import FakeMachine
 
 GPU = {

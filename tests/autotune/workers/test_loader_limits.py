@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.loader_limits import USABLE_SHARE, WORKER_BYTES, LoaderLimits, batch_bytes
 from autotune.errors import DoesNotFit
+from autotune.workers.decide.loader_limits import USABLE_SHARE, WORKER_BYTES, LoaderLimits, batch_bytes
 from tests.fakes import FakeHost
 
 MIB = 2**20
