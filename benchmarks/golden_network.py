@@ -6,9 +6,9 @@ peak of an H100), no latency, no update. Efficiency is against one node with the
 
 from dataclasses import dataclass, replace
 
-from autotune.core.network import Exchange, GradientPart, Link, Network, RankCompute
-from autotune.decide.network import hidden_bound_s, step_time
-from autotune.decide.scaling import Load, PredictedStep, ScalingModel, exchanges
+from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, exchanges
+from autotune.network.decide.step_model import hidden_bound_s, step_time
+from autotune.network.values import Exchange, GradientPart, Link, Network, RankCompute
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512

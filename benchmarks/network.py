@@ -20,9 +20,9 @@ from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.files import Ledger
-from autotune.core.network import MIB, Exchange
-from autotune.decide.network import compute_of, step_time
-from autotune.search.network import NetworkRequest, NetworkTuning
+from autotune.network.decide.step_model import compute_of, step_time
+from autotune.network.measure import NetworkRequest, NetworkTuning
+from autotune.network.values import MIB, Exchange
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import ExchangeFigures

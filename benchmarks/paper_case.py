@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.tables import text_table
-from autotune.core.network import Exchange
+from autotune.network.values import Exchange
 from benchmarks.bars import finish, measuring, parser, run
 from benchmarks.golden_network import (
     BERT_120M,

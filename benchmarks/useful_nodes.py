@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.core.network import MIB, Exchange, GradientPart, Network, RankCompute
-from autotune.decide.links import fit_link
-from autotune.decide.network import step_time
-from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, ScalingModel, exchanges, useful_nodes
+from autotune.network.decide.link_fit import fit_link
+from autotune.network.decide.scaling_model import BUCKET_CAPS_BYTES, Load, ScalingModel, exchanges, useful_nodes
+from autotune.network.decide.step_model import step_time
+from autotune.network.values import MIB, Exchange, GradientPart, Network, RankCompute
 from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
 
 GLOBAL_TOKENS = 4 * 2**20

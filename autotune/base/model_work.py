@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.network import GradientPart
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
+from autotune.network.values import GradientPart
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.peaks import ModelWork

@@ -70,8 +70,8 @@ def plan(
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
     from autotune.base.json_text import answer_json
     from autotune.base.units import parse_amount, parse_bits_per_s
+    from autotune.network.scaling import Assumed
     from autotune.search.plan import PlanRequest, plan
-    from autotune.search.scaling import Assumed
     from autotune.show.plan import plan_text
     from trainer.progress import progress
 

@@ -10,7 +10,7 @@ from autotune.base.model_work import place_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.decide.counters import Counters, counters_of, data_share, with_counters
-from autotune.decide.network import expected_largest
+from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.errors import TrainerError

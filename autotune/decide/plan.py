@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from autotune.base.units import format_amount, format_share
 from autotune.core.plan import Fleet, Goal, GoalKind, PlanFigure, derived
-from autotune.decide.scaling import USEFUL_EFFICIENCY, AllRanks
 from autotune.errors import BadInput
 from autotune.memory.decide.sharding import Share, StateBytes
+from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 TOKENS_PER_PARAMETER = 20

@@ -13,7 +13,7 @@ from autotune.core.exploration import (
     PositiveFloat,
     RatioBounds,
 )
-from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
+from autotune.network.values import MIB, Exchange, GradientPart, Link, RankCompute, Scope
 from autotune.trials.values import GpuUse, Share
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table

@@ -10,14 +10,14 @@ from autotune.base.files import LEDGER_DIRECTORY, write_atomically
 from autotune.core.advice import SettingChange
 from autotune.profiles.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import ExploreEvidence
-from autotune.core.network import Exchange
+from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
 from autotune.profiles.verification import LedgerCheck
 from autotune.decide.advice.table import with_changes
 from autotune.profiles.decide.trial_log_check import check_ledger, ledger_sha256, own_records, records_of
 from autotune.profiles.decide.next_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
-from autotune.search.network import parallel_settings
+from autotune.network.measure import parallel_settings
 from autotune.workers.measure import with_data
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner, records_in

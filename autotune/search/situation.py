@@ -9,13 +9,13 @@ from autotune.corpus.sources import SOURCES, find_files
 from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
 from autotune.decide.counters import counters_of_profile
-from autotune.decide.scaling import Scaling
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.machine.host import Host
+from autotune.network.decide.scaling_model import Scaling
+from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.next_command import probe_command
 from autotune.profiles.store import StoredProfile, read_profile, read_trials
 from autotune.profiles.values import Profile
-from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config import Tag, TrainConfig, tagged

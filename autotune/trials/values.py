@@ -21,8 +21,8 @@ JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "feed": "autotune.workers.job",
     "trace": "autotune.memory.jobs.trace",
-    "links": "autotune.measure.jobs.links",
-    "exchange": "autotune.measure.jobs.exchange",
+    "links": "autotune.network.jobs.links",
+    "exchange": "autotune.network.jobs.gradient_sync",
 }
 """The module of each job, whose ``run`` a trial's child process calls; only there is it imported."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.decide.network import expected_largest
+from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.evidence import (
     ComputeEvidence,
     ExchangeRow,

@@ -30,11 +30,11 @@ from autotune.corpus.values import LengthDistribution
 from autotune.decide.advice.table import rank
 from autotune.decide.cost import cost_rows, pay_back
 from autotune.memory.sections import curve_section, global_batch_words, memory_section
+from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.profiles.sections import commands, machine, reproduce, sign_off
 from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.baseline import baseline_section
-from autotune.show.network import network_section
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.report.runs import (
     CAUSES,

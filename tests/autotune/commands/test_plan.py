@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from autotune.profiles.values import profile_to_toml
+from tests.autotune.network.test_scaling import probed
 from tests.autotune.search.plans import on_gpus, traced
-from tests.autotune.search.test_scaling import probed
 
 SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 

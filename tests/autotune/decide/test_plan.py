@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from autotune.core.plan import Fleet, Goal, PlanFigure
 from autotune.decide.plan import MemoryPlan, Plan, optimal_for, plan_of
-from autotune.decide.scaling import AllRanks
 from autotune.errors import BadInput
 from autotune.memory.decide.sharding import Share, StateBytes
+from autotune.network.decide.scaling_model import AllRanks
 
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
 NOTHING_HELD = StateBytes(

@@ -1,8 +1,8 @@
 """Profiles of plans: whose memory was traced, of GPUs, and without evidence."""
 
 from autotune.profiles.evidence import Evidence
+from tests.autotune.network.test_scaling import probed
 from tests.autotune.profiles.examples import but
-from tests.autotune.search.test_scaling import probed
 
 ON_A_CARD = {"device": "cuda", "gpu_name": "NVIDIA H100 NVL", "gpu_total_bytes": 95_830 * 2**20, "gpu_count": 2}
 

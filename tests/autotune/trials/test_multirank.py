@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.cluster.torchrun import on_this_node
-from autotune.decide.links import link_warnings
 from autotune.errors import MachineLacks
+from autotune.network.decide.link_fit import link_warnings
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.outcome import Crashed, Measured, TimedOut
 from autotune.trials.values import ExchangeFigures, LinkFigures, Trial

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.measure.jobs import links
+from autotune.network.jobs import links
 
 MESSAGE_S, START_S = 15e-6, 100e-6
 

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.network import Link
 from autotune.errors import ProfileRefused, Undecided
+from autotune.network import scaling
+from autotune.network.values import Link
 from autotune.profiles.evidence import CurvePoint
-from autotune.search import scaling
+from tests.autotune.network.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 CARD = scaling.Assumed(bits_per_s=25e9)
 SHAPE = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256}

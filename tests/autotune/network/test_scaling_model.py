@@ -4,10 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.core.plan import PlanFigure
-from autotune.decide import scaling
-from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, limit_of, predict, useful_nodes
+from autotune.network.decide import scaling_model as scaling
+from autotune.network.decide.scaling_model import (
+    AllRanks,
+    Load,
+    ScalingModel,
+    exchanges,
+    limit_of,
+    predict,
+    useful_nodes,
+)
+from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
 COMPUTE = RankCompute(row_s=0.01, micro_batch_s=0.002, update_s=0.01, gradients=GRADIENTS)

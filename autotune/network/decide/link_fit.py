@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
-from autotune.core.network import Scope
-from autotune.decide.network import tree_hops
+from autotune.network.decide.step_model import tree_hops
+from autotune.network.values import Scope
 from autotune.profiles.evidence import LinkEvidence
 from autotune.trials.values import LinkFigures
 

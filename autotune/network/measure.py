@@ -10,11 +10,11 @@ from typing import Any
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
-from autotune.decide.links import fit_link
-from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
-from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.errors import BadInput, OutOfTime
+from autotune.network.decide.link_fit import fit_link
+from autotune.network.decide.scaling_model import Dealt, Load, PredictedStep, exchanges, predict
+from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
+from autotune.network.values import MIB, Exchange, Link, Network, RankCompute
 from autotune.profiles.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.trials.outcome import Measured, Outcome, describe

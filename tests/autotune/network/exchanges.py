@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.decide.network import all_reduce_s, step_time
 from autotune.errors import BadInput
-from autotune.search.network import NetworkRequest, NetworkTuning
+from autotune.network.decide.step_model import all_reduce_s, step_time
+from autotune.network.measure import NetworkRequest, NetworkTuning
+from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.trials.outcome import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from tests.autotune.workers.feeds import runner_on

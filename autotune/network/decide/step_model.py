@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.profiles.evidence import ComputeEvidence
 from autotune.trials.values import ExchangeFigures
 

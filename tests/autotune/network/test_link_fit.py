@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from autotune.decide.links import fit_link, link_warnings, lost_share, nccl_transport
+from autotune.network.decide.link_fit import fit_link, link_warnings, lost_share, nccl_transport
 from autotune.trials.values import LinkFigures
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))

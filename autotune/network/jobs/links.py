@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
-from autotune.decide.links import LEAST_REPEATS, lost_share, nccl_transport
+from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
 from autotune.trials.requests import LinksRequest
 from trainer.parallel import Mark, Ranks, mark
 

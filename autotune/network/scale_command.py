@@ -43,10 +43,10 @@ def scale(
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
     from autotune.base.json_text import answer_json
     from autotune.base.units import parse_bits_per_s, parse_seconds
+    from autotune.network.scaling import Assumed, known_of, ranks_of
+    from autotune.network.sections import scaling_text
+    from autotune.network.stage import scale_profile
     from autotune.profiles.store import read_profile
-    from autotune.search.scaling import Assumed, known_of, ranks_of
-    from autotune.show.network import scaling_text
-    from autotune.tuning.network import scale_profile
 
     if nodes is None and job.slurm is not None:
         raise UsageError(

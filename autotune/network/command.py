@@ -23,9 +23,9 @@ def network(
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
     from autotune.base.json_text import answer_json
+    from autotune.network.sections import network_text
+    from autotune.network.stage import nodes_here, tune_network
     from autotune.profiles.store import probed_here, read_profile
-    from autotune.show.network import network_text
-    from autotune.tuning.network import nodes_here, tune_network
 
     stored = read_profile(sweep.profile)
     probed_here(stored)

@@ -4,9 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.decide import network as decided
-from autotune.decide.network import all_reduce_factor, all_reduce_s, buckets, hidden_bound_s, merged, step_time
+from autotune.network.decide import step_model as decided
+from autotune.network.decide.step_model import (
+    all_reduce_factor,
+    all_reduce_s,
+    buckets,
+    hidden_bound_s,
+    merged,
+    step_time,
+)
+from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
 
 CARD = Link(latency_s=0.0, bytes_per_s=1e9)
 

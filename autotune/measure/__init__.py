@@ -1,1 +1,0 @@
-"""Ports to the machine: jobs in child processes, GPUs, the host, the clock."""

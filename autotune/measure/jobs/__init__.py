@@ -1,1 +1,0 @@
-"""What runs in child processes. Torch is allowed here, and only here."""
