@@ -21,11 +21,11 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.statistics import location, residuals_of
-from autotune.core.exploration import Configuration
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
-from autotune.search.exploration_known import ExploreRequest
+from autotune.search.history import ExploreRequest
+from autotune.search.values import Configuration
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench, open_bench

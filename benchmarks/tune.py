@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.files import Ledger
-from autotune.core.exploration import Configuration
 from autotune.machine.host import SystemHost
-from autotune.search.exploration import Exploration, prove
-from autotune.search.exploration_known import ExploreRequest
+from autotune.search.history import ExploreRequest
+from autotune.search.measure import Exploration, prove
+from autotune.search.values import Configuration
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial

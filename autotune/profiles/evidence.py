@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.core.exploration import (
+from autotune.search.values import (
     ExploreEvidence,
     NonNegative,
     NonNegativeFloat,

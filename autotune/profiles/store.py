@@ -9,7 +9,7 @@ from typing import Any, Literal
 from autotune.base.files import LEDGER_DIRECTORY, write_atomically
 from autotune.core.advice import SettingChange
 from autotune.profiles.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
-from autotune.core.exploration import ExploreEvidence
+from autotune.search.values import ExploreEvidence
 from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
 from autotune.profiles.verification import LedgerCheck

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from autotune.profiles.evidence import Evidence
-from autotune.core.exploration import NonNegative, Positive
+from autotune.search.values import NonNegative, Positive
 from autotune.errors import BadInput
 from autotune.machine.values import is_pretended
 from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig

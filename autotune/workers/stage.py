@@ -9,8 +9,6 @@ from typing import Any, get_args
 
 from autotune.base.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.base.files import write_atomically
-from autotune.core.exploration import Configuration, ExploreEvidence
-from autotune.decide.exploration import knob_space, with_dealt_rows
 from autotune.errors import DoesNotFit, OutOfTime
 from autotune.machine.measured_device import local_ranks
 from autotune.memory.decide.batch_choice import global_batch_rows, rows_with_headroom
@@ -20,10 +18,12 @@ from autotune.memory.stage import prepare, probed_profile, settled_probe
 from autotune.profiles.evidence import BaselineEvidence, WorkersEvidence
 from autotune.profiles.store import StoredProfile, with_evidence, with_workers
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.search import exploration
+from autotune.search import measure as exploration
 from autotune.search.baseline import BaselineRunner, compare_with
-from autotune.search.exploration import Exploration, Proof, prove, prove_one_of
-from autotune.search.exploration_known import ExploreRequest
+from autotune.search.decide import knob_space, with_dealt_rows
+from autotune.search.history import ExploreRequest
+from autotune.search.measure import Exploration, Proof, prove, prove_one_of
+from autotune.search.values import Configuration, ExploreEvidence
 from autotune.trials.session import Bench
 from autotune.workers import measure as workers
 from autotune.workers.joint_search import gap_remains, search_joint

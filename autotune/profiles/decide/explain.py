@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from autotune.core.advice import EvidenceFigure, figure
 from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
-from autotune.core.exploration import KNOBS, Configuration, ExploredRow
+from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile
 from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
 from autotune.errors import BadInput

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.core.exploration import KNOBS, Configuration
-from autotune.decide.exploration import knob_space, useful_share
-from autotune.search.exploration import Exploration
-from autotune.search.exploration_known import ExploreRequest
+from autotune.search.decide import knob_space, useful_share
+from autotune.search.history import ExploreRequest
+from autotune.search.measure import Exploration
+from autotune.search.values import KNOBS, Configuration
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.values import Trial
 from tests.autotune.trials import FEED

@@ -9,10 +9,10 @@ from pathlib import Path
 from autotune.base.interval import Interval
 from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
 from autotune.core.bottleneck import Bottleneck, StepPart
-from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
 from autotune.profiles import evidence
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from autotune.profiles.verification import Review, Standing
+from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, GpuUse, Trial

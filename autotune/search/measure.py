@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
-from autotune.decide.exploration import expected_improvement
-from autotune.search.exploration_known import LEAST_IMPROVEMENT, Cells, ExploreRequest
+from autotune.search.decide import expected_improvement
+from autotune.search.history import LEAST_IMPROVEMENT, Cells, ExploreRequest
+from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured

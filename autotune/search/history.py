@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.core.exploration import Configuration
-from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior, useful_share
+from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
+from autotune.search.values import Configuration
 from autotune.trials.outcome import Contaminated, Outcome, OutOfMemory, describe
 from autotune.trials.values import FeedFigures
 from autotune.workers.measure import TrainingWindows

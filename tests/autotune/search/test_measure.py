@@ -4,8 +4,8 @@ import math
 import pytest
 
 from autotune.errors import Undecided
-from autotune.search.exploration import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
-from autotune.search.exploration_known import FINALISTS
+from autotune.search.history import FINALISTS
+from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
 from autotune.trials.outcome import Crashed, OutOfMemory
 from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 

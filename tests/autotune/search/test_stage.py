@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.exploration import Configuration
 from autotune.errors import ProfileRefused
 from autotune.memory.decide.batch_choice import global_batch_rows
 from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
+from autotune.search.values import Configuration
 from autotune.trials import session as bench_room
 from autotune.trials.outcome import Crashed, Measured, OutOfMemory
 from autotune.workers import stage as sweeps

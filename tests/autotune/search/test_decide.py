@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.exploration import Configuration
-from autotune.decide import exploration
-from autotune.decide.exploration import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
 from autotune.memory.decide.batch_choice import deal
+from autotune.search import decide as exploration
+from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
+from autotune.search.values import Configuration
 
 UNEXPLORED = Configuration(
     precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.exploration import KNOBS, Configuration
 from autotune.memory.decide.batch_choice import deal
+from autotune.search.values import KNOBS, Configuration
 from trainer.config import Layout
 
 ROW_DOUBLINGS = 5
