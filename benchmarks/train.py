@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.tables import text_table
-from autotune.decide import baseline as decide
+from autotune.baseline.decide import recipes as decide
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 

@@ -8,8 +8,8 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import count, hours, number, of_windows, with_interval
+from autotune.baseline.decide.pay_back import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, row_of
 from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
-from autotune.decide.cost import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, row_of
 from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.evidence import RecipeRow
 from autotune.profiles.values import Fingerprint, Profile

@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
+from autotune.baseline.sections import gains
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
@@ -24,7 +25,6 @@ from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
-from autotune.show.baseline import gains
 from autotune.trials.session import Bench, open_bench
 from autotune.tuning.live import TuningView
 from autotune.tuning.report import build_report

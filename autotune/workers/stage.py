@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from autotune.base.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.base.files import write_atomically
+from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.errors import DoesNotFit, OutOfTime
 from autotune.machine.measured_device import local_ranks
 from autotune.memory.decide.batch_choice import global_batch_rows, rows_with_headroom
@@ -19,7 +20,6 @@ from autotune.profiles.evidence import BaselineEvidence, WorkersEvidence
 from autotune.profiles.store import StoredProfile, with_evidence, with_workers
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure as exploration
-from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.decide import knob_space, with_dealt_rows
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, Proof, prove, prove_one_of

@@ -12,7 +12,7 @@ from typing import Literal
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
 from autotune.profiles.values import Profile
-from autotune.decide.cost import row_of
+from autotune.baseline.decide.pay_back import row_of
 from autotune.trials.outcome import Measured
 from autotune.trials.values import FinishedTrial, StepFigures
 from trainer.record import Run, StepRow

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import console_text
+from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
@@ -19,7 +20,6 @@ from autotune.network.values import Link
 from autotune.profiles.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.profiles.sections import profile_text
 from autotune.profiles.verification import Standing
-from autotune.show.baseline import baseline_section, baseline_text
 from autotune.show.tuning import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text

@@ -4,7 +4,7 @@ import pytest
 from transformers import TrainingArguments
 
 from autotune.base.interval import Interval
-from autotune.decide.baseline import differences, hf_trainer, is_precise, paper
+from autotune.baseline.decide.recipes import differences, hf_trainer, is_precise, paper
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 
 TUNED = TrainConfig(

@@ -25,8 +25,8 @@ def baseline(
 ) -> None:
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
     from autotune.base.json_text import answer_json
+    from autotune.baseline.sections import baseline_text
     from autotune.profiles.store import probed_here, read_profile
-    from autotune.show.baseline import baseline_text
     from autotune.trials.session import open_bench
     from autotune.workers.stage import compare_recipes
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.base.units import format_bytes
-from autotune.decide.baseline import Recipe, differences, hf_trainer, is_precise, paper
+from autotune.baseline.decide.recipes import Recipe, differences, hf_trainer, is_precise, paper
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.profiles.evidence import BaselineEvidence, RecipeName, RecipeRow

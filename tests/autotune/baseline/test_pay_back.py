@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.cost import cost_rows, pay_back
+from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.profiles.evidence import BaselineEvidence, RecipeRow
 from autotune.trials.outcome import Crashed
 from autotune.trials.values import FinishedTrial, Trial
