@@ -5,8 +5,9 @@ They return the values that ``--json`` prints, and print nothing but progress. W
 ``exit_code`` of the command. None of them imports torch into your process: what needs it runs in child processes.
 """
 
+from autotune.advice.decide.rules import advise
+from autotune.advice.sources import situation_of
 from autotune.core.plan import Goal
-from autotune.decide.advice.table import advise
 from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
 from autotune.machine.host import SystemHost
@@ -16,7 +17,6 @@ from autotune.memory.stage import asked_config
 from autotune.profiles.store import read_profile
 from autotune.search.compare import compare_paths
 from autotune.search.plan import PlanRequest, plan
-from autotune.search.situation import situation_of
 from autotune.tuning.tune import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings

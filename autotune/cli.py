@@ -4,8 +4,8 @@ import sys
 
 import typer
 
+from autotune.advice.command import advise
 from autotune.baseline.command import baseline
-from autotune.commands.advise import advise
 from autotune.commands.compare import compare
 from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.core.advice import Advice, Gain
-from autotune.core.bottleneck import Bottleneck, Cause
-from autotune.decide.advice.table import advise
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.decide.counters import counters_of_profile
+from autotune.advice.bottleneck_values import Bottleneck, Cause
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.advice.decide.gpu_counters import counters_of_profile
+from autotune.advice.decide.rules import advise
+from autotune.advice.sources import situation_of_run
+from autotune.advice.values import Advice, Gain
 from autotune.machine.host import SystemHost
-from autotune.search.situation import situation_of_run
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.autotune.decide.advice.scenarios import Scenario, scenarios
+from tests.autotune.advice.scenarios import Scenario, scenarios
 from tests.simulators import sizes
 from tests.simulators.runs import simulated_run
 from tests.simulators.trainings import Place, deep, make_place, train, train_over_network

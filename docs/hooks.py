@@ -7,9 +7,9 @@ import typer
 from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
+from autotune.advice.decide.rules import RULES
 from autotune.cli import app
 from autotune.cluster.site_file import SiteFile
-from autotune.decide.advice.table import RULES
 from autotune.profiles.values import Profile
 from trainer.__main__ import command_line
 

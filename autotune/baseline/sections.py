@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from autotune.advice.sections import setting_text
 from autotune.base.document import (
     Axis,
     Bar,
@@ -23,7 +24,6 @@ from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import count, interval_of, number, of_windows, plural, window_bounds
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.evidence import BaselineEvidence, SettingDifference, SettingValue
-from autotune.show.advice import setting_text
 from autotune.show.report.inputs import ReportedProfile
 
 

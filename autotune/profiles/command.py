@@ -83,7 +83,7 @@ def explain(
     from autotune.base.json_text import answer_json
     from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.store import read_profile
-    from autotune.show.advice import explanation_text, explanations_text
+    from autotune.advice.sections import explanation_text, explanations_text
     from autotune.show.tuning import exploration_text
 
     read = read_profile(profile).profile

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.files import LEDGER_DIRECTORY, write_atomically
-from autotune.core.advice import SettingChange
+from autotune.advice.values import SettingChange
 from autotune.profiles.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
 from autotune.profiles.verification import LedgerCheck
-from autotune.decide.advice.table import with_changes
+from autotune.advice.decide.rules import with_changes
 from autotune.profiles.decide.trial_log_check import check_ledger, ledger_sha256, own_records, records_of
 from autotune.profiles.decide.next_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError

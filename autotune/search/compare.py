@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.advice.sources import read_measured_run
 from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
@@ -34,7 +35,6 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import settled_steps, training_rates
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
-from autotune.search.situation import read_measured_run
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import records_in

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.advice.decide.rules import advise
+from autotune.advice.sources import other_than, read_measured_run, situation_of_profile, situation_of_run
 from autotune.base.files import json_rows, write_atomically
-from autotune.decide.advice.table import advise
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_reviewed
 from autotune.profiles.store import StoredProfile, read_trials
-from autotune.search.situation import other_than, read_measured_run, situation_of_profile, situation_of_run
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig

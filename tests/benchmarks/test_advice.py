@@ -4,11 +4,11 @@ import platform
 
 import pytest
 
-from autotune.core.advice import Gain
-from autotune.decide.advice.table import advise
-from autotune.decide.bottleneck import bottleneck_of_run
+from autotune.advice.decide.bottleneck import bottleneck_of_run
+from autotune.advice.decide.rules import advise
+from autotune.advice.sources import situation_of_run
+from autotune.advice.values import Gain
 from autotune.machine.host import SystemHost
-from autotune.search.situation import situation_of_run
 from benchmarks.advice import LIMITED, _bars, is_kept
 from tests.simulators.trainings import make_place, train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.decide.advice.table import RULES
+from autotune.advice.decide.rules import RULES
 from tests.browser import visit
 from tests.documentation.blocks import ROOT
 

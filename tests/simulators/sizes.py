@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.decide.advice.situation import Situation
-from autotune.decide.advice.table import advise
+from autotune.advice.decide.context import Situation
+from autotune.advice.decide.rules import advise
+from autotune.advice.sources import data_facts
 from autotune.machine.host import SystemHost
-from autotune.search.situation import data_facts
 from tests.simulators.programs import run_program
 
 PROGRAMS, PROGRAM_BYTES = Path("/usr/bin"), 60 * 2**20

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.core.advice import EvidenceFigure, figure
+from autotune.advice.values import EvidenceFigure, figure
 from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from autotune.advice.decide.rules import rank
+from autotune.advice.sections import gain_text, in_unit, setting_text
+from autotune.advice.values import Advice
 from autotune.base.document import (
     LONG_TABLE_ROWS,
     Block,
@@ -26,15 +29,12 @@ from autotune.base.units import format_share
 from autotune.base.wording import bounds_with_confidence, count, listed, plural, with_interval
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
-from autotune.core.advice import Advice
 from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
-from autotune.decide.advice.table import rank
 from autotune.memory.sections import curve_section, global_batch_words, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.profiles.sections import commands, machine, reproduce, sign_off
-from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.report.runs import (
     CAUSES,

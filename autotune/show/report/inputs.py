@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from autotune.advice.bottleneck_values import Bottleneck
+from autotune.advice.values import Advice
 from autotune.base.document import Block, Section
-from autotune.core.advice import Advice
-from autotune.core.bottleneck import Bottleneck
 from autotune.profiles.decide.next_command import probe_command
 from autotune.profiles.values import Profile
 from autotune.profiles.verification import LedgerCheck, Standing

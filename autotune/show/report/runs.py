@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autotune.advice.bottleneck_values import Bottleneck, Cause
+from autotune.advice.decide.bottleneck import rows_of_this_start
 from autotune.base.document import (
     LONG_TABLE_ROWS,
     Axis,
@@ -26,8 +28,6 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import bounds, confidence_words, count, nats, plural, with_interval
-from autotune.core.bottleneck import Bottleneck, Cause
-from autotune.decide.bottleneck import rows_of_this_start
 from autotune.profiles.decide.rates import Drift, drifts
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.events import EventRow

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.advice.decide.bottleneck import settings_of
 from autotune.base.model_work import work_of_shape
-from autotune.decide.bottleneck import settings_of
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import fill_share

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autotune.base import statistics as decided
 from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.statistics import Estimate, difference, location, of_bounds, of_one, of_steps, of_windows, ratio_of
-from tests.autotune.decide.runs import noisy
+from tests.autotune.advice.runs import noisy
 
 NOISE = 0.05
 figures = st.lists(st.floats(0.1, 1e6), min_size=3, max_size=20)

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.base.statistics import of_one, of_steps, of_windows
 from autotune.profiles.decide.rates import drifts, expected_rate, run_rate, settled_steps, training_rates, tuned_rate, verdict_of
-from tests.autotune.decide.runs import noisy, run_of, with_evidence
+from tests.autotune.advice.runs import noisy, run_of, with_evidence
 from tests.autotune.profiles.examples import but
 from tests.autotune.profiles.examples import example_profile as small_profile
 from tests.autotune.show.report.example import example_inputs

@@ -6,9 +6,9 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 import math
 from pathlib import Path
 
+from autotune.advice.bottleneck_values import Bottleneck, StepPart
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange
 from autotune.base.interval import Interval
-from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
-from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.profiles import evidence
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from autotune.profiles.verification import Review, Standing

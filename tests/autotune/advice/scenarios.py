@@ -1,6 +1,6 @@
 """For each rule of advice a training in which following it is worth what it promises, and one in which it is silent.
 
-All of these are worlds of arithmetic (``tests.autotune.decide.worlds``); ``benchmarks.advice`` follows some rules for
+All of these are worlds of arithmetic (``tests.autotune.worlds``); ``benchmarks.advice`` follows some rules for
 real, by training on this machine. If a rule's own arithmetic is all there is to a world, as in the memory of a foreach
 optimizer, ``tests.simulators.sizes`` measures it.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
+from autotune.advice.decide.gpu_counters import counters_of_profile
+from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise, with_changes
+from autotune.advice.values import Advice
 from autotune.base.interval import Interval
-from autotune.core.advice import Advice
-from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
-from autotune.decide.advice.table import NOTHING, TOO_LITTLE, advise, with_changes
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.decide.counters import counters_of_profile
 from autotune.profiles.evidence import ExchangeRow, NetworkEvidence
 from autotune.trials.outcome import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
-from tests.autotune.decide import worlds
-from tests.autotune.decide.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
+from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
+from tests.autotune.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from trainer.config import TrainConfig
 

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
+from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
+from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
-from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
-from autotune.decide.counters import counters_of_profile
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.machine.host import Host
 from autotune.network.decide.scaling_model import Scaling

@@ -5,9 +5,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.advice import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
-from autotune.decide.advice import batch, compute, loader, network
-from autotune.decide.advice.situation import Situation
+from autotune.advice.decide import batch_size as batch
+from autotune.advice.decide import communication as network
+from autotune.advice.decide import computation as compute
+from autotune.advice.decide import data_loading as loader
+from autotune.advice.decide.context import Situation
+from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
 from autotune.errors import BadInput
 from autotune.trials.outcome import Contaminated
 from autotune.trials.values import FinishedTrial

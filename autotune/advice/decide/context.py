@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.advice.bottleneck_values import Bottleneck, Cause, StepPart
+from autotune.advice.values import EvidenceFigure, Gain, figure
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, of_model
-from autotune.core.advice import EvidenceFigure, Gain, figure
-from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.decide.next_command import command, probe_again
 from autotune.profiles.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow

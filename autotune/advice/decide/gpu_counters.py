@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.bottleneck import Cause, StepPart
+from autotune.advice.bottleneck_values import Cause, StepPart
 from autotune.profiles.evidence import WorkersRow
 from autotune.profiles.values import Profile
 

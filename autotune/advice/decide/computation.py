@@ -1,9 +1,9 @@
 """Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
 
+from autotune.advice.decide.bottleneck import MATTERS_SHARE
+from autotune.advice.decide.context import MOST_SHARE, Situation, times, without
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.model_work import LAYERS
-from autotune.core.advice import Advice, Gain, SettingChange, figure
-from autotune.decide.advice.situation import MOST_SHARE, Situation, times, without
-from autotune.decide.bottleneck import MATTERS_SHARE
 from trainer.peaks import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from autotune.advice.bottleneck_values import Bottleneck
+from autotune.advice.decide.rules import AdviceRule
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, number, per_s, with_interval
-from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
-from autotune.core.bottleneck import Bottleneck
-from autotune.decide.advice.table import AdviceRule
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40

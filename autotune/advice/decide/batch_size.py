@@ -4,12 +4,12 @@ import math
 import statistics
 from dataclasses import replace
 
+from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.decide.context import Situation, faster_with, times, without
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.model_work import place_share
 from autotune.base.statistics import difference, of_bounds
-from autotune.core.advice import Advice, Gain, SettingChange, figure
-from autotune.decide.advice.situation import Situation, faster_with, times, without
-from autotune.decide.bottleneck import rows_of_this_start
 from autotune.memory.decide.batch_choice import choose_micro_batch, deal, rows_with_headroom
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import Term

@@ -4,11 +4,11 @@ import shlex
 import statistics
 from collections import Counter
 
+from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.decide.context import PERSISTENT_SHARE, Range, Situation, on_host, without
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds
-from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
-from autotune.decide.advice.situation import PERSISTENT_SHARE, Range, Situation, on_host, without
-from autotune.decide.bottleneck import rows_of_this_start
 from autotune.profiles.evidence import WorkersRow
 
 STARVED_SHARE = 0.03

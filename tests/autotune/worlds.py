@@ -10,8 +10,8 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from autotune.core.advice import SettingChange
-from autotune.decide.advice.table import with_changes
+from autotune.advice.decide.rules import with_changes
+from autotune.advice.values import SettingChange
 from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Profile

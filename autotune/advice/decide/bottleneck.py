@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.advice.bottleneck_values import Bottleneck, Cause, StepPart
+from autotune.advice.decide.gpu_counters import Counters, counters_of, data_share, with_counters
 from autotune.base.model_work import place_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
-from autotune.core.bottleneck import Bottleneck, Cause, StepPart
-from autotune.decide.counters import Counters, counters_of, data_share, with_counters
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config import TRIMMED_LAYOUTS, TrainConfig

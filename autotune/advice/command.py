@@ -11,8 +11,8 @@ from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, pro
 from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.advice import Advice
-    from autotune.decide.advice.situation import Situation
+    from autotune.advice.decide.context import Situation
+    from autotune.advice.values import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
 
@@ -44,12 +44,12 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
+    from autotune.advice.decide.rules import RULES
+    from autotune.advice.decide.rules import advise as find_advice
+    from autotune.advice.sections import advice_text, rules_text
+    from autotune.advice.sources import read_foreign, situation_of
     from autotune.base.json_text import answer_json
-    from autotune.decide.advice.table import RULES
-    from autotune.decide.advice.table import advise as find_advice
     from autotune.machine.host import SystemHost
-    from autotune.search.situation import read_foreign, situation_of
-    from autotune.show.advice import advice_text, rules_text
     from trainer.record import RUN_FILE
 
     if rules:
@@ -107,9 +107,9 @@ def _profiles() -> list[Path]:
 
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
-    from autotune.decide.advice.table import safe_changes
+    from autotune.advice.decide.rules import safe_changes
+    from autotune.advice.sections import change_text
     from autotune.profiles.store import rebased, with_advice, write_profile
-    from autotune.show.advice import change_text
 
     if now.profile is None:
         raise UsageError(

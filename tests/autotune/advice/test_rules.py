@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.advice import Advice, Gain, SettingChange
-from autotune.core.bottleneck import StepPart
-from autotune.decide.advice.situation import Situation, line, times, without
-from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
+from autotune.advice.bottleneck_values import StepPart
+from autotune.advice.decide.context import Situation, line, times, without
+from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
+from autotune.advice.values import Advice, Gain, SettingChange
 from autotune.errors import BadInput
-from tests.autotune.decide.advice.scenarios import Scenario, ran, scenarios, tuned
-from tests.autotune.decide.worlds import World, settings
+from tests.autotune.advice.scenarios import Scenario, ran, scenarios, tuned
 from tests.autotune.profiles.examples import but, example_profile
+from tests.autotune.worlds import World, settings
 
 NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}

@@ -4,10 +4,10 @@ import math
 import statistics
 from collections import Counter
 
+from autotune.advice.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
+from autotune.advice.decide.context import PERSISTENT_SHARE, Situation, on_host, times, without
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
-from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
-from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, times, without
-from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.network.decide.link_fit import slow_members
 from autotune.profiles.evidence import ExchangeRow
 from autotune.trials.values import LinkFigures

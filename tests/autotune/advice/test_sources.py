@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from autotune.advice.sources import data_facts, profile_of_run, read_foreign
 from autotune.base.files import Ledger
 from autotune.errors import BadInput
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from autotune.search.situation import data_facts, profile_of_run, read_foreign
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
 from autotune.show.tuning import standings_text
-from tests.autotune.decide.worlds import World, run_of, settings
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record
+from tests.autotune.worlds import World, run_of, settings
 from tests.fakes import FakeHost
 from tests.trainer.checkpoints import end_of, header_of
 from trainer.dataset import read_manifest

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.bottleneck import Bottleneck, StepPart
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
-from autotune.decide.counters import Counters, counters_of_profile, data_share, with_counters
-from tests.autotune.decide.worlds import World, profile_of, run_of, settings
+from autotune.advice.bottleneck_values import Bottleneck, StepPart
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
+from autotune.advice.decide.gpu_counters import Counters, counters_of_profile, data_share, with_counters
 from tests.autotune.profiles.examples import but, example_profile
+from tests.autotune.worlds import World, profile_of, run_of, settings
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
 from trainer.record import StepRow
