@@ -7,16 +7,16 @@ They return the values that ``--json`` prints, and print nothing but progress. W
 
 from autotune.advice.decide.rules import advise
 from autotune.advice.sources import situation_of
-from autotune.core.plan import Goal
 from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
 from autotune.machine.host import SystemHost
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
 from autotune.memory.stage import asked_config
+from autotune.plan.inputs import PlanRequest, plan
+from autotune.plan.values import Goal
 from autotune.profiles.store import read_profile
 from autotune.search.compare import compare_paths
-from autotune.search.plan import PlanRequest, plan
 from autotune.tuning.tune import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings

@@ -10,7 +10,6 @@ from autotune.commands.compare import compare
 from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments
 from autotune.commands.launch import app as launch_app
-from autotune.commands.plan import plan
 from autotune.commands.report import app as report_app
 from autotune.commands.tune import tune, tune_between_nodes
 from autotune.corpus.command import app as data_app
@@ -20,6 +19,7 @@ from autotune.memory.command import probe
 from autotune.memory.estimate_command import estimate
 from autotune.network.command import network
 from autotune.network.scale_command import scale
+from autotune.plan.command import plan
 from autotune.profiles.command import app as profile_app
 from autotune.workers.command import workers
 from trainer.errors import TrainerError

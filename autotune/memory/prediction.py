@@ -11,9 +11,7 @@ from typing import Any, Literal
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
-from autotune.core.plan import Fleet, PlanFigure
 from autotune.corpus.values import RowContents
-from autotune.decide.plan import MemoryPlan
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.machine.nvml import NvmlMonitor
@@ -38,6 +36,8 @@ from autotune.memory.estimate import (
     contents_of,
     estimate_model,
 )
+from autotune.plan.decide import MemoryPlan
+from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from autotune.trials.requests import TraceRequest

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
 from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
+from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
 from autotune.profiles.evidence import ScalingRow
 from trainer.config import GradientDtype, Strategy
 

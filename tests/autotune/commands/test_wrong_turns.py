@@ -6,8 +6,8 @@ import pytest
 
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.network.test_scaling import probed
+from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import example_profile
-from tests.autotune.search.plans import on_gpus, traced, without_evidence
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
 PLAN, SCALE = ["plan", "--profile", "planned.toml"], ["scale", "--profile", "scaled.toml"]

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import PlanFigure
 from autotune.network.decide import scaling_model as scaling
 from autotune.network.decide.scaling_model import (
     AllRanks,
@@ -16,6 +15,7 @@ from autotune.network.decide.scaling_model import (
     useful_nodes,
 )
 from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.plan.values import PlanFigure
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
 COMPUTE = RankCompute(row_s=0.01, micro_batch_s=0.002, update_s=0.01, gradients=GRADIENTS)

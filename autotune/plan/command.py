@@ -10,7 +10,7 @@ from autotune.commands.options import AsJson, ProfileData, cards, models, parsed
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.plan import Goal
+    from autotune.plan.values import Goal
     from autotune.profiles.store import StoredProfile
     from trainer.config import TrainConfig
 
@@ -71,8 +71,8 @@ def plan(
     from autotune.base.json_text import answer_json
     from autotune.base.units import parse_amount, parse_bits_per_s
     from autotune.network.scaling import Assumed
-    from autotune.search.plan import PlanRequest, plan
-    from autotune.show.plan import plan_text
+    from autotune.plan.inputs import PlanRequest, plan
+    from autotune.plan.sections import plan_text
     from trainer.progress import progress
 
     def amount(text: str | None, option: str) -> float | None:
@@ -97,7 +97,7 @@ def plan(
 
 def _goal(context: typer.Context) -> "Goal | None":
     from autotune.base.units import parse_amount
-    from autotune.core.plan import GOALS, Goal
+    from autotune.plan.values import GOALS, Goal
 
     given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import Fleet, Goal, PlanFigure
-from autotune.decide.plan import MemoryPlan, Plan, optimal_for, plan_of
 from autotune.errors import BadInput
 from autotune.memory.decide.sharding import Share, StateBytes
 from autotune.network.decide.scaling_model import AllRanks
+from autotune.plan.decide import MemoryPlan, Plan, optimal_for, plan_of
+from autotune.plan.values import Fleet, Goal, PlanFigure
 
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
 NOTHING_HELD = StateBytes(

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.network.test_scaling import probed
-from tests.autotune.search.plans import on_gpus, traced
+from tests.autotune.plan.plans import on_gpus, traced
 
 SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from autotune.base.units import format_amount, format_share
-from autotune.core.plan import Fleet, Goal, GoalKind, PlanFigure, derived
 from autotune.errors import BadInput
 from autotune.memory.decide.sharding import Share, StateBytes
 from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
+from autotune.plan.values import Fleet, Goal, GoalKind, PlanFigure, derived
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 TOKENS_PER_PARAMETER = 20

@@ -14,9 +14,7 @@ from autotune.base.model_work import (
 )
 from autotune.base.units import format_amount
 from autotune.cluster.training import default_ranks
-from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
-from autotune.decide.plan import MemoryPlan, Plan, plan_of
 from autotune.errors import UsageError
 from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
 from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
@@ -25,6 +23,8 @@ from autotune.memory.prediction import memory_of_probe, most_rows_shared, shared
 from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, exchanges, spread
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from autotune.network.values import Network, RankCompute
+from autotune.plan.decide import MemoryPlan, Plan, plan_of
+from autotune.plan.values import Basis, Fleet, Goal, PlanFigure
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.evidence import Evidence

@@ -2,17 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.plan import Goal
 from autotune.errors import BadInput
 from autotune.memory import prediction
 from autotune.memory.prediction import settings_of_step
 from autotune.network.scaling import Assumed, evidence
+from autotune.plan.inputs import PlanRequest, plan
+from autotune.plan.values import Goal
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
-from autotune.search.plan import PlanRequest, plan
 from tests.autotune.network.exchanges import Cluster, tuning_on
+from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import but
-from tests.autotune.search.plans import on_gpus, traced, without_evidence
 from tests.conftest import write_dataset
 from trainer import peaks
 from trainer.config import TrainConfig

@@ -2,11 +2,11 @@ import json
 from dataclasses import replace
 
 from autotune.base.json_text import answer_json
-from autotune.core.plan import Fleet, PlanFigure
-from autotune.decide.plan import Optimal, Plan, plan_of
 from autotune.memory.decide.sharding import Share
-from autotune.show.plan import WIDTH, plan_text
-from tests.autotune.decide.test_plan import NOTHING_HELD, known, memory
+from autotune.plan.decide import Optimal, Plan, plan_of
+from autotune.plan.sections import WIDTH, plan_text
+from autotune.plan.values import Fleet, PlanFigure
+from tests.autotune.plan.test_decide import NOTHING_HELD, known, memory
 
 SOURCE = "a source that takes a good part of a line, with its date and whatever else has to be said of it"
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
