@@ -7,7 +7,8 @@ They return the values that ``--json`` prints, and print nothing but progress. W
 
 from autotune.advice.decide.rules import advise
 from autotune.advice.sources import situation_of
-from autotune.decide.comparison import gate
+from autotune.compare.decide import gate
+from autotune.compare.sides import compare_paths
 from autotune.errors import AutotuneError
 from autotune.machine.host import SystemHost
 from autotune.memory.measure import ProbeRequest
@@ -16,7 +17,6 @@ from autotune.memory.stage import asked_config
 from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import read_profile
-from autotune.search.compare import compare_paths
 from autotune.tuning.tune import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings

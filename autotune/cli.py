@@ -6,12 +6,12 @@ import typer
 
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
-from autotune.commands.compare import compare
 from autotune.commands.export import export
 from autotune.commands.jobs import plain_arguments
 from autotune.commands.launch import app as launch_app
 from autotune.commands.report import app as report_app
 from autotune.commands.tune import tune, tune_between_nodes
+from autotune.compare.command import compare
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.machine.command import doctor

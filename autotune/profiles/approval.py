@@ -20,7 +20,7 @@ from autotune.profiles.verification import (
     is_sha256,
     standing_of,
 )
-from autotune.decide.comparison import flat_table
+from autotune.compare.decide import flat_table
 from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.errors import BadInput, ProfileRefused
 from autotune.machine.host import Host

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from autotune.base import json_text
 from autotune.cli import app, run
-from tests.autotune.commands.test_compare import _write_run
+from tests.autotune.compare.test_command import _write_run
 
 TINY = {
     "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,

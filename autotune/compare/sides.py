@@ -11,7 +11,7 @@ from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
-from autotune.decide.comparison import (
+from autotune.compare.decide import (
     DATA_WAIT,
     MFU,
     MOST_ROWS,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, of_one, of_windows
-from autotune.decide import comparison
-from autotune.decide.comparison import STEP_RATE, Change, Reading, Side, changes, compare, flat_table, gate
+from autotune.compare import decide as comparison
+from autotune.compare.decide import STEP_RATE, Change, Reading, Side, changes, compare, flat_table, gate
 from tests.autotune.profiles.examples import example_profile
 
 WORK = {

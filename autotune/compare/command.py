@@ -30,9 +30,9 @@ def compare(
 ) -> None:
     """Say what differs from A, and which differences in figures are beyond noise."""
     from autotune.base.json_text import answer_json, plain
-    from autotune.decide.comparison import gate
-    from autotune.search.compare import compare_paths
-    from autotune.show.comparison import comparison_text
+    from autotune.compare.decide import gate
+    from autotune.compare.sections import comparison_text
+    from autotune.compare.sides import compare_paths
 
     if strict and fail_if_slower is None:
         raise UsageError("--strict requires --fail-if-slower", next_step="Add --fail-if-slower 5%.")

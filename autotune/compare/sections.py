@@ -4,7 +4,7 @@ from autotune.base.interval import SHOWN_CONFIDENCE
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import bounds, confidence_words
-from autotune.decide.comparison import Change, Compared, Comparison, Gate
+from autotune.compare.decide import Change, Compared, Comparison, Gate
 from autotune.profiles.decide.explain import meaning_of
 from autotune.profiles.sections import cut
 
