@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.corpus.values import RowContents
-from autotune.decide.export import RowsHold
 from autotune.errors import NotCheckable
+from autotune.export.decide import RowsHold
 from autotune.memory.decide.memory_model import Law, Surroundings, largest_rows, law_of
 from autotune.memory.values import Trace
 from autotune.profiles.store import StoredProfile

@@ -12,7 +12,7 @@ from autotune.base.units import format_count
 from autotune.commands.options import AsJson, NodeRanks, OneProfile, ProfileData
 
 if TYPE_CHECKING:
-    from autotune.decide.export import Export
+    from autotune.export.decide import Export
 
 
 def export(
@@ -37,7 +37,7 @@ def export(
     from autotune.base.files import write_atomically
     from autotune.base.json_text import answer_json
     from autotune.cluster.training import default_ranks
-    from autotune.decide.export import export_profile
+    from autotune.export.decide import export_profile
     from autotune.memory.estimate import rows_hold
     from autotune.profiles.store import read_profile
 

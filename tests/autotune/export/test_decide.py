@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.export import RowsHold, export_profile, exported_batch
+from autotune.export.decide import RowsHold, export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
 
