@@ -7,13 +7,13 @@ import typer
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
 from autotune.commands.jobs import plain_arguments
-from autotune.commands.launch import app as launch_app
 from autotune.commands.report import app as report_app
 from autotune.commands.tune import tune, tune_between_nodes
 from autotune.compare.command import compare
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.export.command import export
+from autotune.launch.command import app as launch_app
 from autotune.machine.command import doctor
 from autotune.memory.command import probe
 from autotune.memory.estimate_command import estimate

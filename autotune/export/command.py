@@ -36,8 +36,8 @@ def export(
     """Write a profile's settings for another trainer; standard error says what has no equivalent."""
     from autotune.base.files import write_atomically
     from autotune.base.json_text import answer_json
-    from autotune.cluster.training import default_ranks
     from autotune.export.decide import export_profile
+    from autotune.launch.training_job import default_ranks
     from autotune.memory.estimate import rows_hold
     from autotune.profiles.store import read_profile
 

@@ -13,9 +13,9 @@ from autotune.base.model_work import (
     work_of_shape,
 )
 from autotune.base.units import format_amount
-from autotune.cluster.training import default_ranks
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.errors import UsageError
+from autotune.launch.training_job import default_ranks
 from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
 from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.memory.estimate import assumed_contents, contents_of

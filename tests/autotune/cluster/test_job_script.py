@@ -7,8 +7,8 @@ import pytest
 
 from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_template, render
 from autotune.cluster.site_file import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
-from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, train_script
 from autotune.errors import BadInput
+from autotune.launch.training_job import TrainRequest, default_ranks, term_lead_s, train_script
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.errors import BadConfig
 

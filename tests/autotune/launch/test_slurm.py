@@ -143,7 +143,7 @@ def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_j
     started = []
     run_child = "autotune.cluster.torchrun.run_child"
     monkeypatch.setattr(run_child, lambda command, environment: started.append(command) or 1)
-    monkeypatch.setattr("autotune.cluster.ending.PATIENCE_HERE_S", 0.0)
+    monkeypatch.setattr("autotune.launch.run_end.PATIENCE_HERE_S", 0.0)
     site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
     (here / "site.toml").write_text(site)
     assert run(APPROVE) == 0

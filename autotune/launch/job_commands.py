@@ -85,7 +85,7 @@ def ended(
     link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
 ) -> None:
     """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
-    from autotune.cluster.ending import PATIENCE_HERE_S, PATIENCE_S, ending_of, goes_on
+    from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, ending_of, goes_on
 
     patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
     ending = ending_of(run, said_before, job_code, patience_s=patience_s) if link is None else goes_on(run, link)

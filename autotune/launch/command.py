@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.launch import inside
 from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
 from autotune.errors import BadInput, MachineLacks, ProfileRefused, UsageError
+from autotune.launch import job_commands as inside
 
 if TYPE_CHECKING:
-    from autotune.cluster.training import TrainRequest
+    from autotune.launch.training_job import TrainRequest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ class TrainOptions:
 
         ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
         """
-        from autotune.cluster.training import TrainRequest, default_ranks
+        from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.profiles.approval import refuse_other_settings, require_approved
         from autotune.profiles.store import read_profile
         from trainer.dataset import read_manifest
@@ -105,10 +105,10 @@ def local(
     ] = None,
 ) -> None:
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
-    from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
     from autotune.cluster.site_file import DEFAULT_SITE, find_site, read_site
     from autotune.cluster.torchrun import run_child, torchrun_command
-    from autotune.cluster.training import term_lead_s, trainer_arguments
+    from autotune.launch.run_end import PATIENCE_HERE_S, ending_of
+    from autotune.launch.training_job import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
 
     # Of the site file only this counts here: the rest is about jobs.
@@ -166,7 +166,7 @@ def slurm(
     from autotune.cluster.job_script import read_template
     from autotune.cluster.site_file import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
-    from autotune.cluster.training import train_script
+    from autotune.launch.training_job import train_script
 
     if submit and dry_run:
         raise UsageError("--dry-run submits nothing", next_step="Leave out one of --submit and --dry-run.")
@@ -217,7 +217,7 @@ def status(
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
     from autotune.base.json_text import answer_json
     from autotune.cluster.slurm import queued_jobs
-    from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
+    from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
     from autotune.show.tuning import standings_text
 
     for place in places or []:

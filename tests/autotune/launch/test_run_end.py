@@ -1,7 +1,7 @@
 import pytest
 
-from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
 from autotune.cluster.slurm import Ended
+from autotune.launch.run_end import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
 from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY
