@@ -21,10 +21,10 @@ from typing import Any, Literal
 from autotune.base.render import report_html
 from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
-from autotune.show.report.build import report_document
+from autotune.report.page import report_document
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.autotune.show.report.example import example_inputs
-from tests.autotune.show.report.example_files import write_example
+from tests.autotune.report.example import example_inputs
+from tests.autotune.report.example_files import write_example
 from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 from tests.simulators.programs import run_program
 

@@ -24,7 +24,7 @@ from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import count, interval_of, number, of_windows, plural, window_bounds
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.evidence import BaselineEvidence, SettingDifference, SettingValue
-from autotune.show.report.inputs import ReportedProfile
+from autotune.report.values import ReportedProfile
 
 
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:

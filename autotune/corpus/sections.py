@@ -14,7 +14,7 @@ from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthD
 if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
 
-    from autotune.show.report.inputs import ReportedProfile, ReportedRun
+    from autotune.report.values import ReportedProfile, ReportedRun
     from trainer.dataset import Manifest
 
 BAR_WIDTH = 40
@@ -124,7 +124,7 @@ def _label(first: int, end: int | None) -> str:
 
 def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
     """Each dataset once, however many profiles are of it, and how full their rows are."""
-    from autotune.show.report.inputs import part_of_each
+    from autotune.report.values import part_of_each
 
     told: dict[tuple[str, int], str] = {}
 

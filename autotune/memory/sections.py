@@ -31,7 +31,7 @@ from autotune.memory.values import ACTIVATIONS, is_activations
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.evidence import ProbeEvidence
 from autotune.profiles.values import Profile
-from autotune.show.report.inputs import ReportedProfile
+from autotune.report.values import ReportedProfile
 from autotune.trials.values import FinishedTrial
 from trainer.config import TrainConfig
 

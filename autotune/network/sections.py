@@ -23,7 +23,7 @@ from autotune.base.wording import bounds, per_s, plural
 from autotune.network.decide.scaling_model import Scaling
 from autotune.profiles.decide.next_command import command
 from autotune.profiles.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
-from autotune.show.report.inputs import ReportedProfile
+from autotune.report.values import ReportedProfile
 
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:

@@ -8,7 +8,7 @@ from autotune.profiles.values import Profile
 from autotune.profiles.verification import LedgerCheck, Standing, Verification, is_sha256
 from autotune.profiles.decide.next_command import probe_again
 from autotune.memory.sections import global_batch_words
-from autotune.show.report.inputs import ReportedProfile
+from autotune.report.values import ReportedProfile
 from trainer.presets import PRESETS
 
 _SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40

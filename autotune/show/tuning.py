@@ -13,8 +13,8 @@ from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, Tunin
 from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.evidence import RecipeRow
 from autotune.profiles.values import Fingerprint, Profile
+from autotune.report.values import ReportedProfile
 from autotune.search.values import ExploreEvidence
-from autotune.show.report.inputs import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.outcome import Measured, describe
 from autotune.trials.values import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures

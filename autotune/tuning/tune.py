@@ -25,9 +25,9 @@ from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
+from autotune.report.stage import build_report
 from autotune.trials.session import Bench, open_bench
 from autotune.tuning.live import TuningView
-from autotune.tuning.report import build_report
 from autotune.workers.measure import SweepRequest
 from autotune.workers.stage import compare_recipes, count_workers, explore_settings
 from trainer.schema import read_json

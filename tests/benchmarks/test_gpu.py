@@ -16,7 +16,7 @@ from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage
 from tests.autotune.profiles.examples import but
-from tests.autotune.show.report.example import example_profile
+from tests.autotune.report.example import example_profile
 from tests.trainer.checkpoints import header_of
 from tests.trainer.rows import row_of
 

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.base.render import report_html
-from autotune.show.report.build import report_document
-from tests.autotune.show.report.example import example_inputs
+from autotune.report.page import report_document
+from tests.autotune.report.example import example_inputs
 from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]

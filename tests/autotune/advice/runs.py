@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.profiles.evidence import Evidence
-from tests.autotune.show.report.example import example_profile
+from tests.autotune.report.example import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
 from trainer.record import Run

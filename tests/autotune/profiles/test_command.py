@@ -9,9 +9,9 @@ from autotune.profiles.decide.trial_log_check import ledger_sha256
 from autotune.profiles.store import read_profile
 from autotune.trials.runner import made_on
 from autotune.trials.values import MadeOn
-from tests.autotune.commands.test_report import _change
+from tests.autotune.report.test_command import _change
 from tests.autotune.profiles.examples import but
-from tests.autotune.show.report.example import example_profile as full_example
+from tests.autotune.report.example import example_profile as full_example
 from tests.autotune.trials import records_of_example
 
 

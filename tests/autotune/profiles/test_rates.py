@@ -9,7 +9,7 @@ from autotune.profiles.decide.rates import drifts, expected_rate, run_rate, sett
 from tests.autotune.advice.runs import noisy, run_of, with_evidence
 from tests.autotune.profiles.examples import but
 from tests.autotune.profiles.examples import example_profile as small_profile
-from tests.autotune.show.report.example import example_inputs
+from tests.autotune.report.example import example_inputs
 
 
 def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what_holds_tokens():

@@ -8,7 +8,7 @@ from autotune.show.tuning import best_words, exploration_text, stage_words, stag
 from autotune.trials.outcome import Measured, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.show.report.example import example_profile as full_example
+from tests.autotune.report.example import example_profile as full_example
 from tests.autotune.trials import FEED, STEP
 
 

@@ -11,7 +11,7 @@ from autotune.trials.outcome import Measured
 from autotune.trials.values import Trial
 from tests.autotune.advice.runs import run_of
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.show.report.example import example_profile as tuned_profile
+from tests.autotune.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
 from trainer.presets import model_settings
 

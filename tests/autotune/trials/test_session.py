@@ -8,9 +8,9 @@ import pytest
 from autotune.base.files import Ledger
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
+from autotune.report.stage import build_report
 from autotune.trials.outcome import TimedOut
 from autotune.trials.session import Bench, refuse_company
-from autotune.tuning.report import build_report
 from autotune.workers.measure import SweepRequest
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile

@@ -25,8 +25,8 @@ from autotune.trials.values import GpuUse
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
 from tests.autotune.network.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.show.report.example import example_profile as full_profile
-from tests.autotune.show.report.examples import of_kind, reported
+from tests.autotune.report.example import example_profile as full_profile
+from tests.autotune.report.examples import of_kind, reported
 
 
 def probed(profile, previous=None):

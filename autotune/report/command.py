@@ -27,7 +27,7 @@ def build(
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
     from autotune.base.json_text import answer_json
     from autotune.profiles.store import report_directory
-    from autotune.tuning.report import build_report
+    from autotune.report.stage import build_report
 
     place = out or report_directory(profile[0], reports) / "report.html"
     places = build_report(profile, reports, place, runs=run or (), data=data)

@@ -29,7 +29,7 @@ from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.profiles.decide.rates import Drift, drifts
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.events import EventRow
 from trainer.record import Run
 

@@ -6,7 +6,7 @@ import pytest
 from autotune.profiles.evidence import Evidence
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import present_sha256, profile_to_toml
-from tests.autotune.show.report.example_files import write_example
+from tests.autotune.report.example_files import write_example
 
 
 @pytest.fixture

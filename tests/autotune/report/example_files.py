@@ -1,4 +1,4 @@
-"""The made-up tuning of ``tests.autotune.show.report.example`` on disk, as commands leave a real one."""
+"""The made-up tuning of ``tests.autotune.report.example`` on disk, as commands leave a real one."""
 
 import json
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.base.files import Ledger
 from autotune.profiles.values import profile_to_toml
-from tests.autotune.show.report.example import example_manifest, example_profile, example_run, example_trials
+from tests.autotune.report.example import example_manifest, example_profile, example_run, example_trials
 
 
 def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:

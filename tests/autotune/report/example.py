@@ -12,8 +12,8 @@ from autotune.base.interval import Interval
 from autotune.profiles import evidence
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from autotune.profiles.verification import Review, Standing
+from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, GpuUse, Trial
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig

@@ -35,8 +35,7 @@ from autotune.memory.sections import curve_section, global_batch_words, memory_s
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, fill_share, run_rate, tuned_rate
 from autotune.profiles.sections import commands, machine, reproduce, sign_off
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
-from autotune.show.report.runs import (
+from autotune.report.runs import (
     CAUSES,
     MOST_EVENTS,
     drifts_of,
@@ -47,6 +46,7 @@ from autotune.show.report.runs import (
     runs_only,
     steps,
 )
+from autotune.report.values import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.tuning import cost_section, exploration_section, profiles_table, trials_section
 from autotune.workers.sections import chosen_loader, workers_section
 

@@ -10,12 +10,12 @@ from autotune.base.document import Chart, Missing, Pairs, Section, Table, blocks
 from autotune.base.render import report_markdown
 from autotune.errors import UsageError
 from autotune.profiles.evidence import Evidence
-from autotune.show.report.build import report_document, report_facts
-from autotune.show.report.runs import MOST_EVENTS, loss_points
-from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
+from autotune.report.page import report_document, report_facts
+from autotune.report.runs import MOST_EVENTS, loss_points
+from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report
 from tests.autotune.profiles.examples import but
-from tests.autotune.show.report.example import example_inputs, example_profile
-from tests.autotune.show.report.examples import of_kind, reported, reported_run
+from tests.autotune.report.example import example_inputs, example_profile
+from tests.autotune.report.examples import of_kind, reported, reported_run
 from tests.autotune.trials import record
 from tests.trainer.rows import row_of
 from trainer.events import happened

@@ -11,7 +11,7 @@ from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_reviewed
 from autotune.profiles.store import StoredProfile, read_trials
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
 from trainer.schema import refuse_infinite
@@ -45,7 +45,7 @@ def build_report(
             )
     # They load a library of charts, which other stages do without.
     from autotune.base.render import report_html, report_markdown
-    from autotune.show.report.build import report_document, report_facts
+    from autotune.report.page import report_document, report_facts
 
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)

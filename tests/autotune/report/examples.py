@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from autotune.base.document import Section, blocks_of
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedProfile, ReportedRun
 from tests.autotune.profiles.examples import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of

@@ -15,10 +15,10 @@ from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import hours
 from autotune.profiles.sections import commands
 from autotune.profiles.verification import LedgerCheck
-from autotune.show.report.build import report_document, report_facts
+from autotune.report.page import report_document, report_facts
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.show.report.example import example_inputs
-from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
+from tests.autotune.report.example import example_inputs
+from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.config import ParallelSettings
 from trainer.events import happened
 
