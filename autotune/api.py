@@ -17,7 +17,7 @@ from autotune.memory.stage import asked_config
 from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import read_profile
-from autotune.tuning.tune import TuneRequest, Tuning
+from autotune.tune.pipeline import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings
 from trainer.progress import progress

@@ -7,7 +7,6 @@ import typer
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
 from autotune.commands.jobs import plain_arguments
-from autotune.commands.tune import tune, tune_between_nodes
 from autotune.compare.command import compare
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
@@ -21,6 +20,7 @@ from autotune.network.scale_command import scale
 from autotune.plan.command import plan
 from autotune.profiles.command import app as profile_app
 from autotune.report.command import app as report_app
+from autotune.tune.command import tune, tune_between_nodes
 from autotune.workers.command import workers
 from trainer.errors import TrainerError
 

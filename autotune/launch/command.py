@@ -218,7 +218,7 @@ def status(
     from autotune.base.json_text import answer_json
     from autotune.cluster.slurm import queued_jobs
     from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
-    from autotune.show.tuning import standings_text
+    from autotune.tune.sections import standings_text
 
     for place in places or []:
         if not place.is_dir():

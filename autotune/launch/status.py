@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.base.files import LEDGER_DIRECTORY
-from autotune.core.tuning import RunStanding, TuningStanding
 from autotune.errors import AutotuneError
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.runner import records_in
+from autotune.tune.values import RunStanding, TuningStanding
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.record import RUN_FILE, STEPS_FILE, Run, read_run

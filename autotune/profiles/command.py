@@ -84,7 +84,7 @@ def explain(
     from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.store import read_profile
     from autotune.advice.sections import explanation_text, explanations_text
-    from autotune.show.tuning import exploration_text
+    from autotune.tune.sections import exploration_text
 
     read = read_profile(profile).profile
     found = explanations(read)

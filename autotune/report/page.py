@@ -47,7 +47,7 @@ from autotune.report.runs import (
     steps,
 )
 from autotune.report.values import ReportedProfile, ReportedRun, part_of_each
-from autotune.show.tuning import cost_section, exploration_section, profiles_table, trials_section
+from autotune.tune.sections import cost_section, exploration_section, profiles_table, trials_section
 from autotune.workers.sections import chosen_loader, workers_section
 
 SCHEMA_VERSION = 2

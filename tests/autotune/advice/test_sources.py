@@ -11,7 +11,7 @@ from autotune.launch.status import find_standings, standing_of_run, standing_of_
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from autotune.show.tuning import standings_text
+from autotune.tune.sections import standings_text
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record
 from tests.autotune.worlds import World, run_of, settings

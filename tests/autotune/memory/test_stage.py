@@ -8,7 +8,7 @@ from autotune.profiles.store import read_profile
 from autotune.trials import session as bench_room
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.search.explorations import additive
-from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
+from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings
 from trainer.errors import BadConfig

@@ -20,8 +20,8 @@ from autotune.network.values import Link
 from autotune.profiles.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.profiles.sections import profile_text
 from autotune.profiles.verification import Standing
-from autotune.show.tuning import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
+from autotune.tune.sections import exploration_section, exploration_text
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
 from tests.autotune.network.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile

@@ -16,7 +16,7 @@ from autotune.workers.stage import explore_request, explore_settings
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive
-from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
+from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings, TrainConfig
 

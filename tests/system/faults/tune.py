@@ -46,7 +46,7 @@ REPEATED = ("measured", "out_of_memory")
 COMMAND_LINE = """
 import sys
 from autotune import cli
-from autotune.core.tuning import BUDGET_WEIGHTS
+from autotune.tune.values import BUDGET_WEIGHTS
 from autotune.tuning import tune
 tune.least_s = lambda *_: 0.0
 tune.share_s = lambda stages, stage, left_s: 6.0 if stage.name in BUDGET_WEIGHTS else None

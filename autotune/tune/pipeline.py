@@ -15,8 +15,6 @@ from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
-from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
-from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
 from autotune.machine.measured_device import DeviceChoice
 from autotune.memory.decide.batch_choice import deal
@@ -27,7 +25,9 @@ from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
 from autotune.report.stage import build_report
 from autotune.trials.session import Bench, open_bench
-from autotune.tuning.live import TuningView
+from autotune.tune.decide import least_s, share_s
+from autotune.tune.live_view import TuningView
+from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.workers.measure import SweepRequest
 from autotune.workers.stage import compare_recipes, count_workers, explore_settings
 from trainer.schema import read_json

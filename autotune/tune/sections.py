@@ -9,7 +9,6 @@ from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import count, hours, number, of_windows, with_interval
 from autotune.baseline.decide.pay_back import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back, row_of
-from autotune.core.tuning import RunStanding, Stage, Status, TuningResult, TuningStanding
 from autotune.memory.decide.batch_choice import deal
 from autotune.profiles.evidence import RecipeRow
 from autotune.profiles.values import Fingerprint, Profile
@@ -18,6 +17,7 @@ from autotune.search.values import ExploreEvidence
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.outcome import Measured, describe
 from autotune.trials.values import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
+from autotune.tune.values import RunStanding, Stage, Status, TuningResult, TuningStanding
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
 _NAMES, _TIMES = 10, 8

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autotune.base.clock import Clock
-from autotune.core.tuning import Stage
-from autotune.decide.tuning import left_s
-from autotune.show.tuning import best_words, stage_words, stages_text
 from autotune.trials.session import Display
 from autotune.trials.values import FinishedTrial
+from autotune.tune.decide import left_s
+from autotune.tune.sections import best_words, stage_words, stages_text
+from autotune.tune.values import Stage
 from trainer.progress import Update, progress
 
 

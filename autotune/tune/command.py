@@ -17,8 +17,8 @@ from autotune.commands.options import ModelOptions, Reports, Window, grouped
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
-    from autotune.core.tuning import TuningResult
-    from autotune.tuning.tune import TuneRequest
+    from autotune.tune.pipeline import TuneRequest
+    from autotune.tune.values import TuningResult
 
 Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
 """A stage that can be left out."""
@@ -55,7 +55,7 @@ def tune(
     job: JobOptions,
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
-    from autotune.tuning.tune import ORDER, TuneRequest, Tuning
+    from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
     number = os.environ.get("SLURM_JOB_ID")
     skipped = {one.value for one in skip or ()}
@@ -107,7 +107,7 @@ def tune(
 def _say(result: "TuningResult", *, as_json: bool) -> None:
     from autotune.base.json_text import answer_json
     from autotune.profiles.store import read_profile
-    from autotune.show.tuning import tuning_text
+    from autotune.tune.sections import tuning_text
 
     profiles = [read_profile(Path(path)).profile for path in result.profiles]
     print(answer_json(result) if as_json else tuning_text(result, profiles))
@@ -122,7 +122,7 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
-    from autotune.tuning.tune import measure_between_nodes
+    from autotune.tune.pipeline import measure_between_nodes
     from autotune.workers.measure import SweepRequest
 
     request = SweepRequest(data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
@@ -131,7 +131,7 @@ def tune_between_nodes(
 
 def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobRequest:
     """The job that measures between nodes, after the one that tunes."""
-    from autotune.core.tuning import BUDGET_WEIGHTS
+    from autotune.tune.values import BUDGET_WEIGHTS
 
     models = len(request.probes)
     of_all = sum(weight for name, weight in BUDGET_WEIGHTS.items() if name not in request.skip)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageError
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
@@ -13,11 +12,12 @@ from autotune.memory.sections import ProbedModel
 from autotune.memory.stage import asked_config
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Bench
-from autotune.tuning import tune
-from autotune.tuning.tune import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
+from autotune.tune import pipeline as tune
+from autotune.tune.decide import USUAL_S, least_s
+from autotune.tune.pipeline import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
 from autotune.workers.measure import SweepRequest
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.show.test_tuning import worth
+from tests.autotune.tune.test_sections import worth
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings
 from trainer.errors import TrainerError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName
+from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName
 
 LEAST_WINDOWS: dict[StageName, int] = {"explore": 12, "workers": 9, "network": 6, "baseline": 11}
 """Trials without which a stage says nothing: three rounds, and what must be tried first."""

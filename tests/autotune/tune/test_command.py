@@ -3,9 +3,9 @@ import json
 import pytest
 
 from autotune.cli import run
-from autotune.core.tuning import Stage, TuningResult
 from autotune.errors import BadInput, DoesNotFit
-from autotune.tuning import tune as tuning_room
+from autotune.tune import pipeline as tuning_room
+from autotune.tune.values import Stage, TuningResult
 
 TUNE = ["tune", "--model", "bert-mini", "--model", "bert-small", "--data", "data", "--memory", "1GiB"]
 

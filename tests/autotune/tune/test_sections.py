@@ -2,11 +2,11 @@ import textwrap
 
 import pytest
 
-from autotune.core.tuning import Stage, TuningResult
 from autotune.profiles.evidence import BaselineEvidence, RecipeRow
-from autotune.show.tuning import best_words, exploration_text, stage_words, stages_text, tuning_text
 from autotune.trials.outcome import Measured, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
+from autotune.tune.sections import best_words, exploration_text, stage_words, stages_text, tuning_text
+from autotune.tune.values import Stage, TuningResult
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_example
 from tests.autotune.trials import FEED, STEP

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.tuning import BUDGET_WEIGHTS, Stage
-from autotune.decide.tuning import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
+from autotune.tune.decide import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
+from autotune.tune.values import BUDGET_WEIGHTS, Stage
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 STATUSES = st.sampled_from(["waiting", "done", "skipped", "failed"])

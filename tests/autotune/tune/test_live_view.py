@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
-from autotune.core.tuning import Stage
 from autotune.trials.outcome import Measured
 from autotune.trials.values import FinishedTrial, Trial
-from autotune.tuning import live
-from autotune.tuning.live import TuningView
+from autotune.tune import live_view as live
+from autotune.tune.live_view import TuningView
+from autotune.tune.values import Stage
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock
 

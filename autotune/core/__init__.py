@@ -1,1 +1,0 @@
-"""Pure nouns: units, facts about machines and data, trials, outcomes, the profile."""

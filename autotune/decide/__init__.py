@@ -1,1 +1,0 @@
-"""Pure verbs: from measurements to decisions."""

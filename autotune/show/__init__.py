@@ -1,1 +1,0 @@
-"""Values to text. Nothing here prints."""
