@@ -6,8 +6,8 @@ import typer
 
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
-from autotune.commands.jobs import plain_arguments
 from autotune.compare.command import compare
+from autotune.console.slurm_job import plain_arguments
 from autotune.corpus.command import app as data_app
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.export.command import export

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, profiles
+from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, profiles
 from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:

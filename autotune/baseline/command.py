@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from autotune.base.defaults import BASELINE_ROUNDS, WINDOW_S
-from autotune.commands.jobs import JobOptions, job_of_profile
-from autotune.commands.options import SweepOptions, Window, grouped
+from autotune.console.options import SweepOptions, Window, grouped
+from autotune.console.slurm_job import JobOptions, job_of_profile
 
 
 @grouped

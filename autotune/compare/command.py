@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.commands.options import AsJson, profiles
+from autotune.console.options import AsJson, profiles
 from autotune.errors import NotCheckable, Slower, Undecided, UsageError
 
 

@@ -12,7 +12,7 @@ import typer
 from autotune.base.json_text import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import per_s
-from autotune.commands.options import AsJson
+from autotune.console.options import AsJson
 from autotune.corpus.prepare_command import prepare
 from autotune.corpus.sections import counts_of, dataset_text
 from autotune.errors import BadInput

@@ -11,8 +11,8 @@ import typer
 
 from autotune.base.json_text import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.commands.jobs import JobRequest, SlurmOptions
-from autotune.commands.options import grouped, request_of, sites
+from autotune.console.options import grouped, request_of, sites
+from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, facts_of, facts_text
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError

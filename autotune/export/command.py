@@ -9,7 +9,7 @@ import typer
 
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_count
-from autotune.commands.options import AsJson, NodeRanks, OneProfile, ProfileData
+from autotune.console.options import AsJson, NodeRanks, OneProfile, ProfileData
 
 if TYPE_CHECKING:
     from autotune.export.decide import Export

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
+from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
 from autotune.errors import BadInput, MachineLacks, ProfileRefused, UsageError
 from autotune.launch import job_commands as inside
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.commands.options import REPORTS, Reports
+from autotune.console.options import REPORTS, Reports
 from autotune.errors import ProfileRefused, UsageError
 
 Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]

@@ -10,7 +10,7 @@ import typer
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
-from autotune.commands.options import AsJson
+from autotune.console.options import AsJson
 from autotune.machine.decide import find_unsuitable
 from autotune.machine.host import Host, SystemHost
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch

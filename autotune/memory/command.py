@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.base.defaults import HEADROOM_SHARE
-from autotune.commands.jobs import JobOptions, JobRequest
-from autotune.commands.options import Checkpointing, Layout, ModelOptions, cards, grouped
+from autotune.console.options import Checkpointing, Layout, ModelOptions, cards, grouped
+from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.base.defaults import VOCAB_SIZE
-from autotune.commands.options import AsJson, Checkpointing, Layout, StepOptions, cards, grouped, request_of
+from autotune.console.options import AsJson, Checkpointing, Layout, StepOptions, cards, grouped, request_of
 from autotune.errors import AutotuneError, DoesNotFit
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S
-from autotune.commands.jobs import JobRequest, SlurmOptions
-from autotune.commands.options import REPORTS, NodeRanks, ProfileData, Reports, TrialTimeout, grouped, parsed, profiles
+from autotune.console.options import REPORTS, NodeRanks, ProfileData, Reports, TrialTimeout, grouped, parsed, profiles
+from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.errors import UsageError
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.base.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
-from autotune.commands.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
+from autotune.console.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:

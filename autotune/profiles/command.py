@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.commands.options import REPORTS, AsJson, OneProfile, ProfileData, Reports
+from autotune.console.options import REPORTS, AsJson, OneProfile, ProfileData, Reports
 
 app = typer.Typer(help="Read, check and explain profiles.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.options import REPORTS, AsJson, OneProfile, ProfileData, Reports, profiles
+from autotune.console.options import REPORTS, AsJson, OneProfile, ProfileData, Reports, profiles
 from autotune.errors import UsageError
 
 app = typer.Typer(help="Build tuning reports, sign profiles off.", no_args_is_help=True)

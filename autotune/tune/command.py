@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.base.defaults import WINDOW_S
-from autotune.commands.jobs import JobOptions, JobRequest
-from autotune.commands.options import ModelOptions, Reports, Window, grouped
+from autotune.console.options import ModelOptions, Reports, Window, grouped
+from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:

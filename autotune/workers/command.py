@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.base.defaults import JOINT_TRIALS, WINDOW_S
-from autotune.commands.jobs import JobOptions, job_of_profile
-from autotune.commands.options import SweepOptions, Window, grouped, parsed
+from autotune.console.options import SweepOptions, Window, grouped, parsed
+from autotune.console.slurm_job import JobOptions, job_of_profile
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:

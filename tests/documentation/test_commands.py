@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from autotune.cli import app
-from autotune.commands.jobs import plain_arguments
+from autotune.console.slurm_job import plain_arguments
 from tests.documentation.blocks import ELLIPSIS, PAGES, ROOT, Command, commands_of, named_in_prose
 from trainer.__main__ import command_line as trainer_command_line
 

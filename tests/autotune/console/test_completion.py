@@ -1,4 +1,4 @@
-from autotune.commands.options import cards, models, profiles, sites
+from autotune.console.options import cards, models, profiles, sites
 from autotune.machine.gpu_models import CARDS
 from trainer.presets import PRESETS
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cluster.slurm import Ended, follow, read_slurm, submit
-from autotune.commands.options import REPORTS, AsJson, Reports, sites
+from autotune.console.options import REPORTS, AsJson, Reports, sites
 from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autotune.commands.jobs import command_in_job, plain_arguments
+from autotune.console.slurm_job import command_in_job, plain_arguments
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
 
