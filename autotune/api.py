@@ -18,9 +18,9 @@ from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import read_profile
 from autotune.tune.pipeline import TuneRequest, Tuning
+from trainer.config.presets import model_settings
 from trainer.errors import TrainerError
-from trainer.presets import model_settings
-from trainer.progress import progress
+from trainer.record.progress import progress
 
 __all__ = [
     "AutotuneError", "Goal", "PlanRequest", "PredictionRequest", "ProbeRequest", "SystemHost", "TrainerError",

@@ -28,7 +28,7 @@ from tests.autotune.advice.scenarios import Scenario, scenarios
 from tests.simulators import sizes
 from tests.simulators.runs import simulated_run
 from tests.simulators.trainings import Place, deep, make_place, train, train_over_network
-from trainer.record import Run
+from trainer.record.run_record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
 SIMULATED_RUNS, WORLDS = 400, 8

@@ -24,7 +24,7 @@ from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.programs import run_program
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint.format import list_checkpoints
 
 MODEL = "bert-120m"
 STEPS, REPEATS = 6, 11

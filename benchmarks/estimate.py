@@ -33,9 +33,9 @@ from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, 
 from tests.fakes import FakeMachine
 from tests.simulators.memory import MACHINES, SimulatedMachine, search
 from tests.simulators.programs import CannotMeasure, run_program
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "estimate_law_against_memtracker_ratio": ("ratio", ">=", 10),

@@ -25,11 +25,11 @@ from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from tests.simulators.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
-from trainer.batch import make_plan
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_rows
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_rows
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
 
 ROWS, ROW_TOKENS = 64, 512
 SAMPLES = 20_000

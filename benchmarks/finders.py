@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.process import end_with_parent
-from trainer.presets import PRESETS
+from trainer.config.presets import PRESETS
 
 LIGHTNING_FIRST_ROWS = 2
 """Lightning's default."""
@@ -104,7 +104,7 @@ class _Trials:
         To the favour of both: they know torch's own allocator only. A refusal of oneDNN's, of the C++ library's or of
         Python's would end their search.
         """
-        from trainer.failure import out_of_memory
+        from trainer.health.failures import out_of_memory
 
         try:
             yield
@@ -122,10 +122,10 @@ class _Bench:
 
     def __init__(self, case: Case) -> None:
         from autotune.trials.jobs.budget import enforce, keep_one_arena
-        from trainer.config import TrainConfig
-        from trainer.dataset import SpecialIds
-        from trainer.parallel import join_ranks
-        from trainer.schema import parse_table
+        from trainer.config.tables import parse_table
+        from trainer.config.train_config import TrainConfig
+        from trainer.data.dataset import SpecialIds
+        from trainer.distributed.ranks import join_ranks
 
         self._case = case
         self.config = parse_table(TrainConfig, case.config_of(LIGHTNING_FIRST_ROWS), where=case.name)
@@ -147,7 +147,7 @@ class _Bench:
 
     def learning_rate(self, step: int) -> float:
         """As training begins."""
-        from trainer.optimizer import learning_rate
+        from trainer.distributed.optimizer import learning_rate
 
         return learning_rate(self.config, step)
 
@@ -164,7 +164,7 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
     import torch
     from lightning.pytorch.tuner.tuning import Tuner
 
-    from trainer.step import TrainStep
+    from trainer.distributed.step import TrainStep
 
     class Rows(torch.utils.data.Dataset[Any]):
         """As many rows as the longest trial takes; a batch of them is made at once."""

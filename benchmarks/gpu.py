@@ -43,10 +43,10 @@ from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import SLACK, check_profile, check_run
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, Bar
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
-from trainer.dataset import read_manifest
+from trainer.data.dataset import read_manifest
 from trainer.errors import TrainerError
-from trainer.peaks import peak_flops_per_s
-from trainer.record import RUN_FILE, Run, code_sha256, read_run
+from trainer.model.flops import peak_flops_per_s
+from trainer.record.run_record import RUN_FILE, Run, code_sha256, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "reports" / "gpu"
@@ -408,7 +408,7 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
     if not driver or is_pretended(driver) or "nullgpu" in json.dumps(stages).lower():
         reasons.append(f"a pretended {gpu} (driver {driver})" if driver else "its driver is not known")
     if peak is None:
-        reasons.append(f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/peaks.py")
+        reasons.append(f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/model/flops.py")
     proof = (stages.get("arithmetic") or {}).get("answer") or {}
     if proof.get("right") is not True:
         reasons.append(f"a pretended {gpu}: its matrix products are wrong, or were not checked")

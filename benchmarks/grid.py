@@ -33,9 +33,9 @@ from autotune.trials.values import FeedFigures
 from autotune.workers.measure import SweepRequest, feed_trial
 from autotune.workers.stage import explore_request
 from tests.simulators.corpora import real_lengths, write_corpus
-from trainer.config import ModelSettings
-from trainer.presets import model_settings
-from trainer.progress import progress
+from trainer.config.presets import model_settings
+from trainer.config.train_config import ModelSettings
+from trainer.record.progress import progress
 
 GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"
 ROUNDS, MOST_ROUNDS = 2, 12

@@ -28,7 +28,7 @@ from autotune.trials.values import Trial
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from tests.simulators.corpora import synthetic_manifest
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 TRIALS_BAR = 2.5
 TIME_BAR = 1.0

@@ -22,16 +22,16 @@ from torch.nn import functional
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 from benchmarks.paper import PaperModel
-from trainer.config import TrainConfig
-from trainer.dataset import TOKENIZER_NAME, TokenDataset
+from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import TrainConfig
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
+from trainer.data.dataset import TOKENIZER_NAME, TokenDataset
+from trainer.distributed.optimizer import learning_rate, set_learning_rate
+from trainer.distributed.ranks import Ranks
 from trainer.loop import train
-from trainer.model import build_config
-from trainer.optimizer import learning_rate, set_learning_rate
-from trainer.parallel import Ranks
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import StepRow
-from trainer.resolve import ResolvedConfig
-from trainer.writer import RunWriter
+from trainer.model.encoder import build_config
+from trainer.record.run_record import StepRow
+from trainer.record.writer import RunWriter
 
 _START_TIMEOUT_S = 900.0
 

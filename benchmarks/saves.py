@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
-from trainer.batch import make_plan
 from trainer.build import build_training
-from trainer.checkpoint import MANIFEST_FILE, CheckpointManifest, TrainingState, manifest_text, parse_manifest
-from trainer.config import CheckpointSettings, ModelSettings, TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.events import EventRow
-from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.keeper import Keeper, state_bytes
-from trainer.parallel import join_ranks
-from trainer.presets import model_settings
-from trainer.resolve import resolve
-from trainer.schema import read_json
-from trainer.stream import Position
+from trainer.checkpoint.format import MANIFEST_FILE, CheckpointManifest, TrainingState, manifest_text, parse_manifest
+from trainer.checkpoint.manager import Keeper, state_bytes
+from trainer.config.presets import model_settings
+from trainer.config.resolve import resolve
+from trainer.config.tables import read_json
+from trainer.config.train_config import CheckpointSettings, ModelSettings, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.data.sampler import Position
+from trainer.distributed.ranks import join_ranks
+from trainer.health.events import EventRow
 
 _PROFILE = """\
 schema_version = 1

@@ -91,10 +91,10 @@ def make_bars(figures: dict[str, Any]) -> list[Bar]:
 
 def read(directory: Path, batches: int) -> dict[str, Any]:
     """Open a dataset and take batches, in this process."""
-    from trainer.batch import make_plan
-    from trainer.config import ModelSettings, TrainConfig
-    from trainer.dataset import TokenDataset
-    from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+    from trainer.config.train_config import ModelSettings, TrainConfig
+    from trainer.data.dataset import TokenDataset
+    from trainer.data.global_batch import make_plan
+    from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
 
     config = TrainConfig(
         model=ModelSettings(name="none", config={"model_type": "bert"}),

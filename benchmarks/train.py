@@ -147,8 +147,8 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
 def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN401 - a Match, which needs torch
     """A dataset and what the contenders have in common."""
     from benchmarks.rivals import Match
-    from trainer.config import EvaluationSettings, ModelSettings, TrainConfig
-    from trainer.parallel import join_ranks
+    from trainer.config.train_config import EvaluationSettings, ModelSettings, TrainConfig
+    from trainer.distributed.ranks import join_ranks
 
     data_dir = write_learnable_corpus(
         place / "data",
@@ -197,7 +197,7 @@ def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
     import torch
 
     from trainer.build import model_work
-    from trainer.model import build_model
+    from trainer.model.encoder import build_model
 
     model = build_model(match.bert_config(), torch.device("meta"))
     lengths = np.minimum(real_lengths(TRAIN_SAMPLES, seed=0) + 2, ROW_TOKENS)
@@ -210,9 +210,9 @@ def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
 def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:  # noqa: ANN401 - contenders
     """Both models on the same rows with the same masks."""
     from trainer.build import build_training
-    from trainer.dataset import TokenDataset
+    from trainer.data.dataset import TokenDataset
     from trainer.evaluate import evaluate
-    from trainer.record import read_run
+    from trainer.record.run_record import read_run
 
     ours.finish(abandon=False)
     validation = TokenDataset.open(match.data_dir, "validation")

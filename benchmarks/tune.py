@@ -38,7 +38,7 @@ from benchmarks.grid import GRID, Grid, read_grids
 from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.programs import run_program
-from trainer.config import ModelSettings, TrainConfig
+from trainer.config.train_config import ModelSettings, TrainConfig
 
 REPLAYS = 40
 MINUTES = 15.0

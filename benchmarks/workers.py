@@ -34,9 +34,9 @@ from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.loader import SimulatedFeed
-from trainer.config import DataSettings, ModelSettings, TrainConfig
-from trainer.dataset import read_manifest
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.data.dataset import read_manifest
 
 TRAININGS = 1000
 MOST_WINDOWS = 2000

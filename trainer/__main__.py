@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
-from trainer.config import dotted
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
+from trainer.config.resolve import ResolvedConfig, resolve
+from trainer.config.train_config import dotted
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
-from trainer.progress import ProgressScreen, forgive_closed_streams, progress
-from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
-from trainer.resolve import ResolvedConfig, resolve
-from trainer.resume import AUTO, NEVER, Start, choose_run
-from trainer.stage import stage_data
-from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
-from trainer.writer import RunWriter
+from trainer.health.watchdog import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
+from trainer.record.progress import ProgressScreen, forgive_closed_streams, progress
+from trainer.record.run_record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
+from trainer.record.writer import RunWriter
+from trainer.staging.stage import stage_data
 
 _CAUSE_WAIT_S = 5.0
 """How long a rank that lost another waits for that one's own word of why."""
@@ -121,9 +121,9 @@ class _Job:
 
     def run(self) -> int:
         """Join the others and train."""
-        from trainer.failure import explain
+        from trainer.distributed.ranks import join_ranks, leave_ranks, longest_join_s, lost_ranks
+        from trainer.health.failures import explain
         from trainer.loop import train
-        from trainer.parallel import join_ranks, leave_ranks, longest_join_s, lost_ranks
 
         # Until all ranks have found each other, one may still be staging its data.
         self._watch = Watch(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
@@ -209,7 +209,7 @@ class _Job:
         try:
             leave(together=True)
         except RuntimeError as error:
-            from trainer.failure import explain
+            from trainer.health.failures import explain
 
             _, reason, next_step = explain(error, lost=True)
             code = self._settle(RanksLost.exit_code, reason)

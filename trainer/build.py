@@ -11,16 +11,16 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
-from trainer.attention import VARLEN_NAME, choose_attention, dropout_key
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
+from trainer.distributed.optimizer import make_optimizer
+from trainer.distributed.ranks import Ranks, SharedModule, share_module
+from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
-from trainer.model import build_config, build_model, family_of, model_layers, window_tokens
-from trainer.objective import MaskedLM
-from trainer.optimizer import make_optimizer
-from trainer.parallel import Ranks, SharedModule, share_module
-from trainer.peaks import ModelWork
-from trainer.step import TrainStep
+from trainer.model.attention import VARLEN_NAME, choose_attention, dropout_key
+from trainer.model.encoder import build_config, build_model, family_of, model_layers, window_tokens
+from trainer.model.flops import ModelWork
+from trainer.model.masked_lm import MaskedLM
 
 WARM_UP_STEPS = 3
 """Optimizer steps in which compiling is expected."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from trainer.batch import make_plan
-from trainer.config import TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.objective import MaskedLM
-from trainer.parallel import Ranks, give_up_gathered
-from trainer.record import EvaluationRow
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.distributed.ranks import Ranks, give_up_gathered
+from trainer.model.masked_lm import MaskedLM
+from trainer.record.run_record import EvaluationRow
 
 
 def evaluate(

@@ -8,27 +8,27 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from trainer.batch import in_rows, make_plan
 from trainer.build import GraphCounter, build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
+from trainer.checkpoint.manager import Keeper, state_bytes
+from trainer.checkpoint.resume import Start
+from trainer.checkpoint.tensors import export_model, make_state
+from trainer.config.resolve import ResolvedConfig
+from trainer.data.batch_plan import hash_words
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import in_rows, make_plan
+from trainer.data.loader import MicroBatch, Supply
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.events import Action, Finding, happened
-from trainer.feed import MicroBatch, Supply
-from trainer.keeper import Keeper, state_bytes
-from trainer.meter import Meter
-from trainer.optimizer import learning_rate
-from trainer.overseer import Overseer, Verdict, tell
-from trainer.parallel import Ranks
-from trainer.plan import hash_words
+from trainer.health.controller import Overseer, Verdict, tell
+from trainer.health.events import Action, Finding, happened
+from trainer.health.watchdog import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.preflight import check_directory, check_ranks, describe_run, open_board, open_dataset
-from trainer.record import MODEL_DIRECTORY, Phase, RunExit, StartClock
-from trainer.resolve import ResolvedConfig
-from trainer.resume import Start
-from trainer.snapshot import export_model, make_state
-from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
-from trainer.writer import RunWriter, Show
+from trainer.record.meter import Meter
+from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
+from trainer.record.writer import RunWriter, Show
 
 
 def train(

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer.build import Training
-from trainer.config import BatchSplit, TrainConfig
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.resume import Start, job_name
+from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import BatchSplit, TrainConfig
+from trainer.data.batch_plan import BatchPlan
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileRefused
-from trainer.events import EventRow, happened, utc_now
-from trainer.parallel import Ranks
-from trainer.peaks import peak_flops_per_s, product_format
-from trainer.plan import BatchPlan
-from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader, code_sha256
-from trainer.resolve import ResolvedConfig
-from trainer.resume import Start, job_name
-from trainer.writer import RunWriter
+from trainer.health.events import EventRow, happened, utc_now
+from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.record.run_record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader, code_sha256
+from trainer.record.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""

@@ -50,7 +50,7 @@ def advise(
     from autotune.advice.sources import read_foreign, situation_of
     from autotune.base.json_text import answer_json
     from autotune.machine.host import SystemHost
-    from trainer.record import RUN_FILE
+    from trainer.record.run_record import RUN_FILE
 
     if rules:
         said = [{"rule": one.name, "covers": one.covers, "looks_for": one.looks_for} for one in RULES]
@@ -83,7 +83,7 @@ def advise(
 
 def _default_place() -> Path:
     """The newest run; else the profile, where there is but one."""
-    from trainer.record import RUN_FILE
+    from trainer.record.run_record import RUN_FILE
 
     runs = sorted((path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")), key=lambda path: path.stat().st_mtime)
     if runs:

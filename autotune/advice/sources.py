@@ -18,12 +18,12 @@ from autotune.profiles.store import StoredProfile, read_profile, read_trials
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial
-from trainer.config import Tag, TrainConfig, tagged
-from trainer.dataset import MANIFEST_NAME, read_manifest
+from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.config.tables import read_json
+from trainer.config.train_config import Tag, TrainConfig, tagged
+from trainer.data.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
-from trainer.record import RUN_FILE, Run, read_run
-from trainer.resolve import profile_sha256, read_profile_tables
-from trainer.schema import read_json
+from trainer.record.run_record import RUN_FILE, Run, read_run
 
 MOST_FOREIGN_BYTES = 2**20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
-from trainer import disk
-from trainer.schema import canonical_json, canonical_sha256
+from trainer import files as disk
+from trainer.config.tables import canonical_json, canonical_sha256
 
 LEDGER_DIRECTORY = "ledger"
 """Within a profile's directory among the reports."""

@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.network.values import GradientPart
-from trainer.config import TrainConfig
-from trainer.families import FAMILIES
-from trainer.peaks import ModelWork
+from trainer.config.train_config import TrainConfig
+from trainer.model.families import FAMILIES
+from trainer.model.flops import ModelWork
 
 Int64 = npt.NDArray[np.int64]
 

@@ -23,9 +23,9 @@ from autotune.trials.requests import StepRequest
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
 from autotune.trials.values import FeedFigures, Trial
 from autotune.workers.measure import TrainingWindows, feed_trial
-from trainer.batch import in_rows, mean_row
-from trainer.config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.dataset import Manifest, TokenDataset
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.data.dataset import Manifest, TokenDataset
+from trainer.data.global_batch import in_rows, mean_row
 
 MIN_STEPS = 1
 """Of a window, however long it takes: on a CPU a padded step of four micro-batches is long enough by itself."""

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.binding import NUMA_VARIABLE
-from trainer.schema import Table, parse_table, read_toml
-from trainer.watch import parse_slurm_time_s
+from trainer.config.tables import Table, parse_table, read_toml
+from trainer.distributed.cpu_binding import NUMA_VARIABLE
+from trainer.health.watchdog import parse_slurm_time_s
 
 SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.base.process import start
 from autotune.errors import MachineLacks
-from trainer.disk import write_atomically
+from trainer.files import write_atomically
 
 Version = tuple[int, int]
 Start = Callable[[Sequence[str]], list[str]]

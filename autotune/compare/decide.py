@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of
-from trainer.schema import MAX_DEPTH
+from trainer.config.tables import MAX_DEPTH
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[

@@ -39,9 +39,9 @@ from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import records_in
 from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
-from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
-from trainer.record import RUN_FILE, Run
-from trainer.schema import canonical_sha256
+from trainer.config.tables import canonical_sha256
+from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
+from trainer.record.run_record import RUN_FILE, Run
 
 _LOSS_SHARE = 0.5
 """Of the steps that both runs took, the later part, in which their losses are held against each other."""

@@ -27,7 +27,7 @@ _NO_PROFILES = ("pyproject.toml", "site.toml")
 
 def models(incomplete: str) -> list[str]:
     """Return presets that begin so."""
-    from trainer.presets import PRESETS
+    from trainer.config.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 
@@ -135,7 +135,7 @@ class ModelOptions(StepOptions):
         from autotune.base.units import parse_bytes
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import asked_config
-        from trainer.presets import model_settings
+        from trainer.config.presets import model_settings
 
         asked = settings | {
             "seq_length_tokens": self.seq_length,

@@ -214,7 +214,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
     from autotune.base.files import write_atomically
-    from trainer.events import utc_now
+    from trainer.health.events import utc_now
 
     place = request.reports / "jobs"
     path = place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"

@@ -16,10 +16,10 @@ from autotune.console.options import AsJson
 from autotune.corpus.prepare_command import prepare
 from autotune.corpus.sections import counts_of, dataset_text
 from autotune.errors import BadInput
-from trainer.progress import progress
+from trainer.record.progress import progress
 
 if TYPE_CHECKING:
-    from trainer.stage import Staged
+    from trainer.staging.stage import Staged
 
 _SHOWN_FAULTS = 20
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="The dataset.")]
@@ -88,7 +88,7 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
-    from trainer.stage import stage as stage_dataset
+    from trainer.staging.stage import stage as stage_dataset
 
     with contextlib.suppress(OSError):  # what is wrong with either is said when it is used
         if to.stat().st_dev == source.stat().st_dev:

@@ -48,7 +48,8 @@ from autotune.corpus.workplace import (
     writing,
 )
 from autotune.errors import BadInput
-from trainer.dataset import (
+from trainer.config.tables import canonical_json, read_json
+from trainer.data.dataset import (
     MANIFEST_NAME,
     PREPARED_NAME,
     REJECTS_NAME,
@@ -60,9 +61,8 @@ from trainer.dataset import (
     Split,
     read_manifest,
 )
-from trainer.disk import sync, write_atomically
-from trainer.progress import Update
-from trainer.schema import canonical_json, read_json
+from trainer.files import sync, write_atomically
+from trainer.record.progress import Update
 
 Stages = Callable[[str], AbstractContextManager[Update]]
 """Opens the display of one stage, by its title."""

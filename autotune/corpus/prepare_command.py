@@ -16,7 +16,7 @@ from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, facts_of, facts_text
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
-from trainer.progress import progress
+from trainer.record.progress import progress
 
 _PADDED_ROW_TOKENS = 512
 """What the paper's recipe pads every sample to."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
 
     from autotune.report.values import ReportedProfile, ReportedRun
-    from trainer.dataset import Manifest
+    from trainer.data.dataset import Manifest
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)

@@ -26,9 +26,9 @@ from tokenizers.trainers import BpeTrainer
 from autotune.corpus.pieces import Selection, drawn, power_of_two
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import BadInput
-from trainer.dataset import TOKENIZER_NAME, SpecialIds
-from trainer.plan import permute
-from trainer.schema import read_json
+from trainer.config.tables import read_json
+from trainer.data.batch_plan import permute
+from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
 
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.dataset import Manifest, SpecialIds
+    from trainer.data.dataset import Manifest, SpecialIds
 
 # Rows of pretraining encoders end at a few thousand tokens: fine below, coarse beyond.
 HISTOGRAM_EDGES: tuple[int, ...] = (*range(0, 1024, 8), *(2**power for power in range(10, 21)))

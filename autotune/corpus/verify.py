@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
 from autotune.corpus.workplace import StageMeter
-from trainer.copying import in_threads
-from trainer.dataset import (
+from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_rows, permute
+from trainer.data.dataset import (
     MANIFEST_NAME,
     PREPARED_NAME,
     REJECTS_NAME,
@@ -28,7 +28,7 @@ from trainer.dataset import (
     read_manifest,
 )
 from trainer.errors import BadConfig
-from trainer.plan import MIN_BLOCK_SAMPLES, pack_rows, permute
+from trainer.staging.copying import in_threads
 
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20

@@ -27,9 +27,9 @@ from typing import Any
 from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
-from trainer.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
-from trainer.disk import LockHeld, locked, sync
-from trainer.progress import Update
+from trainer.data.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
+from trainer.files import LockHeld, locked, sync
+from trainer.record.progress import Update
 
 Receipt = dict[str, Any]
 """What a finished task says of itself: JSON values, small, as all of a stage are held at once."""

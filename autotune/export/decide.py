@@ -10,7 +10,7 @@ from typing import Literal
 
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 _TORCHS_BUCKET_CAP_MIB = 25
 """If no size is named, torch makes the first bucket smaller, so that it is sent early."""

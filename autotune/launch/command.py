@@ -56,10 +56,10 @@ class TrainOptions:
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.profiles.approval import refuse_other_settings, require_approved
         from autotune.profiles.store import read_profile
-        from trainer.dataset import read_manifest
-        from trainer.record import code_sha256
-        from trainer.resolve import resolve
-        from trainer.writer import default_run_directory
+        from trainer.config.resolve import resolve
+        from trainer.data.dataset import read_manifest
+        from trainer.record.run_record import code_sha256
+        from trainer.record.writer import default_run_directory
 
         must_be_approved = self.require_approved or site_requires_approval
         approved = require_approved(self.profile, self.reports) if must_be_approved else None
@@ -109,7 +109,7 @@ def local(
     from autotune.cluster.torchrun import run_child, torchrun_command
     from autotune.launch.run_end import PATIENCE_HERE_S, ending_of
     from autotune.launch.training_job import term_lead_s, trainer_arguments
-    from trainer.record import EXIT_FILE
+    from trainer.record.run_record import EXIT_FILE
 
     # Of the site file only this counts here: the rest is about jobs.
     site_path = find_site(DEFAULT_SITE, os.environ)

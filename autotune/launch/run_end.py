@@ -7,8 +7,8 @@ from pathlib import Path
 
 from autotune.cluster.slurm import Ended
 from trainer.errors import TrainerError, TrainingFailed
-from trainer.record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
-from trainer.watch import REQUEUE
+from trainer.health.watchdog import REQUEUE
+from trainer.record.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 
 PATIENCE_S = 70.0
 """What another node wrote may be seen so late: NFS believes for up to 60 s what it knows of a directory."""

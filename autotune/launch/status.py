@@ -11,10 +11,10 @@ from autotune.errors import AutotuneError
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.runner import records_in
 from autotune.tune.values import RunStanding, TuningStanding
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
-from trainer.record import RUN_FILE, STEPS_FILE, Run, read_run
-from trainer.watch import REQUEUE
+from trainer.health.watchdog import REQUEUE
+from trainer.record.run_record import RUN_FILE, STEPS_FILE, Run, read_run
 
 Jobs = Mapping[str, tuple[str, str]]
 """Id and state by a job's name."""

@@ -12,7 +12,7 @@ from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile
-from trainer.config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
 """Weights and AdamW's two moments, in 32 bits."""

@@ -19,10 +19,10 @@ from autotune.machine.host import Host
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
 from autotune.machine.values import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.profiles.values import Fingerprint, model_sha256
-from trainer.config import ModelSettings
-from trainer.dataset import Manifest, read_manifest
+from trainer.config.train_config import ModelSettings
+from trainer.data.dataset import Manifest, read_manifest
 from trainer.errors import TrainerError
-from trainer.record import code_sha256
+from trainer.record.run_record import code_sha256
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 

@@ -16,9 +16,9 @@ from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
 from autotune.trials.outcome import Measured, TimedOut
 from autotune.trials.requests import TraceRequest
-from trainer.batch import RowStatistics, row_statistics
-from trainer.config import Layout, ModelSettings, TrainConfig
-from trainer.dataset import Manifest, SpecialIds, TokenDataset
+from trainer.config.train_config import Layout, ModelSettings, TrainConfig
+from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
+from trainer.data.global_batch import RowStatistics, row_statistics
 
 FIRST_ROWS = 8, 64
 BELOW_SHARE = 0.8

@@ -51,8 +51,8 @@ def estimate(
     from autotune.memory.estimate_sections import estimate_text
     from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.profiles.decide.next_command import command
-    from trainer.presets import model_settings
-    from trainer.progress import progress
+    from trainer.config.presets import model_settings
+    from trainer.record.progress import progress
 
     named = {name: model_settings(name) for name in options.model}
     length = options.seq_length

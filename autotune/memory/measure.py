@@ -37,9 +37,9 @@ from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.trials.requests import StepRequest, TraceRequest
 from autotune.trials.runner import TrialRunner, unmeasured
 from autotune.trials.values import StepFigures, Trial
-from trainer.batch import RowStatistics
-from trainer.config import TrainConfig
-from trainer.dataset import Manifest
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Manifest
+from trainer.data.global_batch import RowStatistics
 
 FIT_STEPS = (1, 1)
 """Warm-up and timed steps of a trial that asks whether a size fits, with an evaluation after each: the last one finds

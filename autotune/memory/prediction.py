@@ -41,9 +41,9 @@ from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from autotune.trials.requests import TraceRequest
-from trainer.config import ModelSettings, Strategy, TrainConfig
-from trainer.families import FAMILIES
-from trainer.progress import Update
+from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
+from trainer.model.families import FAMILIES
+from trainer.record.progress import Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from autotune.profiles.evidence import ProbeEvidence
 from autotune.profiles.values import Profile
 from autotune.report.values import ReportedProfile
 from autotune.trials.values import FinishedTrial
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 _MOST_PARTS = 7
 """Of a bar; more cannot be told apart."""

@@ -34,11 +34,11 @@ from autotune.profiles.store import (
 from autotune.profiles.values import Constraints, Profile, Provenance
 from autotune.trials.session import Bench
 from autotune.trials.values import FinishedTrial
-from trainer.batch import row_statistics
-from trainer.config import DataSettings, ModelSettings, TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.events import utc_now
-from trainer.schema import parse_table
+from trainer.config.tables import parse_table
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import row_statistics
+from trainer.health.events import utc_now
 
 
 def asked_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer

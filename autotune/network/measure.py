@@ -21,7 +21,7 @@ from autotune.trials.outcome import Measured, Outcome, describe
 from autotune.trials.requests import ExchangeRequest, LinksRequest, TrialRequest
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
 from autotune.trials.values import ExchangeFigures, LinkFigures, Trial
-from trainer.config import GradientDtype, ParallelSettings, TrainConfig
+from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {
     device: tuple(2**exponent for exponent in range(12, end, 2)) for device, end in (("cpu", 27), ("cuda", 29))

@@ -25,11 +25,11 @@ from autotune.profiles.values import profile_to_toml
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.session import Bench, Display, site_here
 from autotune.workers.measure import SweepRequest
-from trainer.batch import in_rows
-from trainer.dataset import TokenDataset, read_manifest
-from trainer.events import utc_now
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.progress import progress
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
+from trainer.data.dataset import TokenDataset, read_manifest
+from trainer.data.global_batch import in_rows
+from trainer.health.events import utc_now
+from trainer.record.progress import progress
 
 
 def nodes_here() -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import GradientDtype, Strategy
+from trainer.config.train_config import GradientDtype, Strategy
 
 ELEMENT_BYTES: dict[GradientDtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 MIB = 2**20

@@ -12,7 +12,7 @@ from autotune.errors import UsageError
 if TYPE_CHECKING:
     from autotune.plan.values import Goal
     from autotune.profiles.store import StoredProfile
-    from trainer.config import TrainConfig
+    from trainer.config.train_config import TrainConfig
 
 
 def plan(
@@ -73,7 +73,7 @@ def plan(
     from autotune.network.scaling import Assumed
     from autotune.plan.inputs import PlanRequest, plan
     from autotune.plan.sections import plan_text
-    from trainer.progress import progress
+    from trainer.record.progress import progress
 
     def amount(text: str | None, option: str) -> float | None:
         return None if text is None else parsed(parse_amount, text, option)
@@ -119,7 +119,7 @@ def _source(
 ) -> "StoredProfile | TrainConfig":
     from autotune.memory.prediction import settings_of_step
     from autotune.profiles.store import read_profile
-    from trainer.presets import model_settings
+    from trainer.config.presets import model_settings
 
     if (model is None) == (profile is None):
         raise UsageError(

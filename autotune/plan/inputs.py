@@ -30,10 +30,10 @@ from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.evidence import Evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
-from trainer.config import Strategy, TrainConfig
-from trainer.dataset import read_manifest
-from trainer.peaks import peak_flops_per_s, product_format
-from trainer.progress import Update
+from trainer.config.train_config import Strategy, TrainConfig
+from trainer.data.dataset import read_manifest
+from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.record.progress import Update
 
 FILLING_TOKENS = 8192
 """Of a micro-batch; assumed: fewer leave the Tensor Cores of a large GPU waiting."""

@@ -27,12 +27,12 @@ from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.store import StoredProfile, read_profile, report_directory
-from trainer.config import TrainConfig
-from trainer.dataset import read_manifest
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError
-from trainer.events import utc_now
-from trainer.resolve import profile_sha256, read_profile_tables
-from trainer.schema import parse_table, read_json
+from trainer.health.events import utc_now
+from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.config.tables import parse_table, read_json
 
 _MOST_BYTES = 2**20
 _TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "transformers", "python")

@@ -15,8 +15,8 @@ from autotune.search.values import (
 )
 from autotune.network.values import MIB, Exchange, GradientPart, Link, RankCompute, Scope
 from autotune.trials.values import GpuUse, Share
-from trainer.config import GradientDtype, Strategy
-from trainer.schema import Table
+from trainer.config.train_config import GradientDtype, Strategy
+from trainer.config.tables import Table
 
 SettingValue = str | int | float | bool | None
 RecipeName = Literal["paper", "hf-trainer", "tuned"]

@@ -9,7 +9,7 @@ from autotune.profiles.verification import LedgerCheck, Standing, Verification, 
 from autotune.profiles.decide.next_command import probe_again
 from autotune.memory.sections import global_batch_words
 from autotune.report.values import ReportedProfile
-from trainer.presets import PRESETS
+from trainer.config.presets import PRESETS
 
 _SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40
 _EDITED = {True: "as written", False: "edited by hand since it was written"}

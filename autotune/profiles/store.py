@@ -22,11 +22,11 @@ from autotune.workers.measure import with_data
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner, records_in
 from autotune.trials.values import FinishedTrial
-from trainer.config import DataSettings, Tag, TrainConfig, tagged
-from trainer.dataset import MANIFEST_NAME
+from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
+from trainer.data.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
-from trainer.events import utc_now
-from trainer.resolve import find_data, read_profile_tables
+from trainer.health.events import utc_now
+from trainer.config.resolve import find_data, read_profile_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from autotune.profiles.evidence import Evidence
 from autotune.search.values import NonNegative, Positive
 from autotune.errors import BadInput
 from autotune.machine.values import is_pretended
-from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
+from trainer.config.train_config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
-from trainer.schema import Table, canonical_sha256, parse_table
+from trainer.config.tables import Table, canonical_sha256, parse_table
 
 HASH_KEY = "content_sha256"
 

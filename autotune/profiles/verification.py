@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.errors import NotCheckable, ProfileRefused
-from trainer.schema import Table
+from trainer.config.tables import Table
 
 Found = Literal["same", "refuse", "warn", "inform", "not checkable here"]
 

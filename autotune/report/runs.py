@@ -30,8 +30,8 @@ from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import bounds, confidence_words, count, nats, plural, with_interval
 from autotune.profiles.decide.rates import Drift, drifts
 from autotune.report.values import ReportedProfile, ReportedRun
-from trainer.events import EventRow
-from trainer.record import Run
+from trainer.health.events import EventRow
+from trainer.record.run_record import Run
 
 MOST_EVENTS = 20
 """Of one run that are told, the latest; its record has all."""

@@ -12,9 +12,9 @@ from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_reviewed
 from autotune.profiles.store import StoredProfile, read_trials
 from autotune.report.values import ReportedProfile, ReportedRun
-from trainer.dataset import read_manifest
+from trainer.config.tables import refuse_infinite
+from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig
-from trainer.schema import refuse_infinite
 
 MOST_PROFILES, MOST_RUNS = 12, 24
 

@@ -13,8 +13,8 @@ from autotune.profiles.decide.next_command import probe_command
 from autotune.profiles.values import Profile
 from autotune.profiles.verification import LedgerCheck, Standing
 from autotune.trials.values import FinishedTrial
-from trainer.dataset import Manifest
-from trainer.record import Run
+from trainer.data.dataset import Manifest
+from trainer.record.run_record import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from autotune.memory.decide.batch_choice import deal
 from autotune.search.values import KNOBS, Configuration
-from trainer.config import Layout
+from trainer.config.train_config import Layout
 
 ROW_DOUBLINGS = 5
 """Micro-batches from the largest useful one down to one so many times halved: far below the knee nothing is fastest."""

@@ -9,7 +9,7 @@ from autotune.search.values import Configuration
 from autotune.trials.outcome import Contaminated, Outcome, OutOfMemory, describe
 from autotune.trials.values import FeedFigures
 from autotune.workers.measure import TrainingWindows
-from trainer.config import Layout, Precision, TrainConfig
+from trainer.config.train_config import Layout, Precision, TrainConfig
 
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""

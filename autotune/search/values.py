@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from autotune.base.interval import CONFIDENCE, Interval
-from trainer.config import Attention, Checkpointing, Layout, Precision, TrainConfig
-from trainer.schema import Table
+from trainer.config.tables import Table
+from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]

@@ -18,8 +18,8 @@ from autotune.errors import MachineLacks
 from autotune.trials.fork_server import ENVIRONMENT, StartedMachine, classify
 from autotune.trials.outcome import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.values import Trial
-from trainer.disk import write_atomically
-from trainer.schema import read_json
+from trainer.config.tables import read_json
+from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02

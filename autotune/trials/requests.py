@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from autotune.trials.values import JobName, Trial
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
-from trainer.schema import Table, parse_table
+from trainer.config.tables import Table, parse_table
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
 
 
 class TrialRequest(Table):

@@ -29,11 +29,11 @@ from autotune.trials.runner import TrialRunner, made_on, records_in
 from autotune.trials.values import FinishedTrial
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.measure import SweepRequest, TrainingWindows
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import Manifest, read_manifest
-from trainer.progress import Update, progress
-from trainer.schema import canonical_sha256
-from trainer.watch import slurm_left_s
+from trainer.config.tables import canonical_sha256
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.dataset import Manifest, read_manifest
+from trainer.health.watchdog import slurm_left_s
+from trainer.record.progress import Update, progress
 
 _SETTINGS = (
     "AUTOTUNE_NUMA_BINDING", "CUDA_DEVICE_ORDER",

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from autotune.trials.outcome import Measured, Outcome, outcome_from_json
+from trainer.config.tables import Table, canonical_sha256, parse_table
 from trainer.errors import BadConfig
-from trainer.schema import Table, canonical_sha256, parse_table
 
 FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""

@@ -30,7 +30,7 @@ from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.workers.measure import SweepRequest
 from autotune.workers.stage import compare_recipes, count_workers, explore_settings
-from trainer.schema import read_json
+from trainer.config.tables import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)

@@ -15,15 +15,15 @@ import torch
 
 from autotune.trials.jobs import footprint
 from autotune.trials.requests import FeedRequest
-from trainer.batch import in_rows, make_plan
 from trainer.build import Training, build_training
-from trainer.config import TrainConfig, accumulation_steps
-from trainer.dataset import TokenDataset
-from trainer.feed import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
-from trainer.optimizer import learning_rate
-from trainer.parallel import Mark, Ranks, join_ranks, leave_ranks, mark
-from trainer.step import StepResult
-from trainer.stream import MicroBatchPlan
+from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import in_rows, make_plan
+from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.data.sampler import MicroBatchPlan
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import Mark, Ranks, join_ranks, leave_ranks, mark
+from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
 """Enough of them that they cost what rows cost in the mean, few enough that they cost no memory."""

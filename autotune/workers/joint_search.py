@@ -13,7 +13,7 @@ from autotune.trials.requests import FeedRequest
 from autotune.trials.values import FeedFigures, FinishedTrial
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.workers.measure import Asked, Sweep, WorkersDied
-from trainer.config import DataSettings
+from trainer.config.train_config import DataSettings
 
 if TYPE_CHECKING:
     import optuna

@@ -21,7 +21,7 @@ from autotune.trials.runner import Rounds, TrialRunner, unmeasured
 from autotune.trials.values import FeedFigures, GpuUse, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
 """Of a window, however long they take."""

@@ -28,10 +28,10 @@ from autotune.trials.session import Bench
 from autotune.workers import measure as workers
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, SweepRequest
-from trainer.batch import row_statistics
-from trainer.config import Checkpointing, TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.families import FAMILIES
+from trainer.config.train_config import Checkpointing, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import row_statistics
+from trainer.model.families import FAMILIES
 
 COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 """One of which ``torch.compile`` needs: for the kernels themselves, or for what starts Triton's."""

@@ -9,7 +9,7 @@ import pytest
 
 from autotune import api
 from autotune.errors import DoesNotFit
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
 
 ROOT = Path(__file__).parent.parent.parent
 

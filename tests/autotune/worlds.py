@@ -17,8 +17,8 @@ from autotune.profiles.evidence import CurvePoint, ProbeEvidence, WorkersEvidenc
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
-from trainer.config import DataSettings, ModelSettings, TrainConfig
-from trainer.record import Run
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.record.run_record import Run
 
 PEAKS_FLOPS_PER_S = {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12}
 VOCAB_SIZE = 16_384

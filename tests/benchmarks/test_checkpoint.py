@@ -3,13 +3,13 @@ import pytest
 from benchmarks.checkpoint import extra_s, make_bars, measure_stall
 from benchmarks.saves import move_to_middle, write_profile
 from tests.conftest import write_dataset
-from trainer.batch import make_plan
-from trainer.checkpoint import list_checkpoints, read_checkpoint
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.format import list_checkpoints, read_checkpoint
+from trainer.config.resolve import resolve
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.distributed.ranks import join_ranks
 from trainer.loop import train
-from trainer.parallel import join_ranks
-from trainer.resolve import resolve
-from trainer.writer import RunWriter
+from trainer.record.writer import RunWriter
 
 STALL = {
     "block_s": {

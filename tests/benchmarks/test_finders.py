@@ -8,8 +8,8 @@ from autotune.trials.outcome import Measured
 from autotune.trials.values import Trial
 from benchmarks import finders
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
 
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 TINY = Case(

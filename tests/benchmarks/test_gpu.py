@@ -17,7 +17,7 @@ from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage
 from tests.autotune.profiles.examples import but
 from tests.autotune.report.example import example_profile
-from tests.trainer.checkpoints import header_of
+from tests.trainer.checkpoint.checkpoints import header_of
 from tests.trainer.rows import row_of
 
 NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"

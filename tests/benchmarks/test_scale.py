@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import feed, scale
 from tests.simulators import corpora
-from trainer.dataset import TokenDataset
+from trainer.data.dataset import TokenDataset
 
 
 @pytest.mark.slow

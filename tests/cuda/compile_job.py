@@ -14,9 +14,9 @@ import torch
 from tests.nullgpu.counts import Counts
 from tests.trainer.oracles import SHAPES, config_of, micro_batches
 from trainer.build import GraphCounter, build_training
-from trainer.config import ModelSettings
-from trainer.dataset import TokenDataset
-from trainer.parallel import join_ranks, leave_ranks
+from trainer.config.train_config import ModelSettings
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import join_ranks, leave_ranks
 
 STEPS = 6
 

@@ -89,7 +89,7 @@ def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_
 
 NO_HANDLE = """
 import torch
-from trainer.failure import out_of_memory
+from trainer.health.failures import out_of_memory
 free, _ = torch.cuda.mem_get_info()
 kept = torch.empty(int(free * {share}), dtype=torch.uint8, device="cuda")
 x = torch.ones(64, 64, device="cuda")

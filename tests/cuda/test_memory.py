@@ -31,7 +31,7 @@ def test_the_largest_micro_batch_is_predicted(case):
 JOINED = """
 import torch
 from tests.trainer.oracles import config_of
-from trainer.parallel import join_ranks
+from trainer.distributed.ranks import join_ranks
 join_ranks(config_of(device="cuda"))
 torch.zeros(1, device="cuda")
 print(torch.cuda.memory_snapshot()[0]["is_expandable"])
@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.dataset import TokenDataset
+from trainer.data.dataset import TokenDataset
 dataset = TokenDataset.open(Path(sys.argv[1]))
 config = config_of(device="cuda", precision="bf16", attention=sys.argv[2])
 training = training_of(config, dataset)

@@ -13,7 +13,7 @@ from tests.nullgpu.machine import (
 )
 from tests.system.faults.jobs import NO_DROPOUT, Workplace
 from trainer.errors import RanksLost
-from trainer.record import read_exit
+from trainer.record.run_record import read_exit
 
 pytestmark = pytest.mark.cuda
 MIB = 2**20
@@ -51,7 +51,7 @@ def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, 
 BUDGET = """
 import torch
 from autotune.trials.jobs.budget import CudaBudget
-from trainer.parallel import join_ranks
+from trainer.distributed.ranks import join_ranks
 from tests.trainer.oracles import config_of
 GB = 10**9
 def take(gb): return torch.empty(gb * GB, dtype=torch.uint8, device="cuda")

@@ -13,7 +13,7 @@ from autotune.cluster.site_file import SiteFile
 from autotune.profiles.values import Constraints, Fingerprint, Provenance
 from tests.documentation.blocks import ROOT
 from trainer import errors as trainer
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 REFERENCE = ROOT / "docs" / "reference"
 VARIABLE = re.compile(

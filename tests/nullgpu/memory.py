@@ -25,8 +25,8 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
-from trainer.batch import RowStatistics
-from trainer.config import (
+from trainer.config.presets import model_settings
+from trainer.config.train_config import (
     Attention,
     Checkpointing,
     Head,
@@ -37,7 +37,7 @@ from trainer.config import (
     Strategy,
     TrainConfig,
 )
-from trainer.presets import model_settings
+from trainer.data.global_batch import RowStatistics
 
 VOCAB_SIZE = 30_522
 TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
@@ -179,11 +179,11 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     """Take steps on packed sequences of real lengths; return how often the allocator had to try again."""
     import torch
 
-    from trainer.batch import make_plan
     from trainer.build import build_training
-    from trainer.dataset import TokenDataset
-    from trainer.feed import MicroBatchSource, micro_batch_plans
-    from trainer.parallel import join_ranks
+    from trainer.data.dataset import TokenDataset
+    from trainer.data.global_batch import make_plan
+    from trainer.data.loader import MicroBatchSource, micro_batch_plans
+    from trainer.distributed.ranks import join_ranks
 
     config = step_config(_request(case)[0], rows)
     with tempfile.TemporaryDirectory() as folder:

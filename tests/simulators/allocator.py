@@ -17,10 +17,10 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs.worst_case import fullest_batch
 from trainer.build import build_training
-from trainer.config import ModelSettings, TrainConfig, accumulation_steps
-from trainer.dataset import SpecialIds
-from trainer.model import build_config
-from trainer.parallel import Ranks
+from trainer.config.train_config import ModelSettings, TrainConfig, accumulation_steps
+from trainer.data.dataset import SpecialIds
+from trainer.distributed.ranks import Ranks
+from trainer.model.encoder import build_config
 
 STEPS = 2
 """The first makes the optimizer's state; the second is like all others."""

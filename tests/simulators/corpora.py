@@ -8,7 +8,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from trainer.dataset import (
+from trainer.config.tables import canonical_json
+from trainer.data.dataset import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
     LengthHistogram,
@@ -18,7 +19,6 @@ from trainer.dataset import (
     SpecialIds,
     Split,
 )
-from trainer.schema import canonical_json
 
 Int64 = npt.NDArray[np.int64]
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import trainer.feed
+import trainer.data.loader
 from trainer.__main__ import main as train
-from trainer.config import TrainConfig
-from trainer.feed import MicroBatch, Source, make_loader
-from trainer.stream import MicroBatchPlan
+from trainer.config.train_config import TrainConfig
+from trainer.data.loader import MicroBatch, Source, make_loader
+from trainer.data.sampler import MicroBatchPlan
 
 
 class Delayed:
@@ -55,7 +55,7 @@ def main() -> int:
         sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n")
         return 2
     if rank in ("", os.environ.get("RANK", "0")):
-        supply: Any = trainer.feed  # where the trainer asks for its loader
+        supply: Any = trainer.data.loader  # where the trainer asks for its loader
         supply.make_loader = limited_loader(kind, float(amount))
     del sys.argv[1]
     return train()

@@ -12,7 +12,7 @@ import numpy as np
 from autotune.advice.bottleneck_values import Cause
 from tests.simulators.kernels import DEVICES, Device, Floats, Kernels, Shape, kernels_of
 from tests.simulators.noise import log_uniform
-from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 CAUSES: tuple[Cause, ...] = ("computation", "input", "padding", "network", "straggler", "host", "memory", "update")
 ALSO_PRESSED_PROBABILITY = 0.08

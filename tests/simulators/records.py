@@ -5,10 +5,10 @@ from pathlib import Path
 
 from autotune.profiles.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
-from tests.trainer.checkpoints import header_of
+from tests.trainer.checkpoint.checkpoints import header_of
 from tests.trainer.rows import row_of
-from trainer.config import TrainConfig
-from trainer.record import Run, StepRow
+from trainer.config.train_config import TrainConfig
+from trainer.record.run_record import Run, StepRow
 
 
 def run_of_rows(

@@ -23,7 +23,7 @@ from tests.simulators.machines import CAUSES, Machine, draw_machine
 from tests.simulators.records import run_of_rows, step_row
 from tests.simulators.timeline import LAUNCHES, NOTHING, Conditions, Marks, Remedy, Timeline, draw_events
 from tests.simulators.tuning import profile_of_machine
-from trainer.record import Run
+from trainer.record.run_record import Run
 
 MARGIN = 0.03
 """Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""

@@ -12,7 +12,7 @@ import tomlkit
 from autotune.base.process import start
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.hosts import hosts
-from trainer.record import Run, read_run
+from trainer.record.run_record import Run, read_run
 
 SAMPLES = 6000
 SEQ_LENGTH_TOKENS = 256

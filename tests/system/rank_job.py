@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 
 import trainer.build
 from tests.trainer.oracles import config_of
-from trainer.batch import make_plan
 from trainer.build import Training, build_training
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.tensors import export_model
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
 from trainer.evaluate import evaluate
-from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.model import build_model
-from trainer.parallel import Ranks, join_ranks, leave_ranks
-from trainer.snapshot import export_model
+from trainer.model.encoder import build_model
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, st
 from tests.system.faults.mutations import mutate, mutate_files
 from tests.system.faults.tune import kill_tune
 from trainer.errors import BadConfig
-from trainer.stage import stage
+from trainer.staging.stage import stage
 
 pytestmark = pytest.mark.system
 

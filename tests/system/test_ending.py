@@ -18,9 +18,9 @@ from tests.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
 from tests.trainer.oracles import config_of
-from trainer.config import DataSettings
-from trainer.dataset import read_manifest
-from trainer.record import read_exit
+from trainer.config.train_config import DataSettings
+from trainer.data.dataset import read_manifest
+from trainer.record.run_record import read_exit
 
 pytestmark = pytest.mark.system
 MEASURING = """

@@ -7,8 +7,8 @@ import torch
 from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.dataset import TokenDataset
-from trainer.optimizer import learning_rate
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.optimizer import learning_rate
 
 pytestmark = pytest.mark.system
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.dataset import TokenDataset
+from trainer.data.dataset import TokenDataset
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainer.batch import make_plan
 from trainer.build import Training, build_training
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
-from trainer.parallel import Mark, join_ranks
-from trainer.snapshot import held_tensors
-from trainer.step import StepResult
+from trainer.checkpoint.tensors import held_tensors
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.distributed.ranks import Mark, join_ranks
+from trainer.distributed.step import StepResult
 
 Learned = tuple[float, dict[str, torch.Tensor]]
 FAMILIES = ("bert", "roberta", "modernbert")

@@ -1,7 +1,7 @@
 """Rows of a run record."""
 
-from trainer.events import EventRow
-from trainer.record import EvaluationRow, StartUp, StepRow
+from trainer.health.events import EventRow
+from trainer.record.run_record import EvaluationRow, StartUp, StepRow
 
 
 def row_of(step: int, **changes) -> StepRow:

@@ -7,14 +7,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.attention import VARLEN_NAME
 from trainer.build import GraphCounter
-from trainer.config import EvaluationSettings
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.tensors import export_model
+from trainer.config.train_config import EvaluationSettings
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
 from trainer.evaluate import evaluate
-from trainer.parallel import join_ranks
-from trainer.snapshot import export_model
+from trainer.model.attention import VARLEN_NAME
 
 
 @pytest.fixture

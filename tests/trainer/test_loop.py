@@ -10,24 +10,24 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import write_dataset
-from tests.trainer.checkpoints import leave, resolved_of
+from tests.trainer.checkpoint.checkpoints import leave, resolved_of
+from tests.trainer.health.test_controller import read_late
 from tests.trainer.oracles import SHAPES, config_of
-from tests.trainer.test_overseer import read_late
-from trainer.batch import make_plan
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
-from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
-from trainer.dataset import TokenDataset
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
+from trainer.checkpoint.resume import choose_run
+from trainer.config.train_config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import micro_batch_plans
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import join_ranks
+from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig, TrainingFailed
-from trainer.events import EventRow
-from trainer.feed import micro_batch_plans
+from trainer.health.events import EventRow
+from trainer.health.watchdog import Watch
 from trainer.loop import train
-from trainer.objective import MaskedLM
-from trainer.optimizer import learning_rate
-from trainer.parallel import join_ranks
-from trainer.record import Run, RunExit, StartClock, read_run
-from trainer.resume import choose_run
-from trainer.step import TrainStep
-from trainer.watch import Watch
+from trainer.model.masked_lm import MaskedLM
+from trainer.record.run_record import Run, RunExit, StartClock, read_run
 
 DROPOUT = ModelSettings(
     name="m", config=SHAPES["bert"] | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}

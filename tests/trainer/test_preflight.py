@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.trainer.checkpoints import resolved_of
+from tests.trainer.checkpoint.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer import preflight
+from trainer.data.loader import compare_data
+from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, ProfileRefused
-from trainer.feed import compare_data
-from trainer.parallel import join_ranks
-from trainer.writer import RunWriter
+from trainer.record.writer import RunWriter
 
 CONFIG = config_of()
 RANKS = join_ranks(CONFIG, environment={})
@@ -164,7 +164,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.disk.fcntl.flock", none)
+        patch.setattr("trainer.files.fcntl.flock", none)
         writer = RunWriter(tmp_path / "r", active=True)
     (remark,) = preflight.check_directory(writer, CONFIG, 1, 0, RANKS)
     assert "has no locks" in remark.message

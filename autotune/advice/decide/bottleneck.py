@@ -12,11 +12,11 @@ from autotune.base.model_work import place_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
-from trainer.config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.config.tables import parse_table
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.errors import TrainerError
-from trainer.peaks import peak_flops_per_s, product_format
-from trainer.record import Run, StepRow
-from trainer.schema import parse_table
+from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.record.run_record import Run, StepRow
 
 MATTERS_SHARE = 0.10
 """A part below this limits nothing: computing does."""

@@ -4,7 +4,7 @@ from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, Situation, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.model_work import LAYERS
-from trainer.peaks import peak_flops_per_s, product_format
+from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""

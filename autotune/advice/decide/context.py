@@ -17,9 +17,9 @@ from autotune.profiles.decide.next_command import command, probe_again
 from autotune.profiles.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
-from trainer.config import TrainConfig
-from trainer.families import FAMILIES
-from trainer.record import Run
+from trainer.config.train_config import TrainConfig
+from trainer.model.families import FAMILIES
+from trainer.record.run_record import Run
 
 PERSISTENT_SHARE = 0.6
 """Of all steps in which the same rank is behind, before it is called slow."""

@@ -14,9 +14,9 @@ from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, SettingCh
 from autotune.errors import BadInput
 from autotune.trials.outcome import Contaminated
 from autotune.trials.values import FinishedTrial
-from trainer.config import TrainConfig, dotted
+from trainer.config.tables import parse_table
+from trainer.config.train_config import TrainConfig, dotted
 from trainer.errors import BadConfig
-from trainer.schema import parse_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

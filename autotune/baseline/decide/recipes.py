@@ -12,8 +12,8 @@ from typing import Any
 
 from autotune.base.interval import Interval
 from autotune.profiles.evidence import RecipeName, SettingDifference
-from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
-from trainer.families import FAMILIES
+from trainer.config.train_config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
+from trainer.model.families import FAMILIES
 
 PAPER_WORKERS = 8
 """Loader workers of a rank in the paper's trainer, whatever the machine."""

@@ -23,8 +23,8 @@ from autotune.corpus.sources.base import (
 )
 from autotune.corpus.sources.text import cut_lines, cut_text, read_jsonl, read_text, takes_jsonl, takes_text
 from autotune.errors import BadInput, MachineLacks
-from trainer.progress import Update
-from trainer.schema import nearest
+from trainer.config.tables import nearest
+from trainer.record.progress import Update
 
 ELF_MAGIC = b"\x7fELF"
 PARTITION_BYTES = 32 * 2**20

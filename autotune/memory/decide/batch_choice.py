@@ -9,8 +9,8 @@ import numpy as np
 
 from autotune.errors import BadInput
 from autotune.profiles.evidence import CurvePoint
-from trainer.config import Layout, ModelSettings, Precision
-from trainer.families import FAMILIES
+from trainer.config.train_config import Layout, ModelSettings, Precision
+from trainer.model.families import FAMILIES
 
 KNEE_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.memory.decide.memory_model import MemoryBreakdown
 from autotune.memory.decide.sharding import Share
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

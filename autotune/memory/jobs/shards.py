@@ -15,8 +15,8 @@ from torch import nn
 from autotune.memory.jobs.allocation_recorder import Tape
 from autotune.memory.values import Term
 from trainer.build import Training
-from trainer.config import TrainConfig
-from trainer.parallel import TORCHS_BUCKET_CAP_MIB
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.ranks import TORCHS_BUCKET_CAP_MIB
 
 Part = list[nn.Parameter]
 _COMPUTING, _GATHERING, _SENDING = 0, 1, 2

@@ -11,11 +11,11 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from autotune.trials.requests import StepRequest
 from trainer.build import Training, build_training
-from trainer.config import TrainConfig, accumulation_steps
-from trainer.feed import MicroBatch
-from trainer.optimizer import learning_rate
-from trainer.parallel import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
-from trainer.snapshot import make_state
+from trainer.checkpoint.tensors import make_state
+from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.data.loader import MicroBatch
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
 
 PREPARED = 4
 """Steps whose micro-batches are made beforehand and taken in turn: a GPU must not wait for them."""

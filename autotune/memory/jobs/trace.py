@@ -20,13 +20,13 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import Term, Trace
 from autotune.trials.requests import TraceRequest
 from trainer.build import Training, build_training
-from trainer.config import TrainConfig, accumulation_steps
-from trainer.dataset import SpecialIds
-from trainer.feed import MicroBatch
-from trainer.masking import IGNORED_LABEL
-from trainer.model import family_of, model_layers
-from trainer.parallel import Ranks
-from trainer.snapshot import make_state
+from trainer.checkpoint.tensors import make_state
+from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.data.dataset import SpecialIds
+from trainer.data.loader import MicroBatch
+from trainer.data.masking import IGNORED_LABEL
+from trainer.distributed.ranks import Ranks
+from trainer.model.encoder import family_of, model_layers
 
 META = torch.device("meta")
 

@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from trainer.config import TrainConfig
-from trainer.dataset import SpecialIds
-from trainer.feed import MicroBatch
-from trainer.masking import most_predicted
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
+from trainer.data.loader import MicroBatch
+from trainer.data.masking import most_predicted
 
 
 def fullest_batch(

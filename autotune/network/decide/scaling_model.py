@@ -14,7 +14,7 @@ from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_ti
 from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
 from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
 from autotune.profiles.evidence import ScalingRow
-from trainer.config import GradientDtype, Strategy
+from trainer.config.train_config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)

@@ -11,14 +11,14 @@ from torch import nn
 from autotune.trials.jobs.footprint import Memory
 from autotune.trials.requests import ExchangeRequest
 from autotune.workers.job import batches_of
-from trainer.batch import in_rows
 from trainer.build import build_training
-from trainer.config import accumulation_steps
-from trainer.dataset import TokenDataset
-from trainer.optimizer import learning_rate
-from trainer.parallel import Mark, Ranks, mark
-from trainer.snapshot import make_state
-from trainer.step import StepResult
+from trainer.checkpoint.tensors import make_state
+from trainer.config.train_config import accumulation_steps
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import in_rows
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import Mark, Ranks, mark
+from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
 

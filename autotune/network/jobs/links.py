@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
 from autotune.trials.requests import LinksRequest
-from trainer.parallel import Mark, Ranks, mark
+from trainer.distributed.ranks import Mark, Ranks, mark
 
 MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}

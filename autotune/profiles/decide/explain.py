@@ -10,8 +10,8 @@ from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile
 from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
 from autotune.errors import BadInput
-from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
-from trainer.schema import nearest
+from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
+from trainer.config.tables import nearest
 
 Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
 """``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``constraint``: follows from what the

@@ -7,8 +7,8 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS
 from autotune.base.units import exact_bytes
 from autotune.profiles.values import Profile
 from autotune.memory.decide.batch_choice import default_layout, default_precision
-from trainer.config import ModelSettings, TrainConfig
-from trainer.presets import PRESETS
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.config.presets import PRESETS
 
 _DEFAULTS: Mapping[str, object] = {
     "seq_length": SEQ_LENGTH_TOKENS,

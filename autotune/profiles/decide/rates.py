@@ -15,7 +15,7 @@ from autotune.profiles.values import Profile
 from autotune.baseline.decide.pay_back import row_of
 from autotune.trials.outcome import Measured
 from autotune.trials.values import FinishedTrial, StepFigures
-from trainer.record import Run, StepRow
+from trainer.record.run_record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
 """Of a run's logged steps: caches, clocks and allocators settle in them."""

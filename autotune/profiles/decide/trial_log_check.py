@@ -8,7 +8,7 @@ from autotune.profiles.values import Fingerprint, Profile
 from autotune.profiles.verification import Check, Found, LedgerCheck
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
-from trainer.schema import canonical_sha256
+from trainer.config.tables import canonical_sha256
 
 _SAME = 1e-9
 """Files keep all digits of a figure; what is computed from figures is computed anew."""

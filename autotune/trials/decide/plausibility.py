@@ -16,9 +16,9 @@ from autotune.profiles.decide.rates import fill_share
 from autotune.profiles.values import Profile
 from autotune.trials.outcome import Measured
 from autotune.trials.values import Trial
-from trainer.config import TrainConfig
-from trainer.peaks import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
-from trainer.record import Run
+from trainer.config.train_config import TrainConfig
+from trainer.model.flops import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
+from trainer.record.run_record import Run
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""

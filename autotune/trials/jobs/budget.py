@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from autotune.base.units import format_bytes
+from trainer.distributed.ranks import Ranks
 from trainer.errors import DeviceMissing
-from trainer.parallel import Ranks
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BLOCK_BYTES = 128 * 1024

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.trials.values import JOB_MODULES
-from trainer.disk import write_atomically
 from trainer.errors import TrainerError
-from trainer.failure import is_vague, out_of_memory
+from trainer.files import write_atomically
+from trainer.health.failures import is_vague, out_of_memory
 
 # gloo's and NCCL's texts for another rank that is gone.
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from autotune.trials.jobs.budget import status_bytes
-from trainer.parallel import Ranks
+from trainer.distributed.ranks import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """What psutil raises where /proc is missing, hidden or blank."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from autotune.base.process import end_with_parent
 from autotune.trials.jobs.child import run_job
-from trainer.config import TrainConfig
-from trainer.disk import write_atomically
+from trainer.config.train_config import TrainConfig
+from trainer.files import write_atomically
 
 END = "end"
 POLL_S = 0.01
@@ -24,7 +24,7 @@ def serve(directory: Path, device: str) -> int:
     import torch
     import transformers
 
-    from trainer.parallel import join_ranks, leave_ranks
+    from trainer.distributed.ranks import join_ranks, leave_ranks
 
     joining = {  # as much of a configuration as joining needs
         "model": {"name": "none", "config": {"model_type": "none"}},

@@ -8,9 +8,9 @@ import numpy as np
 
 from autotune.profiles.evidence import Evidence
 from tests.autotune.report.example import example_profile
-from tests.trainer.checkpoints import end_of, header_of
+from tests.trainer.checkpoint.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
-from trainer.record import Run
+from trainer.record.run_record import Run
 
 TOKENS = 1000
 

@@ -24,7 +24,7 @@ from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
 from tests.autotune.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")
 VARIED = ("memory_bytes_per_s", "launch_s", "load_s_per_row", "mean_document_tokens", "node_bytes_per_s")

@@ -14,7 +14,7 @@ from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.worlds import World, profile_of, run_of, settings
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
-from trainer.record import StepRow
+from trainer.record.run_record import StepRow
 
 RUNS = 120
 """The benchmark takes 400."""

@@ -16,10 +16,10 @@ from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record
 from tests.autotune.worlds import World, run_of, settings
 from tests.fakes import FakeHost
-from tests.trainer.checkpoints import end_of, header_of
-from trainer.dataset import read_manifest
+from tests.trainer.checkpoint.checkpoints import end_of, header_of
+from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
+from trainer.data.dataset import read_manifest
 from trainer.errors import TrainerError
-from trainer.resolve import profile_sha256, read_profile_tables, resolve
 
 
 def test_a_dataset_is_prepared_and_raw_files_are_told_by_kind_the_largest_first(make_dataset, tmp_path):

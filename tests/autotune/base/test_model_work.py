@@ -8,10 +8,10 @@ from autotune.base import model_work as shapes
 from autotune.base.model_work import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
 from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
 from trainer.build import model_work
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import SpecialIds
-from trainer.model import build_config, build_model
-from trainer.presets import PRESETS
+from trainer.config.presets import PRESETS
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.dataset import SpecialIds
+from trainer.model.encoder import build_config, build_model
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 5000

@@ -9,8 +9,8 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import example_profile
 from tests.conftest import write_dataset
-from trainer.config import DataSettings, ModelSettings, TrainConfig
-from trainer.dataset import read_manifest
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.data.dataset import read_manifest
 
 TINY = ModelSettings(
     name="tiny",

@@ -10,7 +10,7 @@ from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import synthetic_manifest
-from trainer.dataset import TokenDataset
+from trainer.data.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})
 SPEEDS = {"tuned": 1000.0, "hf-trainer": 800.0, "paper": 400.0}

@@ -5,7 +5,7 @@ from transformers import TrainingArguments
 
 from autotune.base.interval import Interval
 from autotune.baseline.decide.recipes import differences, hf_trainer, is_precise, paper
-from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
+from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 
 TUNED = TrainConfig(
     model=ModelSettings(name="m", config={"model_type": "bert"}),

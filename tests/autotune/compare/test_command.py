@@ -9,10 +9,10 @@ from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import FEED, record
-from tests.trainer.checkpoints import end_of, header_of, leave
+from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of
-from trainer.config import ModelSettings, TrainConfig
-from trainer.writer import RunWriter
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.record.writer import RunWriter
 
 CONFIG = TrainConfig(model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}))
 

@@ -1,6 +1,6 @@
 from autotune.console.options import cards, models, profiles, sites
 from autotune.machine.gpu_models import CARDS
-from trainer.presets import PRESETS
+from trainer.config.presets import PRESETS
 
 
 def test_models_and_cards_are_those_that_begin_so():

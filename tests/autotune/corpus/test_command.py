@@ -10,9 +10,9 @@ from autotune.cli import run
 from autotune.corpus.command import _staged_text, app
 from autotune.corpus.values import HISTOGRAM_EDGES
 from tests.conftest import write_dataset
-from trainer.copying import CopyFigures
-from trainer.dataset import read_manifest
-from trainer.stage import Staged
+from trainer.data.dataset import read_manifest
+from trainer.staging.copying import CopyFigures
+from trainer.staging.stage import Staged
 
 
 @pytest.fixture(scope="module")

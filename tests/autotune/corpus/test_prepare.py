@@ -22,8 +22,8 @@ from autotune.corpus.tokenizer import SPECIAL_TOKENS
 from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
-from trainer.dataset import TokenDataset, read_manifest
-from trainer.progress import progress
+from trainer.data.dataset import TokenDataset, read_manifest
+from trainer.record.progress import progress
 
 DEFAULTS = {
     "options": SourceOptions(), "max_samples": None, "keep_duplicates": False, "validation_share": 0.0, "split_seed": 0,

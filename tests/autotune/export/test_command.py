@@ -11,8 +11,8 @@ from autotune.cli import run
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
-from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
-from trainer.optimizer import learning_rate
+from trainer.config.train_config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
+from trainer.distributed.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}

@@ -4,7 +4,14 @@ from hypothesis import strategies as st
 
 from autotune.export.decide import RowsHold, export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
-from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
+from trainer.config.train_config import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    ParallelSettings,
+    dotted,
+)
 
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
 FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precision": "bf16", "device": "cuda"}

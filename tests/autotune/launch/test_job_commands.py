@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from trainer.record import code_sha256
-from trainer.resolve import profile_sha256, read_profile_tables
+from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.record.run_record import code_sha256
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ import pytest
 
 from autotune.cluster.slurm import Ended
 from autotune.launch.run_end import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
-from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
+from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY
-from trainer.record import read_exit
-from trainer.resume import AUTO, choose_run
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
+from trainer.checkpoint.resume import AUTO, choose_run
+from trainer.record.run_record import read_exit
 
 CONFIG = config_of(max_steps=1000)
 

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from autotune.cli import run
-from trainer.dataset import read_manifest
-from trainer.resolve import resolve
+from trainer.config.resolve import resolve
+from trainer.data.dataset import read_manifest
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from autotune.machine.measured_device import Site, local_ranks, look_at_node, me
 from autotune.machine.values import GpuFacts
 from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.dataset import read_manifest
-from trainer.record import code_sha256
+from trainer.data.dataset import read_manifest
+from trainer.record.run_record import code_sha256
 
 MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(

@@ -16,8 +16,8 @@ from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import within_kernels
 from autotune.memory.values import Term
 from tests.simulators.allocator import SPECIAL_IDS
-from trainer.config import ModelSettings
-from trainer.model import build_config
+from trainer.config.train_config import ModelSettings
+from trainer.model.encoder import build_config
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 HOMES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)

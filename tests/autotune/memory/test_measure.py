@@ -16,10 +16,10 @@ from tests.autotune.trials import STEP
 from tests.autotune.workers.feeds import runner_on
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
-from trainer.config import ParallelSettings, TrainConfig
-from trainer.dataset import SpecialIds, read_manifest
-from trainer.masking import head_slots
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import ParallelSettings, TrainConfig
+from trainer.data.dataset import SpecialIds, read_manifest
+from trainer.data.masking import head_slots
 
 FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
 OF_MODEL = {"parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}

@@ -10,7 +10,7 @@ from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.search.explorations import additive
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
-from trainer.config import ModelSettings
+from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
 

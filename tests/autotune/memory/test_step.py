@@ -6,8 +6,8 @@ import torch
 
 from autotune.memory.jobs import step
 from autotune.trials.requests import StepRequest
-from trainer.config import TrainConfig
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import TrainConfig
 
 
 def figures_of(steps=2.0, loss=1.5):

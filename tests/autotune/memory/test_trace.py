@@ -14,7 +14,7 @@ from autotune.memory.jobs import trace as trace_job
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
 from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 LAYERS, HIDDEN = 2, 64
 SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 256}

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_row
-from trainer.config import ModelSettings, TrainConfig
-from trainer.dataset import SpecialIds
-from trainer.masking import head_slots
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.dataset import SpecialIds
+from trainer.data.masking import head_slots
 
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 

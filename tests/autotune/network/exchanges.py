@@ -11,7 +11,7 @@ from autotune.trials.outcome import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock
-from trainer.config import ModelSettings, TrainConfig
+from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(

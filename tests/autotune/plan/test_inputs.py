@@ -14,9 +14,9 @@ from tests.autotune.network.exchanges import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import but
 from tests.conftest import write_dataset
-from trainer import peaks
-from trainer.config import TrainConfig
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import TrainConfig
+from trainer.model.encoder import flops as peaks
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 

@@ -2,7 +2,7 @@
 
 from autotune.profiles.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
-from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(
     device="cpu", gpu_count=0, torch="2.13.0", transformers="5.23.0", python="3.11.7", cpu_model="A CPU",

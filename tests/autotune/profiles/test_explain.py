@@ -5,7 +5,7 @@ from autotune.profiles.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as tuned_profile
-from trainer.config import DataSettings, ParallelSettings, TrainConfig
+from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
 
 
 def _of(profile, key):

@@ -18,7 +18,7 @@ from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record, records_of_example
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.dataset import read_manifest
+from trainer.data.dataset import read_manifest
 
 RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
 EXAMPLE = example_profile()

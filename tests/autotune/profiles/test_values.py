@@ -8,7 +8,7 @@ from autotune.profiles.values import present_sha256, profile_from_tables, profil
 from autotune.profiles.verification import Review, standing_of
 from autotune.errors import BadInput
 from tests.autotune.profiles.examples import but, example_profile
-from trainer.config import DataSettings
+from trainer.config.train_config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"
 

@@ -16,10 +16,10 @@ from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.outcome import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, GpuUse, Trial
-from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
-from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
-from trainer.events import EventRow
-from trainer.record import EvaluationRow, Run, RunExit, RunHeader, StartUp, StepRow
+from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
+from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
+from trainer.health.events import EventRow
+from trainer.record.run_record import EvaluationRow, Run, RunExit, RunHeader, StartUp, StepRow
 
 GIB = 2**30
 ROW_TOKENS, FILL = 512, 0.994

@@ -8,9 +8,9 @@ from pathlib import Path
 from autotune.base.document import Section, blocks_of
 from autotune.report.values import ReportedProfile, ReportedRun
 from tests.autotune.profiles.examples import example_profile
-from tests.trainer.checkpoints import end_of, header_of
+from tests.trainer.checkpoint.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
-from trainer.record import Run
+from trainer.record.run_record import Run
 
 
 def reported(path="profiles/m.toml", profile=None, **changes):

@@ -18,7 +18,7 @@ from tests.autotune.report.example import example_inputs, example_profile
 from tests.autotune.report.examples import of_kind, reported, reported_run
 from tests.autotune.trials import record
 from tests.trainer.rows import row_of
-from trainer.events import happened
+from trainer.health.events import happened
 
 NULL = "0.0 (nullgpu)"
 

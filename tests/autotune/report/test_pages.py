@@ -19,8 +19,8 @@ from autotune.report.page import report_document, report_facts
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
-from trainer.config import ParallelSettings
-from trainer.events import happened
+from trainer.config.train_config import ParallelSettings
+from trainer.health.events import happened
 
 SECTIONS = [
     "The answer", "Before and after", "What the tuning cost", "Memory", "Throughput by micro-batch",

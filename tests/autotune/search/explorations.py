@@ -15,7 +15,7 @@ from autotune.trials.values import Trial
 from tests.autotune.trials import FEED
 from tests.autotune.workers.feeds import runner_on, windows_of
 from tests.fakes import FakeClock, FakeMachine
-from trainer.config import Checkpointing, Layout
+from trainer.config.train_config import Checkpointing, Layout
 
 Rate = Callable[[Configuration], float]
 """Real tokens/s of settings, without noise."""

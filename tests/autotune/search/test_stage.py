@@ -18,7 +18,7 @@ from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
-from trainer.config import ModelSettings, TrainConfig
+from trainer.config.train_config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
 PROBED_ROWS = 33

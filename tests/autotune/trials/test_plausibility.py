@@ -12,8 +12,8 @@ from autotune.trials.values import Trial
 from tests.autotune.advice.runs import run_of
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as tuned_profile
-from trainer.config import TrainConfig
-from trainer.presets import model_settings
+from trainer.config.presets import model_settings
+from trainer.config.train_config import TrainConfig
 
 NVL = "NVIDIA H100 NVL"
 NULL = "0.0 (nullgpu)"

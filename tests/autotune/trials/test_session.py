@@ -16,7 +16,7 @@ from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.dataset import read_manifest
+from trainer.data.dataset import read_manifest
 
 EXAMPLE = example_profile()
 

@@ -13,8 +13,8 @@ from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeClock, FakeHost, FakeMachine
-from trainer.config import ModelSettings
-from trainer.dataset import read_manifest
+from trainer.config.train_config import ModelSettings
+from trainer.data.dataset import read_manifest
 
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 

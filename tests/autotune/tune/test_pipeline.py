@@ -19,7 +19,7 @@ from autotune.workers.measure import SweepRequest
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.tune.test_sections import worth
 from tests.fakes import FakeClock
-from trainer.config import ModelSettings
+from trainer.config.train_config import ModelSettings
 from trainer.errors import TrainerError
 
 TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}

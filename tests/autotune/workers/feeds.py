@@ -15,7 +15,7 @@ from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
-from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CEILING = 1000.0

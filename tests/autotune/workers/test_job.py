@@ -14,8 +14,8 @@ from autotune.trials.values import FeedFigures, Trial
 from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.dataset import TokenDataset
-from trainer.parallel import Ranks
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import Ranks
 
 TINY = {
     "model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,

@@ -21,10 +21,10 @@ import psutil
 
 from tests.system.faults.jobs import END_S, LOCAL_DISK, PACE_S, STEPS, Job, Workplace, check_the_same
 from tests.system.faults.kills import fill_up, kill_tree, small_disk
-from trainer.checkpoint import list_checkpoints, newest_checkpoint, read_checkpoint, step_of
+from trainer.checkpoint.format import list_checkpoints, newest_checkpoint, read_checkpoint, step_of
 from trainer.errors import BadConfig
-from trainer.record import RunExit
-from trainer.watch import REQUEUE, SIGNALS
+from trainer.health.watchdog import REQUEUE, SIGNALS
+from trainer.record.run_record import RunExit
 
 Interruption = Callable[[Job, random.Random], bool]
 """Returns whether it struck: a kill at any moment may come too late."""

@@ -20,9 +20,9 @@ import psutil
 from autotune.base.process import start as start_child
 from tests.conftest import write_dataset
 from tests.system.faults.kills import kill_tree, until
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
-from trainer.events import EventRow
-from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_exit, read_run
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
+from trainer.health.events import EventRow
+from trainer.record.run_record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_exit, read_run
 
 ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("train_job.py")

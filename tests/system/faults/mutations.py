@@ -24,8 +24,8 @@ import tomlkit
 
 from autotune.cli import run
 from tests.simulators.programs import run_program
-from trainer.dataset import read_manifest
-from trainer.schema import canonical_sha256
+from trainer.config.tables import canonical_sha256
+from trainer.data.dataset import read_manifest
 
 EXIT_BUG = 70
 ROOT = Path(__file__).parents[3]

@@ -16,8 +16,8 @@ from tests.system.faults import interruptions as by
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Job, Settings, Workplace, check_the_same
 from tests.system.faults.kills import kill_tree
 from trainer.errors import TrainingFailed
-from trainer.events import EventRow
-from trainer.watch import REQUEUE
+from trainer.health.events import EventRow
+from trainer.health.watchdog import REQUEUE
 
 PRESSED = {"train.checkpoint.interval_s": 0.05}
 """Hardly a moment without a save under way."""

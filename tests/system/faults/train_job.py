@@ -40,7 +40,7 @@ class Disturbed:
         self.module = None
 
     def install(self) -> None:
-        from trainer.step import TrainStep
+        from trainer.distributed.step import TrainStep
 
         self._run = TrainStep.run
         TrainStep.run = lambda *known, **more: self._step(*known, **more)  # noqa: PLW0108 - it binds the step
@@ -80,8 +80,8 @@ class Disturbed:
 
 def write_samples_down(place: Path) -> None:
     """One line a step: its number, and epoch and number of every sample."""
-    from trainer.feed import Upcoming
-    from trainer.overseer import Overseer
+    from trainer.data.loader import Upcoming
+    from trainer.health.controller import Overseer
 
     used, add = Upcoming.used, Overseer.add
     pairs: list[list[int]] = []

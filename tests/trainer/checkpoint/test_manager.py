@@ -1,0 +1,261 @@
+import errno
+import os
+import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.checkpoint.checkpoints import state_of, write_checkpoint
+from tests.trainer.oracles import config_of, training_of
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    CheckpointWriter,
+    list_checkpoints,
+    read_checkpoint,
+    step_of,
+)
+from trainer.checkpoint.manager import Keeper, state_bytes
+from trainer.checkpoint.tensors import held_tensors
+from trainer.config.train_config import CheckpointSettings
+from trainer.distributed.ranks import join_ranks
+from trainer.errors import BadConfig, TrainingFailed
+
+
+@pytest.fixture
+def training(dataset):
+    return training_of(config_of(), dataset)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def keeper_of(training, tmp_path, told):
+    def make(directory=tmp_path, **settings) -> Keeper:
+        config = config_of(checkpoint=CheckpointSettings(**settings))
+        ranks = join_ranks(config, environment={})
+        return Keeper(directory, config, training, ranks, attempt=1, tell_event=told.append)
+
+    return make
+
+
+def save(keeper, step, **changes):
+    keeper.save(state_of(step, **changes), rollbacks=0, wait=True)
+
+
+@pytest.fixture
+def save_on_bad_disk(monkeypatch):
+    """Save to a disk that fails in the given way, and wait for it."""
+
+    def save_there(keeper, step, number=errno.ENOSPC):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+            save(keeper, step)
+
+    return save_there
+
+
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, []),
+        ({"interval_steps": 3}, [3, 6, 9]),
+        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
+        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+    ],
+)
+def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(keeper_of, settings, due):
+    keeper = keeper_of(**settings)
+    assert [step for step in range(1, 10) if keeper.is_due(step, None)] == due
+
+
+def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(keeper_of):
+    keeper = keeper_of()
+    assert keeper.is_due(5, asked_at=4)
+    save(keeper, 5)
+    assert [keeper.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [False, False, True]
+
+
+def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = clock.perf_counter = lambda: clock.now_s
+    monkeypatch.setattr("trainer.checkpoint.manager.time", clock)
+    keeper = keeper_of(interval_s=60.0)
+    clock.now_s += 59
+    assert not keeper.is_due_by_time()
+    clock.now_s += 1
+    assert keeper.is_due_by_time()
+    save(keeper, 5)
+    assert not keeper.is_due_by_time()
+    disabled = keeper_of(interval_s=60.0, enabled=False)
+    clock.now_s += 60
+    assert keeper.is_due_by_time()
+    assert not disabled.is_due_by_time()
+
+
+def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
+    keeper_of, training, told, save_on_bad_disk
+):
+    assert keeper_of(enabled=False).seconds_of_a_save() == 0
+    keeper = keeper_of()
+    expected_s = 1 + state_bytes(training) / 100e6
+    for step in (1, 3):
+        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
+        save_on_bad_disk(keeper, step)
+        assert told[-1].kind == "save_failed"
+        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
+        save(keeper, step + 1)
+        expected_s = told[-1].values["seconds"]
+
+
+def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training):
+    weights = sum(one.numel() for one in training.module.parameters())
+    assert state_bytes(training) == 3 * 4 * weights
+    next(training.module.parameters()).requires_grad_(False)
+    frozen = next(training.module.parameters()).numel()
+    assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
+
+
+def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(keeper_of, told):
+    keeper, priority = keeper_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
+    for step in (1, 2):
+        keeper.save(state_of(step), rollbacks=0)
+    assert keeper.at_step == 2
+    keeper.wait()
+    assert [event.kind for event in told] == ["saved", "saved"]
+    assert told[1].message == "saved step-000000002; removed step-000000001"
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "why"),
+    [
+        ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        ("trainer.checkpoint.manager.CheckpointWriter.write",
+         BadConfig("the share of rank 1 is not a table", next_step=""),
+         "BadConfig: the share of rank 1 is not a table"),
+        ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
+         "no room for a copy of the state in host memory: cannot allocate 12 GiB"),
+    ],
+)  # fmt: skip
+def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(keeper_of, told, monkeypatch, broken, error, why):
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, Mock(side_effect=error))
+        keeper = keeper_of()
+        keeper.save(state_of(1), rollbacks=0)
+        keeper.wait()
+    assert not keeper.has_saved(1)
+    save(keeper, 2)
+    assert [(event.kind, event.level) for event in told] == [("save_failed", "error"), ("saved", "info")]
+    assert f"{why}; there is no checkpoint yet, and training goes on" in told[0].message
+    assert keeper.has_saved(2)
+
+
+def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_path):
+    root = tmp_path / CHECKPOINTS_DIRECTORY
+    keeper = keeper_of()
+    with pytest.raises(TrainingFailed, match="no good checkpoint to return to"):
+        keeper.newest_good()
+    write_checkpoint(root, 1)
+    good = write_checkpoint(root, 2)
+    damaged = write_checkpoint(root, 3)
+    write_checkpoint(root, 4, good=False)
+    (damaged / "rank-00000.safetensors").write_bytes(b"")
+    path, manifest = keeper.newest_good()
+    assert (path, manifest.state.step) == (good, 2)
+    assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
+
+
+def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
+    keeper_of, training, tmp_path
+):
+    own, other = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
+    own.save(state_of(4), rollbacks=0)
+    weight = next(training.module.parameters())
+    before = weight.detach().clone()
+    good = own.newest_good()
+    assert (own.owns(good[0]), other.owns(good[0])) == (True, False)
+    for keeper, newest in ((own, "step-000000004"), (other, None)):
+        with torch.no_grad():
+            weight.zero_()
+        keeper.at_step = None
+        keeper.restore(*good)
+        assert torch.equal(weight, before)
+        assert (keeper.newest, keeper.at_step) == (newest, 4)
+        assert keeper.has_saved(4) == (keeper is own)
+
+
+@pytest.mark.parametrize(
+    ("number", "left"), [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])]
+)
+def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_another_fault_costs_none(
+    keeper_of, told, tmp_path, save_on_bad_disk, number, left
+):
+    keeper = keeper_of(keep_last=5)
+    for step in (1, 2, 3, 4):
+        save(keeper, step, good=step < 3)
+    save_on_bad_disk(keeper, 5, number)
+    assert [step_of(path.name) for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == left
+    assert (told[-1].kind, keeper.newest) == ("save_failed", "step-000000004")
+    assert "the newest checkpoint is still step-000000004" in told[-1].message
+    assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
+
+
+def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(keeper_of, told, monkeypatch):
+    keeper = keeper_of(keep_last=1)
+    save(keeper, 1)
+    refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
+    monkeypatch.setattr("trainer.checkpoint.manager.prune", refuse)
+    save(keeper, 2)
+    assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
+    assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
+    assert keeper.newest == "step-000000002"
+
+
+def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
+    keeper_of, training, tmp_path, told, monkeypatch
+):
+    keeper, root = keeper_of(), tmp_path / CHECKPOINTS_DIRECTORY
+    written, write = threading.Event(), CheckpointWriter.write
+    monkeypatch.setattr(CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
+    before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
+    keeper.save(state_of(3), rollbacks=0)
+    keeper.tell_finished()
+    assert keeper.busy
+    assert (told, list_checkpoints(root)) == ([], [])
+    with torch.no_grad():
+        for parameter in training.module.parameters():
+            parameter.fill_(2.0)
+    threading.Timer(0.2, written.set).start()
+    keeper.save(state_of(4), rollbacks=1, wait=True)
+    assert not keeper.busy
+    newest, older = list_checkpoints(root)
+    assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
+    assert read_checkpoint(older).state == state_of(3)
+    assert told[0].values["size_bytes"] == (older / "rank-00000.safetensors").stat().st_size
+    assert told[0].values["stall_s"] < told[0].values["seconds"]
+    first, second = (load_file(path / "rank-00000.safetensors") for path in (older, newest))
+    assert {name for name in first if name.startswith("weights.")} == {f"weights.{name}" for name in before}
+    assert all(torch.equal(first[f"weights.{name}"], value) for name, value in before.items())
+    assert all(bool((second[f"weights.{name}"] == 2).all()) for name in before)
+
+
+@pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
+def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_was_taken_before(
+    keeper_of, training, tmp_path, told, monkeypatch, options
+):
+    keeper = keeper_of(**options)
+    keeper._room.join()
+    monkeypatch.setattr("trainer.checkpoint.manager.HostCopy", None)
+    keeper.save(state_of(0), rollbacks=0, wait=not options)
+    assert told[0].values["stall_s"] == told[0].values["seconds"]
+    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    # Before the first step it has the optimizer's state, too.
+    names = {one.name for one in held_tensors(training, join_ranks(config_of(), environment={}))}
+    assert any(name.startswith("exp_avg_sq.") for name in names)
+    assert read_checkpoint(path).tensors.keys() == names

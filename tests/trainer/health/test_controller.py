@@ -1,0 +1,150 @@
+import math
+import signal
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.oracles import config_of, result_of
+from trainer.config.train_config import HealthSettings
+from trainer.health.controller import Overseer, agreed, tell
+from trainer.health.events import Action
+from trainer.health.monitor import controller as module
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def summed(*told):
+    return [sum(numbers) for numbers in zip(*told, strict=True)]
+
+
+def said(rank, signal_number=None, *, over=False, save=False):
+    return tell(rank=rank, signal_number=signal_number, time_is_over=over, save_is_due=save)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ([said(0), said(1)], None),
+        ([said(0), said(3, signal.SIGUSR1)], "SIGUSR1 on rank 3"),
+        ([said(0, signal.SIGTERM)], "SIGTERM on rank 0"),
+        ([said(0, signal.SIGTERM, over=True), said(1)], "SIGTERM on rank 0"),
+        ([said(rank, signal.SIGUSR2) for rank in range(1024)], "SIGUSR2 on 1024 ranks"),
+        ([said(0, signal.SIGTERM), said(1, signal.SIGUSR2)], "signals on 2 ranks"),
+        ([said(0, signal.SIGUSR1), said(1, signal.SIGUSR2)], "signals on 2 ranks"),  # not SIGSEGV, in between
+    ],
+)
+def test_signals_are_named_with_their_rank_or_number_and_explain_more_than_the_time(told, reason):
+    assert agreed(summed(*told)) == (reason, False)
+
+
+@given(st.lists(st.tuples(st.none() | st.sampled_from(SIGNALS), st.booleans(), st.booleans()), min_size=1))
+def test_training_stops_and_saves_exactly_when_some_rank_says_so(ranks):
+    told = (said(rank, number, over=over, save=due) for rank, (number, over, due) in enumerate(ranks))
+    stop_reason, save_is_due = agreed(summed(*told))
+    assert (stop_reason is not None) == any(number is not None or over for number, over, _ in ranks)
+    assert save_is_due == any(due for _, _, due in ranks)
+
+
+QUIET = said(0)
+
+
+def add(overseer, step, *numbers, samples=(1,), told=QUIET, **changes):
+    overseer.add(step, result_of(*numbers, told=told, **changes), np.array(samples))
+
+
+def read_late(monkeypatch):
+    """Let numbers be read as late on a CPU as on a GPU."""
+    monkeypatch.setitem(module._STEPS_BEHIND, "cpu", module._STEPS_BEHIND["cuda"])
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def ranks():
+    """The first of two, whose other has samples 90 and 91."""
+    return Mock(rank=0, device=torch.device("cpu"), gather=Mock(side_effect=lambda own: [own, np.array([91, 90])]))
+
+
+@pytest.fixture
+def overseer_of(events, ranks):
+    def make(**health) -> Overseer:
+        config = config_of(health=HealthSettings(window_steps=16, **health), max_grad_norm=1.0)
+        return Overseer(config, ranks, events.append)
+
+    return make
+
+
+@pytest.fixture
+def ordinary(overseer_of, events, ranks):
+    """A function that makes one to which twenty ordinary steps cost no message, and led to nothing."""
+
+    def make(**health) -> Overseer:
+        overseer = overseer_of(**health)
+        for step in range(1, 21):
+            add(overseer, step, 2.0 + 0.01 * (step % 5))
+            assert overseer.look().worst is None
+        assert (events, ranks.gather.call_count) == ([], 0)
+        return overseer
+
+    return make
+
+
+def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(overseer_of, events):
+    overseer, result = overseer_of(), result_of(math.nan, 1 + 2**-50, applied=False, told=QUIET)
+    overseer.add(1, result, np.array([1]))
+    result.grad_norm.zero_()
+    assert overseer.look().worst.values["grad_norm"] == 1 + 2**-50
+    assert overseer.look(all_of_them=True).worst is None
+    assert len(events) == 1
+
+
+def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(overseer_of, monkeypatch):
+    read_late(monkeypatch)
+    overseer, read = overseer_of(on_non_finite="skip"), []
+    for step in range(1, 5):
+        add(overseer, step, math.nan, applied=False)
+        read.append(overseer.look().at_step)
+    assert read == [0, 0, 1, 2]
+    assert (overseer.look(all_of_them=True).at_step, overseer.skipped_steps) == (3, 4)
+    assert overseer.look(all_of_them=True).at_step == 0
+
+
+def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
+    overseer = ordinary()
+    add(overseer, 21, 50.0, samples=[7, 5])
+    add(overseer, 22, samples=[6])
+    verdict = overseer.look()
+    assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (Action.WARN, 21, None)
+    (event,) = events
+    assert (event.kind, event.action, event.level, event.step) == ("spike", "warn", "warning", 21)
+    assert event.samples == [5, 7, 90, 91]
+    assert event.values["loss"] == 50.0
+    assert event.causes
+    assert event.next_step
+
+
+def test_the_strongest_of_several_steps_rules(ordinary):
+    overseer = ordinary(on_spike="rollback", on_non_finite="skip")
+    for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):  # the first of them
+        add(overseer, step, loss, applied=False)
+    verdict = overseer.look()
+    assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)
+    assert "the loss of step 22 is 50" in verdict.trouble.message
+    assert verdict.trouble.next_step
+
+
+def test_what_ranks_told_is_read_with_the_step(overseer_of):
+    overseer = overseer_of()
+    for step, told in enumerate((QUIET, said(0, save=True), said(0, signal.SIGTERM)), start=1):
+        add(overseer, step, told=told)
+    verdict = overseer.look()
+    assert (verdict.worst, verdict.stop_reason, verdict.save_asked_at) == (None, "SIGTERM on rank 0", 2)
+    add(overseer, 4, told=said(0, over=True))
+    assert "is nearly over" in overseer.look().stop_reason

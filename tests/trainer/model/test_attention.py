@@ -1,0 +1,267 @@
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from tests.trainer.oracles import (
+    FAMILIES,
+    SHAPES,
+    attend_within_edges,
+    check_alike,
+    config_of,
+    gradients_of,
+    learned,
+    micro_batches,
+    training_of,
+)
+from trainer.build import GraphCounter, keep_less
+from trainer.config.train_config import ModelSettings
+from trainer.data.dataset import SpecialIds
+from trainer.data.loader import MicroBatch
+from trainer.errors import BadConfig
+from trainer.model.attention import attend_within_documents, choose_attention, document_places
+from trainer.model.encoder import attention, build_config, build_model
+from trainer.model.encoder import sparse_last_layer as narrow
+from trainer.model.masked_lm import MaskedLM
+
+IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+META = torch.device("meta")
+
+
+def _model_config(family: str = "bert", dropout: float = 0.0, **changes):
+    config = config_of(family, **changes)
+    return config, build_config(
+        config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64, attention_dropout=dropout
+    )
+
+
+@pytest.fixture
+def batch(dataset) -> MicroBatch:
+    return micro_batches(dataset, config_of())[0]
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """The kernel of varlen attention, as its definition says it."""
+    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["sdpa", "varlen"])
+def test_a_document_never_influences_another(family, way, dataset, varlen):
+    """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
+    # Without masks, as the perturbed document is to differ in all its tokens.
+    config = config_of(family, head="dense", micro_batch_rows=2, global_batch_rows=2)
+    training = training_of(config, dataset)
+    if way == "varlen":
+        training.model.config._attn_implementation = attention.VARLEN_NAME
+    training.module.attention = attention.ChosenAttention(kind=way, reason="test")
+    training.module.eval()
+    (batch,) = micro_batches(dataset, config)
+    chosen = len(batch.starts_N) // 2
+    start, tokens = int(batch.starts_N[chosen]), int(batch.tokens_N[chosen])
+    inside = torch.zeros(batch.ids_BS.numel(), dtype=torch.bool)
+    inside[start : start + tokens] = True
+    wide = batch.wide_ids_BS()
+    changed = torch.where(inside.view_as(wide), (wide + 1) % 120, wide).to(torch.uint16)
+    with torch.no_grad():
+        before, _ = training.module._predict(batch)
+        after, _ = training.module._predict(dataclasses.replace(batch, ids_BS=changed))
+    assert torch.equal(before[~inside], after[~inside])
+    # And every token of it does influence it.
+    assert ((before[inside] - after[inside]).abs().amax(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
+@pytest.mark.parametrize("last_layer", ["predicted", "all"])
+def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
+    family, layout, last_layer, dataset, varlen, monkeypatch
+):
+    config = config_of(family, layout=layout, last_layer=last_layer)
+    under_a_mask = learned(config, dataset)
+    chosen = attention.ChosenAttention(kind="varlen", reason="test")
+    monkeypatch.setattr("trainer.build.choose_attention", lambda *_: chosen)
+    check_alike(learned(config, dataset), under_a_mask, gradient=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
+    config, model_config = _model_config(family, precision="bf16", device="cuda")
+    chosen = choose_attention(config, model_config, META)
+    assert chosen.kind == "varlen"
+    model = build_model(model_config, META, attention.VARLEN_NAME).to(torch.bfloat16)
+    loss = MaskedLM(model, config, chosen)(batch.to(META))
+    loss.backward()
+    assert loss.shape == ()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_varlen_refuses_what_its_kernel_does_not_do():
+    heads = [torch.empty(1, 2, 8, 16, device=META) for _ in range(3)]
+    edges = torch.empty(2, dtype=torch.int32, device=META)
+    with pytest.raises(ValueError, match="neither dropout nor masks"):
+        attend_within_documents(torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=8, dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "reason"),
+    [
+        ("cpu", {"precision": "bf16"}, "CPU"),
+        ("meta", {"precision": "bf16", "device": "cpu"}, "CPU"),
+        ("meta", {"precision": "fp32", "device": "cuda"}, "bf16"),
+        ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "dropout of attention weights"),
+    ],
+)
+def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
+    config, model_config = _model_config(attention="varlen", **changes)
+    with pytest.raises(BadConfig, match=reason):
+        choose_attention(config, model_config, torch.device(device))
+    chosen = choose_attention(config.model_copy(update={"attention": "auto"}), model_config, torch.device(device))
+    assert chosen.kind == "sdpa"
+    assert reason in chosen.reason
+
+
+def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
+    config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
+    for active in (None, "FA2"):
+        monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
+        assert choose_attention(config, model_config, META).kind == "varlen"
+    monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
+    with pytest.raises(BadConfig, match="FA3 is activated") as refused:
+        choose_attention(config, model_config, META)
+    assert "restore_flash_attention_impl" in refused.value.next_step
+
+
+def test_an_unknown_encoder_takes_padded_rows_only():
+    config, model_config = _model_config("electra")
+    with pytest.raises(BadConfig, match="attend across"):
+        choose_attention(config, model_config, torch.device("cpu"))
+    padded = config.model_copy(update={"layout": "padded"})
+    assert choose_attention(padded, model_config, torch.device("cpu")).kind == "row"
+
+
+def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
+    shape = SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
+    config = config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
+    training = training_of(config, dataset)
+    assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
+    assert training.model.config.attention_probs_dropout_prob == 0
+    assert training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, dataset):
+    """What kernels are not told of they leave undefined."""
+    (batch,) = micro_batches(dataset, config_of(micro_batch_rows=8, global_batch_rows=8 - rows))
+    ids = torch.zeros(8, 64, dtype=torch.uint16)
+    ids[: len(batch.ids_BS)] = batch.ids_BS
+    for one in (dataclasses.replace(batch, ids_BS=ids), _nothing()):
+        edges = attention._document_edges(one)
+        assert (int(edges[0]), int(edges[-1])) == (0, one.ids_BS.numel())
+        assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]
+        inside = {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()}
+        assert inside <= set(edges.tolist())
+    assert not document_places(_nothing())[0].any()
+
+
+def _nothing() -> MicroBatch:
+    none = torch.zeros(0, dtype=torch.int32)
+    return MicroBatch(
+        ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
+        targets_P=none.to(torch.uint16), real_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def aot_eager(monkeypatch):
+    """Compile as far as graphs go, their backward included, without machine code, which takes a minute a family."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+
+DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+
+
+@pytest.mark.parametrize("shape", [*(SHAPES[name] for name in FAMILIES), SHAPES["bert"] | DROPOUT],
+                         ids=[*FAMILIES, "dropout"])  # fmt: skip
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_computing_activations_again_changes_neither_loss_nor_gradient(shape, checkpointing, dataset):
+    model = ModelSettings(name="m", config=shape)
+    again = learned(config_of(model=model, checkpointing=checkpointing), dataset)
+    check_alike(again, learned(config_of(model=model), dataset), loss=1e-7)
+
+
+@pytest.mark.parametrize("last_layer", ["predicted", "all"])
+def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
+    kept: dict[str, int] = {}
+    for checkpointing in ("none", "selective", "full"):
+        config = config_of(checkpointing=checkpointing, last_layer=last_layer)
+        training = training_of(config, dataset)
+        held: dict[int, int] = {}
+
+        def pack(tensor, held=held):
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = training.module(*micro_batches(dataset, config))
+        kept[checkpointing] = sum(held.values())
+        loss.backward()
+    # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
+    assert max(kept["full"], kept["selective"]) < kept["none"]
+    training.model.supports_gradient_checkpointing = False
+    with pytest.raises(BadConfig, match="no activation checkpointing"):
+        keep_less(training.model, config)
+
+
+def _check_compiled(config, dataset):
+    """What compiled layers learn is the same, and micro-batches that differ in all but their shape compile no more."""
+    torch._dynamo.reset()
+    compiled = training_of(config.model_copy(update={"compile_layers": True}), dataset)
+    batches = micro_batches(dataset, config, steps=8)
+    # Names differ by nothing: layers are compiled in place.
+    check_alike(gradients_of(compiled, batches[:1]), learned(config, dataset), loss=1e-5, gradient=1e-4)
+    counter = GraphCounter()
+    for batch in batches:
+        compiled.step.run([batch], 1e-4)
+        counter.stepped()
+    assert len({batch.predicted_tokens for batch in batches}) > 1
+    assert len({len(batch.starts_N) for batch in batches[3:]} | {len(batches[0].starts_N)}) > 1
+    assert counter.recompilations == 0
+
+
+@pytest.mark.slow
+def test_compiled_layers_compute_the_same_in_machine_code(dataset):
+    _check_compiled(config_of(), dataset)
+
+
+@pytest.mark.usefixtures("aot_eager")
+@pytest.mark.parametrize(
+    ("family", "checkpointing"), [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full")]
+)
+def test_compiled_layers_compute_the_same_and_are_compiled_once(family, checkpointing, dataset):
+    _check_compiled(config_of(family, checkpointing=checkpointing), dataset)
+
+
+@pytest.mark.usefixtures("aot_eager")
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
+    expected = learned(config_of(family), dataset)
+    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
+    chosen = attention.ChosenAttention(kind="varlen", reason="test")
+    monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
+    check_alike(learned(config_of(family), dataset), expected)
+    _check_compiled(config_of(family), dataset)
+
+
+def test_a_graph_compiled_after_the_first_steps_is_counted_unless_it_is_none_of_trainings():
+    counter = GraphCounter()
+    for _ in range(5):
+        counter.stepped()
+    function = torch.compile(lambda x: x * 2 + 1, backend="eager")
+    with counter.elsewhere():
+        function(torch.ones(3))
+    assert counter.recompilations == 0
+    torch.compile(lambda x: x * 3 + 1, backend="eager")(torch.ones(3))
+    assert counter.recompilations == 1

@@ -1,0 +1,272 @@
+"""When the state of training is saved, and how it comes back: a copy in host memory, written by a thread.
+
+The step that follows a save waits for the copy only. A disk that is full, or a quota, ends the save and not the
+training: what was saved before stays, and the loop is told.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from trainer.build import Training
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    CheckpointManifest,
+    CheckpointWriter,
+    TrainingState,
+    checkpoint_name,
+    newest_checkpoint,
+    prune,
+    step_of,
+)
+from trainer.checkpoint.tensors import Held, HostCopy, held_tensors, make_state, restore
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.ranks import Ranks
+from trainer.errors import TrainerError, TrainingFailed
+from trainer.health.events import EventRow, happened
+
+_LOWEST_PRIORITY = 19
+"""The writing thread's, if nobody waits for it: on a busy machine the training comes first."""
+_ROUND_S = 0.5
+"""How often ranks that wait for a save tell each other so."""
+_ABANDONED_S = 20.0
+"""torchrun kills what has not left 30 s after it asked."""
+_ASSUMED_BYTES_PER_S = 100e6
+"""Of a disk that nothing was written to yet."""
+
+
+class Keeper:
+    """Saves and restores a run; each rank calls it at the same steps.
+
+    ``progressed`` is called while something is written or read.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: TrainConfig,
+        training: Training,
+        ranks: Ranks,
+        *,
+        attempt: int,
+        tell_event: Callable[[EventRow], None],
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._root = directory / CHECKPOINTS_DIRECTORY
+        self._settings = config.checkpoint
+        self._training, self._ranks, self._tell_event = training, ranks, tell_event
+        self._attempt, self._progressed = attempt, progressed
+        # Before the process group's own limit, so that a rank that waits here can still say for whom.
+        self._timeout_s = config.parallel.timeout_s / 2
+        self._saves = 0
+        self._copy: HostCopy | None = None
+        self._room: threading.Thread | None = None
+        self._writers: Sequence[int] = ()
+        self._thread: threading.Thread | None = None
+        self._finished: deque[EventRow] = deque()
+        """How the saves that have ended went, until it is told."""
+        self._last_s = time.monotonic()
+        self._save_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
+        """What the last save took; before the first, a guess."""
+        self.newest: str | None = None
+        """The newest checkpoint, as far as this rank knows."""
+        self.at_step: int | None = None
+        """The step of the last state that was read, or that a save was tried of."""
+        if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
+            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+            self._room.start()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is saved at all."""
+        return self._settings.enabled
+
+    def owns(self, path: Path) -> bool:
+        """Whether a checkpoint is one of this run."""
+        return path.parent.resolve() == self._root.resolve()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def is_due_by_time(self) -> bool:
+        """Whether the last save is long enough ago by this rank's clock."""
+        waited_s = time.monotonic() - self._last_s
+        return self.enabled and waited_s >= self._settings.interval_s and not self.busy
+
+    def is_due(self, step: int, asked_at: int | None) -> bool:
+        """Whether to save after a step: its number asks for it, or the first rank did, and not before the last save."""
+        multiples = (self._settings.interval_steps, self._settings.keep_every_steps)
+        by_number = self.enabled and any(of is not None and step % of == 0 for of in multiples)
+        return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
+
+    def seconds_of_a_save(self) -> float:
+        """Return how long the next one will take: as long as the last, or a guess."""
+        return self._save_s if self.enabled else 0.0
+
+    def _take_room(self, kept: Sequence[Held]) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.set_device(self._ranks.device)  # a thread begins with the first one
+        with contextlib.suppress(MemoryError, RuntimeError):  # said by the save that then tries again
+            self._copy = self._new_copy(kept)
+
+    def _kept(self) -> list[Held]:
+        """Return the tensors that this rank writes; the optimizer has its state from then on."""
+        make_state(self._training)
+        return [one for one in held_tensors(self._training, self._ranks) if one.keeper]
+
+    def _new_copy(self, kept: Sequence[Held]) -> HostCopy:
+        pinned = self._ranks.device.type == "cuda"
+        return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
+
+    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
+        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
+        urgent = wait or not self._settings.asynchronous
+        self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
+        self._join()
+        kept = self._kept()
+        if not self._writers:
+            self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
+        if kept:
+            self._begin(kept, state, checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
+        if urgent:
+            self.wait()
+
+    def _begin(self, kept: list[Held], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
+        self._saves += 1
+        writer = CheckpointWriter(
+            self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,
+            timeout_s=self._timeout_s, number=self._saves, progressed=self._progressed,
+        )  # fmt: skip
+        try:
+            if self._room is not None:
+                self._room.join()
+                self._room = None
+            self._copy = self._copy or self._new_copy(kept)
+            self._copy.take(kept)
+            if self._ranks.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+        except (MemoryError, RuntimeError) as error:
+            writer.give_up(error)
+            why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
+            self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
+            return
+        stall_s = None if urgent else time.perf_counter() - began_s
+        arguments = (writer, self._copy, state, began_s, stall_s)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="saver", daemon=True)
+        self._thread.start()
+
+    def _join(self, within_s: float | None = None) -> None:
+        """Wait until this rank's save has ended, or so long."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def _write(
+        self, writer: CheckpointWriter, copy: HostCopy, state: TrainingState, began_s: float, stall_s: float | None
+    ) -> None:
+        if stall_s is not None:  # nothing waits for it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        problem: Exception | None = None
+        try:
+            writer.write(copy.content, copy.tensors, state)
+        except Exception as error:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
+            writer.give_up(error)
+            problem = error
+        size_bytes = 0 if problem else len(copy.content)
+        self._end(state.step, writer.name, began_s, stall_s, size=size_bytes, problem=problem)
+
+    def _end(
+        self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
+    ) -> None:
+        """Remove what is not to be kept any more, and note how the save went."""
+        full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        removed: list[str] = []
+        if self._ranks.leads and (full or problem is None):
+            keep_last = 1 if full else self._settings.keep_last
+            try:
+                removed = prune(self._root, keep_last=keep_last, keep_every_steps=self._settings.keep_every_steps)
+            except (OSError, TrainerError) as refused:
+                message = f"older checkpoints could not be removed: {refused}"
+                next_step = "Remove them by hand, or let this user do so: they fill the disk."
+                self._finished.append(happened(step, "not_removed", message, level="warning", next_step=next_step))
+        seconds = time.perf_counter() - began_s
+        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size}
+        told = f"; removed {', '.join(removed)}" if removed else ""
+        if problem is None:
+            self._save_s, self.newest = seconds, name
+            self._finished.append(happened(step, "saved", f"saved {name}{told}", values=values))
+            return
+        why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
+        kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
+        message = f"could not save step {step}: {why}; {kept}, and training goes on{told}"
+        causes = ["the disk or a quota is full", "the file system failed, or cannot be reached"]
+        next_step = "Free room, or raise the quota: the next save is tried as usual; a crash before loses more."
+        self._finished.append(
+            happened(step, "save_failed", message, level="error", causes=causes, next_step=next_step, values=values)
+        )
+
+    def tell_finished(self) -> None:
+        """Tell how the saves went that have ended."""
+        while self._finished:  # the thread may add one meanwhile
+            self._tell_event(self._finished.popleft())
+
+    def wait(self) -> None:
+        """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
+        busy_ranks = 1.0
+        while busy_ranks:
+            self._join(_ROUND_S)
+            (busy_ranks,) = self._ranks.sum(float(self.busy))
+            if not self.busy:
+                self._progressed()  # of a rank that writes, the writing itself is the sign of life
+        self._join()
+        self.tell_finished()
+
+    def abandon(self) -> None:
+        """Let a save that is under way end, for a while: other ranks are gone, and this one is about to go."""
+        self._join(_ABANDONED_S)
+        self.tell_finished()
+
+    def has_saved(self, step: int) -> bool:
+        """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
+        return self._ranks.tell(self.newest is not None and step_of(self.newest) == step)
+
+    def restore(self, path: Path, manifest: CheckpointManifest) -> None:
+        """Put a checkpoint's tensors into the training."""
+        restore(self._training, path, manifest, self._ranks, progressed=self._progressed)
+        self.at_step = manifest.state.step
+        if self.owns(path):
+            self.newest = path.name
+
+    def newest_good(self) -> tuple[Path, CheckpointManifest]:
+        """Find what a rollback returns to: the first rank looks, and tells all; ``TrainingFailed`` if there is none."""
+        self.wait()
+        found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
+        for passed_over, why in damaged:
+            message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
+            next_step = "See what is wrong with that disk."
+            self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
+        found = self._ranks.tell(found)
+        if found is None:
+            raise TrainingFailed(
+                "training would have to roll back, and there is no good checkpoint to return to",
+                next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
+                "save more often with train.checkpoint.interval_steps.",
+            )
+        return found
+
+
+def state_bytes(training: Training) -> int:
+    """About what a checkpoint takes: weights, and two numbers of the optimizer for each that is trained."""
+    parameters = list(training.module.parameters())
+    whole = sum(one.numel() * one.element_size() for one in parameters)
+    return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)

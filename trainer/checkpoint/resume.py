@@ -1,0 +1,276 @@
+"""Where a run is written and what it goes on from. No torch here.
+
+Without ``--out``, ``--resume auto`` goes on with the run that the same SLURM job or torchrun began before it was
+started again.
+"""
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    MANIFEST_FILE,
+    BadCheckpoint,
+    CheckpointManifest,
+    Found,
+    TrainingState,
+    clear_leftovers,
+    list_checkpoints,
+    newest_checkpoint,
+    point_to_latest,
+    read_checkpoint,
+)
+from trainer.config.resolve import ResolvedConfig
+from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
+from trainer.files import PASSING_ERRORS
+from trainer.health.events import EventRow, happened
+from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_header, read_origin
+from trainer.record.writer import RunWriter, default_run_directory
+
+AUTO, NEVER = "auto", "never"
+_SAME_DATA = (
+    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_rows", "global_batch_tokens",
+    "global_batch_samples", "seed",
+)  # fmt: skip
+"""A position in the data, and the weights, mean nothing under other values of these."""
+_RECIPE = (
+    "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
+    "attention_dropout", "precision", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
+)  # fmt: skip
+"""What may change between two starts of a run, and is then said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the first rank decided before training begins."""
+
+    checkpoint: Path | None = None
+    manifest: CheckpointManifest | None = None
+    events: tuple[EventRow, ...] = ()
+    finished: RunExit | None = None
+    """The run is over, and there is nothing to go on with."""
+    gave_up: bool = False
+    """Whether the start before gave up; something was changed since."""
+    elsewhere: bool = False
+    """Whether the checkpoint is another run's."""
+
+    @property
+    def origin(self) -> str | None:
+        """Name the checkpoint as the run record does."""
+        if self.checkpoint is None:
+            return None
+        return str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """Name the job that starts this process, the same when that starts it again; empty if nobody would."""
+    if environment.get("SLURM_JOB_ID"):
+        return f"slurm-{environment['SLURM_JOB_ID']}"
+    if environment.get("TORCHELASTIC_RUN_ID"):
+        parent = os.getppid()
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"torchrun-{socket.gethostname()}-{parent}-{began}"
+    return ""
+
+
+Opened = Callable[[RunWriter], None]
+
+
+def choose_run(
+    out: Path | None,
+    resume: str,
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    opened: Opened = lambda writer: None,
+) -> tuple[RunWriter, Start]:
+    """Open the run directory, and find what to go on from; only on the first rank.
+
+    ``opened`` is given the run's writer as soon as there is one: what goes wrong later can be written down there.
+
+    Raises:
+        BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
+        DiskTrouble: If a checkpoint cannot be read at the moment.
+        TrainingFailed: If the run gave up under this same configuration.
+    """
+    restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    try:
+        if out is None and resume == AUTO and any(int(count) > 0 for count in restarts):
+            out = _run_of(job_name(environment), resolved)
+        directory = out or default_run_directory(resolved.config.model.name)
+        if resume not in {AUTO, NEVER}:
+            return _from_path(Path(resume), out, resolved, opened)
+        if resume == AUTO and (directory / RUN_FILE).is_file():
+            return _go_on(directory, resolved, opened)
+        return _writer(directory, opened, again=False), Start()
+    except OSError as error:
+        raise DiskTrouble(
+            f"cannot use the run's directory: {error}",
+            next_step="Nothing was lost. Start again when the file system is well: it goes on.",
+        ) from error
+
+
+def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
+    """The newest run that a job began under this configuration: a job may train more than one model."""
+    runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in runs if job else ():
+        with contextlib.suppress(BadConfig):
+            header = read_header(path.parent)
+            if (header.job, header.config_sha256) == (job, resolved.config_sha256):
+                return path.parent
+    return None
+
+
+def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
+    """With the newest whole checkpoint of a run, or from its beginning if there is none."""
+    before = read_header(directory)
+    changes = _compare(before, resolved, directory)
+    over = read_exit(directory)
+    gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
+    if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
+        raise TrainingFailed(
+            f"{directory} gave up before, and nothing was changed since: {over.reason}",
+            next_step="Change a setting, such as --set train.learning_rate=…, or begin afresh in another --out.",
+        )
+    writer = _writer(directory, opened, again=True)
+    root = directory / CHECKPOINTS_DIRECTORY
+    clear_leftovers(root)
+    events: list[EventRow] = []
+    found, damaged = newest_checkpoint(root, good=gave_up)
+    for path, why in damaged:  # only now: had one that could not be read come after them, nothing should be changed
+        aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
+        path.rename(aside)
+        message = f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}"
+        events.append(happened(0, "resumed", message, level="error"))
+    if gave_up:
+        # They are of the way that led nowhere, and by their names newer than what is saved from here on.
+        for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
+            newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
+    if found is None:
+        return writer, _from_origin(directory, gave_up=gave_up, events=events)
+    path, manifest = found
+    point_to_latest(root, path.name)
+    step = manifest.state.step
+    if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
+        return writer, Start(finished=over)
+    told = "; ".join((f"goes on from {path.name}", *changes))
+    events.append(happened(step, "resumed", told, level="warning" if changes else "info"))
+    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up)
+
+
+def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
+    """Begin a run that has no checkpoint of its own to go on from: from the one that it began with, or afresh.
+
+    ``BadConfig`` if all that it had are damaged: to begin afresh is then for people to decide.
+    """
+    origin = read_origin(directory)
+    # Set aside just now, or by a start before this one.
+    damaged = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.damaged-*")]
+    if damaged and not gave_up and origin is None:
+        raise BadConfig(
+            f"none of the {len(damaged)} checkpoints of {directory} is whole; they are kept as *.damaged-*",
+            next_step="See what is wrong with that disk. Begin afresh with another --out, or from another run's "
+            "checkpoint: --resume PATH.",
+        )
+    why = "no good checkpoint" if gave_up else "no whole checkpoint"
+    if origin is None:
+        told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
+        return Start(events=(*events, told))
+    path, manifest = _read(Path(origin))
+    told = happened(manifest.state.step, "resumed", f"{directory} has {why}: it begins from {path} again")
+    return Start(checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True)
+
+
+def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
+    """Go on with a run in its place, or begin another from one of its checkpoints."""
+    is_checkpoint = (path / MANIFEST_FILE).is_file()
+    root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
+    run = path.parent.parent if is_checkpoint else root.parent
+    if not is_checkpoint and not root.is_dir():
+        raise BadConfig(
+            f"{path} is neither a run with checkpoints nor a checkpoint",
+            next_step="Name a directory such as runs/NAME or runs/NAME/checkpoints/step-000001000.",
+        )
+    in_place = out is None or out.resolve() == run.resolve()
+    if in_place and is_checkpoint and list_checkpoints(path.parent)[:1] != [path]:
+        raise BadConfig(
+            f"{run} has newer checkpoints than {path.name}",
+            next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
+        )
+    if in_place or out is None:
+        return _go_on(run, resolved, opened)
+    again = (out / RUN_FILE).is_file()
+    if again:
+        origin = read_origin(out)
+        if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
+            raise BadConfig(
+                f"{out} holds a run already, which did not begin from {path}",
+                next_step="Choose another --out, or --resume auto to go on.",
+            )
+        if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
+            return _go_on(out, resolved, opened)  # the same command, started again
+    found, damaged = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
+    passed_over = "a checkpoint is damaged and was passed over"
+    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in damaged]
+    if found is None:
+        raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
+    directory, manifest = found
+    changes = _compare(manifest.state, resolved, directory)
+    events.append(happened(manifest.state.step, "resumed", "; ".join((f"begins from {directory}", *changes))))
+    writer = _writer(out, opened, again=again)
+    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
+
+
+def _read(path: Path) -> Found:
+    try:
+        return path, read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise BadConfig(
+            f"the checkpoint is damaged: {error}", next_step="Name an older one, or the run: --resume RUN"
+        ) from error
+
+
+def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
+    """Tell what changed of the recipe; ``BadConfig`` if weights and positions mean nothing under the new settings."""
+    expected, found = resolved.config.data.dataset_hash, before.dataset_hash
+    if expected not in (None, found):
+        raise BadConfig(
+            f"{where} was trained on another dataset: its hash begins {found[:12]}, not {str(expected)[:12]}",
+            next_step="Go on with that run's profile, or begin afresh with another --out.",
+        )
+    now = resolved.config.model_dump(mode="json")
+    for key in _SAME_DATA:
+        old, new = _value(before.config, key), _value(now, key)
+        if old != new:
+            shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
+            raise BadConfig(
+                shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
+                next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
+            )
+    pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
+    return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]
+
+
+def _value(table: Mapping[str, Any], key: str) -> object:
+    value: Any = table
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
+    try:
+        writer = RunWriter(directory, active=True, again=again)
+    except OSError as error:
+        if error.errno in PASSING_ERRORS:
+            raise
+        raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
+    opened(writer)
+    return writer

@@ -1,0 +1,276 @@
+"""The tensors of training, by name, whichever strategy holds them: copied out for a checkpoint, put back, and exported.
+
+Every tensor is kept whole or in parts along its first dimension, so a checkpoint can be read with any number of ranks
+and by any strategy. Under ``ddp`` the first rank keeps everything; under ``zero1`` each rank keeps the optimizer's
+state that it owns; under ``fsdp2`` each keeps its share of everything.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerFast
+
+from trainer.build import Training
+from trainer.checkpoint.format import CheckpointManifest, Part, TensorEntry
+from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.distributed.optimizer import own_optimizer
+from trainer.distributed.ranks import Ranks
+from trainer.errors import BadConfig
+from trainer.files import DISK_BLOCK_BYTES, sync
+from trainer.model.masked_lm import MaskedLM
+
+_DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+"""AdamW's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A tensor of training as this rank holds it."""
+
+    name: str
+    local: torch.Tensor
+    """What this rank has of it; writing into it changes the training."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    begin: int
+    """Where the first dimension of ``local`` begins in that of the whole."""
+    keeper: bool
+    """Whether this rank writes it."""
+    shared: bool
+    """Whether all ranks hold the same of it."""
+
+    @property
+    def end(self) -> int:
+        """Where it ends there."""
+        return self.begin + (self.local.shape[0] if self.shape else 1)
+
+
+def held_tensors(training: Training, ranks: Ranks) -> list[Held]:
+    """Weights, buffers and the optimizer's state, in the same order on every rank; under zero1 some hold less of it."""
+    module, optimizer = training.module, own_optimizer(training.optimizer)
+    lasting = module.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in module.named_buffers() if name in lasting)
+    found = [_held(f"weights.{name}", value, ranks) for name, value in (*module.named_parameters(), *buffers)]
+    of_owner_only = optimizer is not training.optimizer
+    for name, parameter in module.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        for key in (key for key in _STATE_KEYS if key in state):
+            held = _held(f"{key}.{name}", state[key], ranks)
+            found.append(replace(held, keeper=True, shared=False) if of_owner_only else held)
+    return found
+
+
+def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
+    if isinstance(value, DTensor):
+        local, shape = value.to_local().detach(), tuple(value.shape)
+        mesh = value.device_mesh
+        part = mesh.get_local_rank("shard")
+        # As torch.chunk deals the first dimension out.
+        rows = -(-shape[0] // mesh.size(mesh.mesh_dim_names.index("shard"))) if mesh.mesh_dim_names else shape[0]
+        begin = min(shape[0], part * rows)
+        assert local.shape[0] == min(rows, shape[0] - begin), name
+        first_copy = mesh.ndim == 1 or mesh.get_local_rank("copy") == 0
+        return Held(name=name, local=local, shape=shape, begin=begin, keeper=first_copy, shared=False)
+    value = value.detach()
+    return Held(name=name, local=value, shape=tuple(value.shape), begin=0, keeper=ranks.leads, shared=True)
+
+
+def make_state(training: Training) -> None:
+    """Give the optimizer the state that its first step would: what a checkpoint is then read into."""
+    optimizer = own_optimizer(training.optimizer)
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+
+
+class HostCopy:
+    """Room in host memory for what this rank keeps, laid out as the safetensors file that it becomes.
+
+    Later copies must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
+    """
+
+    def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:
+        # Wide ones first, so that every tensor begins where its numbers may.
+        self._order = sorted(range(len(kept)), key=lambda number: -kept[number].local.element_size())
+        ordered = [kept[number] for number in self._order]
+        ends = list(itertools.accumulate(one.local.nbytes for one in ordered))
+        header = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        for one, end in zip(ordered, ends, strict=True):
+            dtype = _DTYPE_NAMES[one.local.dtype]
+            offsets = [end - one.local.nbytes, end]
+            header[one.name] = {"dtype": dtype, "shape": list(one.local.shape), "data_offsets": offsets}
+            part = Part(file=file, begin=one.begin, end=one.end)
+            self.tensors[one.name] = TensorEntry(dtype=dtype, shape=list(one.shape), parts=[part])
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % DISK_BLOCK_BYTES)
+        head = len(text).to_bytes(8, "little") + text
+        size_bytes = len(head) + (ends[-1] if ends else 0)
+        memory = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        begin = -memory.data_ptr() % DISK_BLOCK_BYTES  # where disks can take it from directly
+        self._file = memory[begin : begin + size_bytes]
+        self._file.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
+        self._file[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        room = self._file[len(head) :]
+        self._views = [
+            room[end - one.local.nbytes : end].view(one.local.dtype).view(one.local.shape)
+            for one, end in zip(ordered, ends, strict=True)
+        ]
+
+    def take(self, kept: Sequence[Held]) -> None:
+        """Copy all tensors; on a GPU the device may still be at it when this returns."""
+        sources = [kept[number].local for number in self._order]
+        for view, source in zip(self._views, sources, strict=True):
+            view.copy_(source, non_blocking=True)
+
+    @property
+    def content(self) -> memoryview:
+        """The file's bytes."""
+        return self._file.numpy().data
+
+
+def restore(
+    training: Training,
+    directory: Path,
+    manifest: CheckpointManifest,
+    ranks: Ranks,
+    *,
+    progressed: Callable[[], None] = lambda: None,
+) -> None:
+    """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
+
+    What all ranks hold alike is read by the first and sent to the others. ``progressed`` is called before each.
+    A checkpoint of another model, or one that lacks a part, is a ``BadConfig``.
+    """
+    make_state(training)
+    held = held_tensors(training, ranks)
+    for one in held:
+        entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
+        if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
+            there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
+            raise BadConfig(
+                f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} "
+                "here",
+                next_step="Resume with the profile that the run was started with.",
+            )
+    with torch.no_grad(), contextlib.ExitStack() as opened:
+        open_file = functools.cache(lambda name: opened.enter_context(safe_open(directory / name, framework="pt")))
+        for one in held:
+            progressed()
+            if (ranks.leads or not one.shared) and not _read(one, manifest.tensors[one.name].parts, open_file):
+                raise BadConfig(
+                    f"{directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
+                )
+            if one.shared:
+                ranks.send_from_first(one.local)
+
+
+def _read(one: Held, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:
+    """Fill a tensor's rows from the parts that have them; return whether all were there."""
+    if not one.shape:
+        if parts:
+            one.local.copy_(open_file(parts[0].file).get_tensor(one.name))
+        return bool(parts)
+    done = one.begin
+    for part in parts:
+        begin, end = max(part.begin, one.begin), min(part.end, one.end)
+        if begin == done and begin < end:
+            into = one.local[begin - one.begin : end - one.begin]
+            rows = open_file(part.file).get_slice(one.name)[begin - part.begin : end - part.begin]
+            if rows.shape != into.shape:
+                break
+            into.copy_(rows)
+            done = end
+    return done >= one.end
+
+
+def export_model(
+    module: MaskedLM,
+    *,
+    dataset_dir: Path,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    directory: Path,
+    leads: bool,
+) -> None:
+    """Write the model and its tokenizer; the directory appears whole or not at all.
+
+    All ranks take part, as each may hold a share of the weights; the one that leads writes. A disk that is full, or
+    refuses otherwise, is a ``BadConfig``.
+    """
+    # On the host of rank 0, under transformers' names, wherever their parts lie.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found = get_model_state_dict(module.model, options=options)
+    weights = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    if not leads:
+        return
+    for left in directory.parent.glob(f".{directory.name}.*.partial"):  # by a start that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        _write(module, weights, _tokenizer(dataset_dir, special_ids, seq_length_tokens), partial)
+        before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
+        if directory.exists():  # a run that was finished before, and has gone on
+            directory.rename(before)
+        partial.rename(directory)
+        shutil.rmtree(before, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync(directory.parent)
+
+
+def _write(
+    module: MaskedLM, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast, partial: Path
+) -> None:
+    try:
+        module.model.save_pretrained(partial, state_dict=weights)
+        tokenizer.save_pretrained(str(partial))
+    except Exception as error:
+        # Whatever the system refused these libraries, of which one raises nothing narrower.
+        if not isinstance(error, SafetensorError) and type(error) is not Exception:
+            raise
+        raise BadConfig(
+            f"cannot write the model into {partial.parent}: {error}",
+            next_step="Free room there, and start again: it goes on from the last checkpoint, and only exports.",
+        ) from error
+    for path in partial.iterdir():
+        sync(path)
+    sync(partial)
+
+
+def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
+    """Return the dataset's tokenizer, framing texts as the trainer framed its sequences."""
+    tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
+    names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{names['cls']} $A {names['sep']}",
+        special_tokens=[(names["cls"], special_ids.cls), (names["sep"], special_ids.sep)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=seq_length_tokens,
+        **{f"{role}_token": name for role, name in names.items()},
+    )

@@ -1,0 +1,80 @@
+"""Model shapes by name or by file. A shape is a transformers config without the vocabulary, which the dataset decides.
+
+``bert-120m`` is the 12 x 768 shape of the paper's public code (arXiv 2509.05258); its 350 M shape is not public, and
+``bert-350m`` is BERT-large's (Devlin et al. 2018). The ModernBERT shapes are those of Warner et al. 2024
+(arXiv 2412.13663), table 4.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tables import nearest, parse_table, read_json
+from trainer.config.train_config import ModelSettings
+from trainer.errors import BadConfig
+
+_BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512}
+_MODERNBERT: dict[str, Any] = {"model_type": "modernbert", "max_position_embeddings": 8192}
+
+
+def _shape(family: dict[str, Any], layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
+    return family | {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "bert-mini": _shape(_BERT, 4, 256, 4, 1024),  # trains on a laptop's CPU
+    "bert-small": _shape(_BERT, 6, 512, 8, 2048),  # a CPU notices it
+    "bert-120m": _shape(_BERT, 12, 768, 12, 3072),
+    "bert-350m": _shape(_BERT, 24, 1024, 16, 4096),
+    "modernbert-base": _shape(_MODERNBERT, 22, 768, 12, 1152),
+    "modernbert-large": _shape(_MODERNBERT, 28, 1024, 16, 2624),
+}
+
+# What the dataset decides, what belongs to a saved copy rather than to the shape, and what would name foreign code.
+_NOT_SHAPE = {
+    "architectures", "auto_map", "bos_token_id", "cls_token_id", "dtype", "eos_token_id", "mask_token_id",
+    "pad_token_id", "quantization_config", "sep_token_id", "torch_dtype", "transformers_version", "unk_token_id",
+    "vocab_size",
+}  # fmt: skip
+
+
+def model_settings(name: str) -> ModelSettings:
+    """Look up a preset, or read a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
+    if name in PRESETS:
+        return ModelSettings(name=name, config=PRESETS[name])
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _from_file(path)
+    match = nearest(name, list(PRESETS))
+    hint = f"Did you mean {match!r}? " if match else ""
+    raise BadConfig(
+        f"unknown model {name!r}",
+        next_step=f"{hint}Built in are {', '.join(PRESETS)}; or name the config.json of a masked-LM model.",
+    )
+
+
+def _from_file(path: Path) -> ModelSettings:
+    raw = read_json(path, max_bytes=2**20)
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        raise BadConfig(f"{path} has no model_type, so it is no transformers config", next_step="Name a config.json.")
+    if "auto_map" in raw:
+        raise BadConfig(
+            f"{path} wants code of its own (auto_map)",
+            next_step="Only models that ship with transformers are built; remove auto_map if this is one of them.",
+        )
+    shape = {key: value for key, value in raw.items() if key not in _NOT_SHAPE and not key.startswith("_")}
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    settings = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model",
+        "config": {key: value for key, value in shape.items() if value is not None},
+        # TOML has no null, and a null may differ from the type's default.
+        "null_keys": sorted(key for key, value in shape.items() if value is None),
+    }
+    return parse_table(ModelSettings, settings, where=str(path))

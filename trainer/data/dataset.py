@@ -1,0 +1,374 @@
+"""The tokenised dataset on disk: manifest, shards, and reading them. No torch here.
+
+A dataset is one directory:
+
+    manifest.json            what it holds, with a SHA-256 for every other file
+    tokenizer.json           as the ``tokenizers`` library writes it
+    train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
+    train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
+    validation-…             the same for the samples that are kept apart
+    rejects.jsonl            what could not be used; for people, and no part of the dataset
+    prepared.json            which request made it, so that the same one is not carried out again; no part of it either
+
+No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a row.
+"""
+
+import ast
+import contextlib
+import errno
+import itertools
+import os
+import re
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from trainer.config.tables import Table, canonical_sha256, nearest, parse_table, read_json
+from trainer.errors import BadConfig
+
+DATASET_SCHEMA_VERSION = 2
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+REJECTS_NAME = "rejects.jsonl"
+PREPARED_NAME = "prepared.json"
+
+SplitName = Literal["train", "validation"]
+
+Count = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# Names from a manifest never become paths outside its own directory.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class SpecialIds(Table):
+    """Ids that have a role in masked-LM training."""
+
+    pad: Count
+    unk: Count
+    cls: Count
+    sep: Count
+    mask: Count
+
+    def all(self) -> tuple[int, ...]:
+        """Every special id, ascending."""
+        return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask}))
+
+
+class Shard(Table):
+    """One pair of files."""
+
+    tokens_file: FileName
+    offsets_file: FileName
+    samples: Count
+    tokens: Count
+    tokens_sha256: Sha256
+    offsets_sha256: Sha256
+
+
+class LengthHistogram(Table):
+    """How many samples have how many tokens (special tokens not counted).
+
+    ``counts[i]`` samples have a length in ``[edges[i], edges[i + 1])``; the last bin is open-ended.
+    """
+
+    edges: list[Count]
+    counts: list[Count]
+
+    @model_validator(mode="after")
+    def _check_bins(self) -> Self:
+        if len(self.edges) != len(self.counts):
+            raise ValueError(f"{len(self.edges)} edges cannot have {len(self.counts)} counts")
+        if any(first >= second for first, second in itertools.pairwise(self.edges)):
+            raise ValueError("edges must ascend")
+        return self
+
+
+class Split(Table):
+    """The samples of one purpose."""
+
+    shards: list[Shard]
+    length_histogram: LengthHistogram
+
+    @property
+    def samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Stored tokens in all shards, special tokens not counted."""
+        return sum(shard.tokens for shard in self.shards)
+
+
+class SourceStatistics(Table):
+    """Where the tokens came from and what was left out on the way."""
+
+    kinds: list[str]
+    """Kinds of source, such as ``elf``; each once, in alphabetical order."""
+    files: Count
+    """Files that gave at least one sample."""
+    rejected: Count
+    """Files, or lines and rows of files, that could not be used."""
+    duplicate_samples: Count
+    """Left out because the same sample is there already."""
+    empty_samples: Count
+    """Left out because the tokenizer makes no token of them."""
+    truncated_samples: Count
+    """Cut at the longest length allowed, the rest left out."""
+    split_samples: Count
+    """Cut into several at the longest length allowed, nothing left out."""
+    raw_bytes: Count
+    """Size of the files read, each counted whole."""
+    token_bytes: Count
+    """Size of all stored ids."""
+    unknown_tokens: Count
+
+
+class Manifest(Table):
+    """``manifest.json``."""
+
+    schema_version: Literal[2]
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Annotated[int, Field(gt=0, le=2**31)]
+    """Rows of the model's embedding table: a multiple of 64, because matrix units want it."""
+    used_vocab_size: Annotated[int, Field(gt=0, le=2**31)]
+    """Ids below this one are the tokenizer's; the rest pad the table and occur nowhere."""
+    special_ids: SpecialIds
+    tokenizer_sha256: Sha256
+    train: Split
+    validation: Split
+    source: SourceStatistics
+
+    @model_validator(mode="after")
+    def _vocabulary_is_whole(self) -> Self:
+        if self.used_vocab_size > self.vocab_size:
+            raise ValueError(f"used_vocab_size {self.used_vocab_size} is more than vocab_size {self.vocab_size}")
+        if max(self.special_ids.all()) >= self.used_vocab_size:
+            raise ValueError(f"a special id is not below used_vocab_size {self.used_vocab_size}")
+        return self
+
+    def split(self, name: SplitName) -> Split:
+        """Return the samples of one purpose."""
+        return self.train if name == "train" else self.validation
+
+    @property
+    def dataset_hash(self) -> str:
+        """SHA-256 of the manifest's canonical JSON: names the content, as the manifest holds every file's hash."""
+        return canonical_sha256(self.model_dump(mode="json"))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read a dataset's manifest; raise ``BadConfig`` if there is none, or one of another schema version."""
+    path = directory / MANIFEST_NAME
+    prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
+    if directory.is_file():
+        first = f"Prepare it first, for example: autotune data prepare text:{directory} --out DIR"
+        raise BadConfig(f"{directory} is a file, and no prepared dataset", next_step=first)
+    if not directory.is_dir():
+        close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
+        next_step = f"Did you mean {directory.parent / close}?" if close else prepare
+        raise BadConfig(f"{directory} is not a directory", next_step=next_step)
+    if not path.is_file():
+        raise BadConfig(f"{directory} is not a dataset: it has no {MANIFEST_NAME}", next_step=prepare)
+    raw = read_json(path)
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != DATASET_SCHEMA_VERSION:
+        raise BadConfig(
+            f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}",
+            next_step="Prepare the dataset again with this version of autotune.",
+        )
+    return parse_table(Manifest, raw, where=str(path))
+
+
+Int64 = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class TokenDataset:
+    """Random access to the samples of one split, with ``pread``: memory does not grow with what was visited.
+
+    Forked processes may share one instance. A file that is missing or not what the manifest says is a ``BadConfig``.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
+        self.directory, self.manifest, self._split = directory, manifest, split
+        self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
+        self._shards = manifest.split(split).shards
+        self._fds: list[int] = []
+        # Whether the last reads had to wait for the disk; so it will be for the first.
+        self._waited = True
+        # Per shard: descriptor and first byte of the ids, and of the offsets.
+        opened = np.array([self._open(shard) for shard in self._shards], dtype=np.int64).reshape(-1, 4)
+        self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = opened.T.copy()
+        ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
+        self._samples = int(ends[-1]) if len(ends) else 0
+        self._firsts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        self._tokens = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
+
+    @classmethod
+    def open(cls, directory: Path, split: SplitName = "train") -> Self:
+        """Open a dataset directory."""
+        return cls(directory, read_manifest(directory), split)
+
+    def _open(self, shard: Shard) -> tuple[int, int, int, int]:
+        tokens = open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
+        self._fds.append(tokens[0])
+        offsets = open_npy(self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
+        self._fds.append(offsets[0])
+        return *tokens, *offsets
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.directory, self.manifest, self._split))
+
+    def announce(self, samples: Callable[[], Int64]) -> None:
+        """Have the kernel fetch the offsets of samples (N,) to be located soon, unless the last were there already."""
+        if not self._waited:
+            return
+        shards, places = self._offsets_of(samples())
+        for fd, place in zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True):
+            os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
+
+    def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return where samples lie: shard, first id in that shard, number of ids without special tokens; shapes (N,).
+
+        Raises:
+            IndexError: If there is no such sample.
+            BadConfig: If a shard's offsets are not ascending within the file.
+        """
+        if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
+            raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
+        shards, places = self._offsets_of(samples)
+        pairs = np.empty((len(samples), 2), dtype="<u8")
+        firsts = 16 * np.arange(len(samples))
+        short = self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
+        if short is not None:
+            raise self._damaged(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
+        begins, ends = pairs.astype(np.int64).T.copy()
+        wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            local = int(samples[first] - self._firsts[shards[first]])
+            file = self._shards[int(shards[first])].offsets_file
+            raise self._damaged(file, f"sample {local} lies outside the shard")
+        return shards, begins, ends - begins
+
+    def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
+        """Return their shards, and where in those files each one's two offsets lie."""
+        shards = np.searchsorted(self._firsts, samples, side="right") - 1
+        return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
+
+    def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
+        """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
+
+        ``shards`` and ``begins`` are as ``locate`` gave them. A shard that became shorter is a ``BadConfig``.
+        """
+        size = self.dtype.itemsize
+        offsets = self._tokens_start[shards] + begins * size
+        short = self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
+        if short is not None:
+            raise self._damaged(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
+
+    def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
+        """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
+
+        First what the page cache has, without waiting. The rest is announced before it is read, so that a batch of
+        reads waits about as long as one. The number of a read that found the end of its file is returned, or None.
+        """
+        view = memoryview(target.reshape(-1).view(np.uint8).data)
+        reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
+        waiting = _read_cached(view, reads)
+        self._waited = len(waiting) > 0
+        for number in waiting:
+            fd, offset, first, end = reads[number]
+            os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)
+        for number in waiting:
+            fd, offset, first, end = reads[number]
+            if os.preadv(fd, (view[first:end],), offset) != end - first:
+                return number
+        return None
+
+    def read(self, sample: int, max_tokens: int | None = None) -> Ids:
+        """The ids of one sample, at most ``max_tokens`` of them, without special tokens; raises as ``locate``."""
+        shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
+        count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
+        ids = np.empty(int(count[0]), dtype=self.dtype)
+        self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, count)
+        return ids
+
+    def forget(self) -> None:
+        """Let the page cache go of the files, as far as the kernel will: what is read next comes from the disk."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.fsync(fd)  # what was just written is kept until it is on the disk
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _damaged(self, file: str, what: str) -> BadConfig:
+        return BadConfig(
+            f"{self.directory / file}: {what}",
+            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self.directory}",
+        )
+
+
+def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:
+    """Read what needs no waiting; returns the numbers of the other reads."""
+    waiting = []
+    for number, (fd, offset, first, end) in enumerate(reads):
+        try:
+            if os.preadv(fd, (view[first:end],), offset, os.RWF_NOWAIT) != end - first:
+                waiting.append(number)
+        except BlockingIOError:
+            waiting.append(number)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            # This file system cannot say what it has.
+            return [*waiting, *range(number, len(reads))]
+    return waiting
+
+
+_NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
+
+
+def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
+    """Open a one-dimensional ``.npy`` file; return its descriptor and where its data begins.
+
+    The header is read here, not by ``numpy.load``, so that the file can hold nothing but numbers.
+    """
+    damaged = "The dataset is damaged: prepare or copy it again."
+    try:
+        # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=damaged) from error
+    try:
+        head = os.pread(fd, 4096, 0)
+        match = _NPY_HEADER.match(head)
+        if match is None:
+            raise ValueError("not an .npy file")
+        wide = match[1] == b"\x02"
+        (size,) = struct.unpack_from("<I" if wide else "<H", head, 8)
+        start = (12 if wide else 10) + size
+        header = ast.literal_eval(head[12 if wide else 10 : start].decode("latin1"))
+        if np.dtype(header["descr"]) != dtype or header["shape"] != (length,) or header["fortran_order"]:
+            raise ValueError(f"holds {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
+        if os.fstat(fd).st_size != start + length * dtype.itemsize:
+            raise ValueError("its size is not what its header says")
+        # Reads are random: what lies around them would only push other things out of memory.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
+        os.close(fd)
+        raise BadConfig(f"{path}: {error}", next_step=damaged) from error
+    return fd, start

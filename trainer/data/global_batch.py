@@ -1,0 +1,79 @@
+"""How large the global batch is in rows, from what the configuration says of it. No torch here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_out
+from trainer.data.dataset import TokenDataset
+
+_LOOKED_AT_SAMPLES = 16_384
+"""Whole blocks of them, of every lane, are laid out to learn what a row holds in the mean."""
+_ROWS_TOGETHER, _SIGMAS = 32, 6.0
+
+
+def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
+    """The configuration with its global batch in rows, whatever it was given in.
+
+    Rows are what is kept exactly at any number of ranks. A batch given in real tokens or samples becomes as many rows
+    as hold it in the mean of this dataset, of which a part is looked at, the same by every rank.
+    """
+    if config.global_batch_tokens is None and config.global_batch_samples is None:
+        return config
+    tokens, samples = mean_row(config, dataset)
+    asked = (config.global_batch_tokens or 0) / tokens or (config.global_batch_samples or 0) / samples
+    return config.model_copy(update={"global_batch_rows": max(1, round(asked))})
+
+
+def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
+    """Real tokens and samples in a row of this dataset, in the mean."""
+    rows = row_statistics(config, dataset)
+    return rows.mean_real_tokens, rows.mean_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatistics:
+    """What rows of a dataset hold."""
+
+    mean_real_tokens: float
+    mean_samples: float
+    most_documents: float
+    """Samples to a row in the fullest micro-batches of some dozen rows: six standard deviations above the mean."""
+
+
+def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
+    """Lay a part of a dataset out, and count."""
+    plan = make_plan(config, len(dataset), world_size=1)
+    samples_by_row: list[np.ndarray] = []
+    tokens = looked_at = 0
+    blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
+    for lane, block in blocks:
+        part = lay_out(plan, lane, block, dataset)
+        if len(part):
+            samples_by_row.append(np.bincount(part.rows))
+            tokens += int(np.sum(part.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(part)
+            looked_at += len(part)
+        if looked_at >= _LOOKED_AT_SAMPLES:
+            break
+    counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
+    mean = float(counts.mean())
+    return RowStatistics(
+        mean_real_tokens=tokens / len(counts),
+        mean_samples=mean,
+        most_documents=max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5),
+    )
+
+
+def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
+    """Deal the global batch to ranks and micro-batches."""
+    return BatchPlan(
+        seed=config.seed,
+        dataset_samples=samples,
+        row_tokens=config.seq_length_tokens,
+        layout=config.layout,
+        global_batch_rows=config.global_batch_rows,
+        accumulation_steps=accumulation_steps(config, world_size),
+        world_size=world_size,
+        max_epochs=config.max_epochs,
+    )

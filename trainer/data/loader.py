@@ -1,0 +1,343 @@
+"""Micro-batches for one rank: plan + dataset + masking, in this process or in loader processes.
+
+The plan is made in the training process, a little ahead of its use; loader processes get the places of samples, read
+and mask them. Ids and positions travel as small as they are stored, and become what a model takes on the device.
+
+Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
+"""
+
+import itertools
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.data.dataset import TokenDataset
+from trainer.data.masking import IGNORED_LABEL, Masker, MaskingRule
+from trainer.data.sampler import MicroBatchPlan, Position, RowStream, join_positions
+from trainer.distributed.ranks import Mark, Ranks
+from trainer.errors import BadConfig
+from trainer.health.watchdog import ignore_signals
+
+WIDTH_STEP_TOKENS = 64
+"""Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them.
+Dynamic ones are not rounded, as transformers' collator does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch on the host, or, after ``to``, on a device."""
+
+    ids_BS: torch.Tensor
+    """uint16 or uint32 as stored, with special tokens, corrupted, padded with the pad id."""
+    starts_N: torch.Tensor
+    """int32, where each sample begins in the flattened rows; ascending."""
+    tokens_N: torch.Tensor
+    """int32, tokens of each sample, special tokens included."""
+    predicted_P: torch.Tensor
+    """int32, places in the flattened rows of the tokens to predict."""
+    targets_P: torch.Tensor
+    """As ``ids_BS``: what stood there."""
+    real_tokens: int
+    predicted_tokens: int
+    most_predicted_in_row: int
+    after: Position | None = None
+    """Where the job is behind this micro-batch's optimizer step; only with the last micro-batch of a step."""
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Copy to a device, without waiting where the memory is pinned."""
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "MicroBatch":
+        """What the loader calls to page-lock a batch."""
+        return self._moved(torch.Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
+        names = ("ids_BS", "starts_N", "tokens_N", "predicted_P", "targets_P")
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved)
+
+    def wide_ids_BS(self) -> torch.Tensor:
+        """int64, as embeddings take them."""
+        return self.ids_BS.to(torch.int64)
+
+    def attention_BS(self) -> torch.Tensor:
+        """int64, 1 where a token is real; for rows of one sample each.
+
+        An empty row attends to its first pad token, as a softmax over nothing would be NaN; it weighs nothing.
+        """
+        rows, width = self.ids_BS.shape
+        lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
+        lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
+        return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)
+
+    def labels_BS(self) -> torch.Tensor:
+        """int64, ``IGNORED_LABEL`` where nothing is predicted."""
+        labels = torch.full(self.ids_BS.shape, IGNORED_LABEL, dtype=torch.int64, device=self.ids_BS.device)
+        labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(torch.int64)
+        return labels
+
+
+class MicroBatchSource(Dataset[MicroBatch]):
+    """Makes micro-batches of one rank from their plans; the same from any process, in any order."""
+
+    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
+        manifest = dataset.manifest
+        self._dataset, self._plan, self._special = dataset, plan, manifest.special_ids
+        rule = MaskingRule(
+            vocab_size=manifest.used_vocab_size,
+            mask_id=self._special.mask,
+            special_ids=self._special.all(),
+            probability=config.masking_probability,
+        )
+        self._masker = Masker(rule, config.seed)
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
+        """Read, frame, corrupt and lay out a whole micro-batch; ``BadConfig`` if the dataset is damaged."""
+        segments = plan.segments
+        tokens = segments.tokens
+        width = self._plan.row_tokens
+        if self._plan.layout in TRIMMED_LAYOUTS:
+            longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
+            step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
+            width = min(width, -(-longest // step) * step)
+        ids = np.full(self._plan.rows_per_microbatch_per_rank * width, self._special.pad, dtype=self._dataset.dtype)
+        starts = segments.rows * width + segments.columns
+        ids[starts] = self._special.cls
+        ids[starts + tokens + 1] = self._special.sep
+        self._dataset.read_into(ids, starts + 1, segments.shards, segments.begins, tokens)
+        predicted, targets = self._corrupt(ids, starts + 1, plan)
+        return MicroBatch(
+            ids_BS=torch.from_numpy(ids.reshape(-1, width)),
+            starts_N=torch.from_numpy(starts.astype(np.int32)),
+            tokens_N=torch.from_numpy((tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)),
+            predicted_P=torch.from_numpy(predicted.astype(np.int32)),
+            targets_P=torch.from_numpy(targets),
+            real_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
+            predicted_tokens=len(predicted),
+            most_predicted_in_row=int(np.diff(np.searchsorted(predicted, np.arange(0, len(ids) + 1, width))).max()),
+            after=plan.after,
+        )
+
+    def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
+        segments = plan.segments
+        # Checked for all ids, as an embedding table would read past its end on a GPU, far from here.
+        if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
+            try:
+                return self._masker.corrupt(
+                    ids, places, segments.tokens, epochs=segments.epochs, samples=segments.samples
+                )
+            except IndexError:
+                pass
+        raise BadConfig(
+            f"{self._dataset.directory} holds ids that its tokenizer does not have",
+            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self._dataset.directory}",
+        )
+
+
+class Source(Protocol):
+    """Makes micro-batches from their plans."""
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
+        """The micro-batch of a plan."""
+        ...
+
+
+class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
+    """A source for loader processes; what is wrong with the data it returns, as torch's loader changes errors."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | dict[str, str]:
+        try:
+            return self._source.__getitems__(plan)
+        except BadConfig as error:
+            return {"message": error.message, "next_step": error.next_step}
+
+
+def _or_refused(made: MicroBatch | dict[str, str]) -> MicroBatch:
+    if isinstance(made, dict):
+        raise BadConfig(**made)
+    return made
+
+
+def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
+    """Micro-batches in the order of their plans, with the configured processes and prefetching."""
+    pinned = config.data.pin_memory and config.device == "cuda"
+    workers = config.data.loader_workers
+    if not workers:
+        # Nothing is left for torch's loader to do, and it would take a sixth of the time.
+        made = map(source.__getitems__, plans)
+        return (batch.pin_memory() for batch in made) if pinned else made
+    loader = DataLoader(
+        _ToldSource(source),
+        batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
+        collate_fn=lambda batch: batch,  # what the loader calls a list is a whole micro-batch here
+        num_workers=workers,
+        prefetch_factor=config.data.prefetch_batches,
+        pin_memory=pinned,
+        worker_init_fn=lambda _: ignore_signals(),
+        multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
+    )
+    return map(_or_refused, loader)
+
+
+def micro_batch_plans(
+    dataset: TokenDataset,
+    config: TrainConfig,
+    plan: BatchPlan,
+    rank: int,
+    *,
+    steps: int | None = None,
+    position: Position | None = None,
+) -> Iterator[MicroBatchPlan]:
+    """The plans of a rank from a position on, of so many optimizer steps or for ever."""
+    endless = iter(RowStream(plan, dataset, rank, position, ahead=config.data.loader_workers > 0))
+    return endless if steps is None else islice(endless, steps * plan.accumulation_steps)
+
+
+class Upcoming:
+    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of."""
+
+    def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
+        self._plans = plans
+        self.waiting: deque[MicroBatchPlan] = deque()
+
+    def __iter__(self) -> Iterator[MicroBatchPlan]:
+        for plan in self._plans:
+            self.waiting.append(plan)
+            yield plan
+
+    def used(self) -> MicroBatchPlan:
+        """Return the plan of the next micro-batch that the loader gives."""
+        return self.waiting.popleft()
+
+
+class Supply:
+    """The micro-batches of a run, one optimizer step at a time; each rank calls it at the same steps."""
+
+    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
+        self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
+        self._source = MicroBatchSource(dataset, config, plan)
+        self._loader: Iterator[MicroBatch] = iter(())
+        self._processes: list[BaseProcess] = []
+        self.position = Position.start(plan)
+        """Behind the last step that was taken; lanes of other ranks are not up to date, see ``whole_position``."""
+        self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Numbers of the samples in this rank's part of that step."""
+
+    def start_at(self, position: Position) -> None:
+        """Go on from a position."""
+        self.close()
+        self.position = position
+        plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
+        self._upcoming = Upcoming(plans)
+        others = set(multiprocessing.active_children())
+        self._loader = make_loader(self._source, self._config, self._upcoming)
+        self._processes = [one for one in multiprocessing.active_children() if one not in others]
+
+    def wait_for_first(self) -> list[MicroBatch]:
+        """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
+        first = list(islice(self._loader, self._plan.accumulation_steps))
+        self._loader = itertools.chain(first, self._loader)
+        return first
+
+    def compare_first(self) -> None:
+        """Raise ``BadConfig`` if two ranks have the same samples in the next step, which was waited for."""
+        segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.accumulation_steps)]
+        numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
+        compare_data(self._ranks.gather(numbers))
+
+    def next_step(self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]) -> list[MicroBatch]:
+        """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
+        empty_rows = 0
+        while True:
+            batches = take(self._loader, self._plan.accumulation_steps)
+            plans = [self._upcoming.used() for _ in batches]
+            self.samples = np.concatenate([plan.segments.samples for plan in plans])
+            assert plans[-1].after is not None
+            self.position = plans[-1].after
+            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.real_tokens for one in batches))):
+                return batches
+            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            empty_rows += self._config.global_batch_rows
+            if empty_rows >= self._plan.lanes:
+                return []
+
+    def whole_position(self) -> Position:
+        """Where the whole job is, from what each rank knows of it."""
+        return join_positions(self._ranks.gather(self.position))
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        self._loader = iter(())
+        for process in self._processes:
+            process.kill()  # where it is still there: stuck in a file system that does not answer, say
+        self._processes = []
+
+
+class DataWait:
+    """Takes micro-batches from a loader and counts the wait for them."""
+
+    def __init__(self, now: Callable[[], Mark]) -> None:
+        self._now = now
+        self._last: Mark | None = None
+        self._waited_s = 0.0
+        self._gaps: list[tuple[Mark, Mark]] = []
+
+    def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step."""
+        batches = []
+        for _ in range(count):
+            last = self._last
+            idle_before, asked_s = last is None or last.reached(), time.perf_counter()
+            batches.append(next(loader))
+            if idle_before or last is None:
+                self._waited_s += time.perf_counter() - asked_s
+            elif last.reached():
+                # The device came to its end somewhere in between, and has waited from there to a mark that it reaches
+                # at once.
+                self._gaps.append((last, self._now()))
+                self._last = None
+        return batches
+
+    def gave(self, last: Mark) -> None:
+        """What the device was given ends there."""
+        self._last = last
+
+    def read(self) -> float:
+        """Seconds since the last call; on a GPU it waits for the moment at which the last batch came, if at all."""
+        for _, came in self._gaps:
+            came.wait()
+        waited_s = self._waited_s + sum(max(0.0, came.seconds_since(ended)) for ended, came in self._gaps)
+        self._waited_s, self._gaps = 0.0, []
+        return waited_s
+
+
+def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
+    """Raise ``BadConfig`` if two ranks compute the same sample.
+
+    ``samples`` are those of every rank's first optimizer step, as numbers that tell sample and epoch.
+    """
+    everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
+    if len(np.unique(everything)) == len(everything):
+        return
+    for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
+        if common := len(np.intersect1d(own, theirs)):
+            raise BadConfig(
+                f"ranks {other} and {rank} were dealt {common} samples in common in their first step",
+                next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
+            )
+    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")

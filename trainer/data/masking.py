@@ -1,0 +1,136 @@
+"""Masked-LM corruption from a counter-based generator: what happens to a token depends on (seed, epoch, sample, place).
+
+So masks do not depend on who draws them, in which order, how often, or beside what (Devlin et al. 2018 for the 80/10/10
+rule). Unlike in transformers' collator, a random replacement is always an ordinary token.
+
+Shapes: N samples, T tokens of all of them, P tokens to predict.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.batch_plan import GOLDEN, Int64, Uint64, hash_words, mix, to_unit
+
+IGNORED_LABEL = -100
+"""The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
+
+_NEVER = np.uint16(2**16 - 1)
+"""Above the edge of every probability that can be told from 1."""
+_EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8, 9))
+
+SLOTS_MULTIPLE = 64
+"""Head slots come in whole tiles of matrix units."""
+_SLOTS_SIGMAS = 6.0
+"""So many standard deviations above the mean: more tokens to predict come once in a billion micro-batches."""
+
+Ids = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskingRule:
+    """What is masked, and what with."""
+
+    vocab_size: int
+    """Ids that the tokenizer has; random replacements are drawn from those of them that are not special."""
+    mask_id: int
+    special_ids: tuple[int, ...]
+    """Never masked, never drawn."""
+    probability: float
+
+
+def head_slots(places: int, probability: float) -> int:
+    """How many tokens to predict a micro-batch of so many places has room for, so that the head's shapes stay."""
+    mean = places * probability
+    slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
+    return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
+
+
+def most_predicted(places: int, probability: float) -> int:
+    """How many tokens to predict a micro-batch holds at most: its slots of the head, or all of its tokens."""
+    return min(places, head_slots(places, probability))
+
+
+class Masker:
+    """Draws the tokens to predict, and what stands in their place. Holds tables of the vocabulary, and no state."""
+
+    def __init__(self, rule: MaskingRule, seed: int) -> None:
+        self._rule, self._seed = rule, seed
+        self._ordinary = np.ones(rule.vocab_size, dtype=bool)
+        self._ordinary[list(rule.special_ids)] = False
+        self._ordinary_ids = np.flatnonzero(self._ordinary)
+        edge = min(int(rule.probability * 2**16), 2**16 - 2)
+        share_at_edge = min(rule.probability * 2**16 - edge, 1 - 2.0**-53)
+        self._edge, self._share_at_edge = np.uint16(edge), np.uint64(int(share_at_edge * 2**64))
+        self._counters = np.zeros(0, dtype=np.uint64)
+
+    def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
+        """Corrupt samples in ``ids``, which have ``tokens`` ids from ``places`` on, special tokens not counted.
+
+        Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,). An id that
+        is not below the vocabulary size raises ``IndexError``. Returned are the positions in ``ids`` of the tokens to
+        predict, and the ids that stood there, both of shape (P,).
+        """
+        drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
+        quads = (tokens + 3) >> 2
+        predicted = drawn + np.repeat(places - 4 * (np.cumsum(quads) - quads), quads)[drawn >> 2]
+        originals = ids[predicted]
+        ordinary = self._ordinary.take(originals)
+        if not ordinary.all():
+            predicted, originals, words = predicted[ordinary], originals[ordinary], words[ordinary]
+        ids[predicted] = self._replacements(originals, words)
+        return predicted, originals
+
+    def _draw(self, keys: Uint64, tokens: Int64) -> tuple[Int64, Uint64]:
+        """Draw tokens, each with its own chance.
+
+        Every pass over all tokens counts, so a token gets 16 bits: four of them, a quad, share an output of the
+        SplitMix64 generator that starts at the sample's key. Below the edge a token is drawn; at the edge, 1 in 65,536,
+        further bits decide, so that the chance is exact to 2**-80. Returned are, for each drawn token, its number among
+        the quads' tokens of all samples, and a word of 64 bits of its own; shapes (P,).
+        """
+        quads = (tokens + 3) >> 2
+        ends = np.cumsum(quads)
+        of_quads = self._generate(keys - (ends - quads).astype(np.uint64) * GOLDEN, quads)
+        bits = of_quads.view("<u2").copy()
+        for absent in (1, 2, 3):  # the last quad of a sample may hold fewer tokens
+            bits[(4 * ends - absent)[4 * quads - tokens >= absent]] = _NEVER
+        drawn = np.flatnonzero(bits <= self._edge)
+        at_edge = np.flatnonzero(bits[drawn] == self._edge)
+        unlucky = mix(_own_words(of_quads, drawn[at_edge]) + GOLDEN) >= self._share_at_edge
+        if unlucky.any():
+            drawn = np.delete(drawn, at_edge[unlucky])
+        return drawn, _own_words(of_quads, drawn)
+
+    def _generate(self, states: Uint64, counts: Int64) -> Uint64:
+        """SplitMix64's outputs, one sample's after the other; two buffers and no other temporaries."""
+        total = int(counts.sum())
+        if len(self._counters) < total:
+            self._counters = np.arange(1, total + 1, dtype=np.uint64) * GOLDEN
+        words: Uint64 = np.repeat(states, counts)
+        words += self._counters[:total]
+        other = words >> np.uint64(30)
+        other ^= words
+        other *= np.uint64(0xBF58476D1CE4E5B9)
+        np.right_shift(other, np.uint64(27), out=words)
+        words ^= other
+        words *= np.uint64(0x94D049BB133111EB)
+        np.right_shift(words, np.uint64(31), out=other)
+        words ^= other
+        return words
+
+    def _replacements(self, originals: Ids, words: Uint64) -> Ids:
+        """80 % the mask, 10 % an ordinary id, 10 % what stood there."""
+        result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._rule.mask_id), originals)
+        random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
+        drawn = to_unit(mix(words[random] - GOLDEN)) * len(self._ordinary_ids)
+        result[random] = self._ordinary_ids[drawn.astype(np.int64)]
+        return result
+
+
+def _own_words(of_quads: Uint64, tokens: Int64) -> Uint64:
+    """A word for each of some tokens, from their quads' words."""
+    return mix(of_quads[tokens >> 2] + (tokens & 3).view(np.uint64))

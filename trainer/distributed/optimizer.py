@@ -1,0 +1,73 @@
+"""AdamW with its groups and learning rate; its state whole on every rank, or shared out (ZeRO-1)."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.ranks import Ranks
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The learning rate of a step counted from 0: a linear warm-up, then what ``config.schedule`` says.
+
+    ``linear`` is that of Devlin et al. 2018, ``cosine`` that of Loshchilov and Hutter 2016 without restarts, ``wsd``
+    (warm-up, stable, decay) falls with one minus the square root, which Hägele et al. 2024 found best.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    first, final = config.warmup_steps, config.final_learning_rate_share
+    if config.schedule == "wsd":
+        first = max(first, config.max_steps - max(1, round(config.decay_share * config.max_steps)))
+    done = min(1.0, max(0.0, (step - first) / max(1, config.max_steps - first)))
+    left = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "wsd": 1 - math.sqrt(done),
+    }
+    return config.learning_rate * (final + (1 - final) * left[config.schedule])
+
+
+def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torch.optim.Optimizer:
+    """Fused AdamW. Matrices decay, embeddings among them; biases and normalisation weights do not."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+        "fused": True,
+    }
+    if config.parallel.strategy == "zero1" and ranks.world_size > 1:
+        # Importing it compiles optimizers for a second.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, **options)
+    return torch.optim.AdamW(groups, **options)
+
+
+def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The AdamW that updates this rank's parameters, inside of what shares its state out."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return own
+
+
+def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None:
+    """Let the next step change nothing, neither weights nor state, if a condition holds on the device.
+
+    Fused optimizers offer this for mixed precision with loss scaling; without a scale, only the condition is left.
+    """
+    own: Any = own_optimizer(optimizer)
+    own.grad_scale, own.found_inf = None, condition.float()
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """For the next step, in every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

@@ -1,0 +1,375 @@
+"""Ranks: who this process is, its device and moments of it, and what all ranks agree on."""
+
+import contextlib
+import datetime
+import gc
+import inspect
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # there, though not in its list of names
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config.train_config import GradientDtype, TrainConfig, accumulation_steps
+from trainer.distributed.cpu_binding import bind_near
+from trainer.errors import BadConfig, DeviceMissing
+from trainer.staging.stage import DEFAULT_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: on the host, or in the device's queue of work."""
+
+    moment: float | torch.cuda.Event
+
+    def reached(self) -> bool:
+        """Whether the device has come so far."""
+        return not isinstance(self.moment, torch.cuda.Event) or bool(self.moment.query())
+
+    def wait(self) -> None:
+        """Wait until the device has come so far."""
+        if isinstance(self.moment, torch.cuda.Event):
+            self.moment.synchronize()
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Time between two moments that were both reached."""
+        if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
+            return float(earlier.moment.elapsed_time(self.moment)) / 1e3
+        assert isinstance(self.moment, float)
+        assert isinstance(earlier.moment, float)
+        return self.moment - earlier.moment
+
+
+def mark(device: torch.device) -> Mark:
+    """This moment in the device's queue; a CPU has none, so it is now."""
+    if device.type != "cuda":
+        return Mark(time.perf_counter())
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return Mark(event)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way; it has arrived when the device has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class GradientTraffic:
+    """DDP's communication hook: averages buckets over all ranks.
+
+    In 16 bits each rank's part is divided before it is rounded, so sums stay in range; the weights' own gradients and
+    the optimizer keep 32 bits.
+    """
+
+    def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
+        self._dtype = TRAVEL_DTYPES[dtype]
+        self._device = device
+        self._square = torch.zeros((), device=device)
+        self._departed: Mark | None = None
+        self.travels = True
+        """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
+        Weights then differ from rank to rank; for measurements only."""
+        module.register_comm_hook(None, self._send)
+
+    def take(self) -> tuple[torch.Tensor, Mark | None]:
+        """Return the squared L2 norm of this rank's own gradient, shape (), and when its last bucket left.
+
+        What follows until the end of backward is waiting for the network.
+        """
+        square, self._square = self._square, torch.zeros((), device=self._device)
+        departed, self._departed = self._departed, None
+        return square, departed
+
+    def _send(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradient = bucket.buffer()
+        self._square += gradient.square().sum()
+        self._departed = mark(self._device)
+        gradient.div_(dist.get_world_size())
+        travelling = gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
+
+        def arrived(future: torch.futures.Future[Any]) -> torch.Tensor:
+            reduced: torch.Tensor = future.value()[0]
+            return gradient if reduced is gradient else gradient.copy_(reduced)
+
+        sent: torch.futures.Future[Any] = torch.futures.Future()
+        if self.travels:
+            sent = dist.all_reduce(travelling, async_op=True).get_future()
+        else:
+            sent.set_result([travelling])
+        return sent.then(arrived)
+
+
+ValueT = TypeVar("ValueT")
+_GROUP_LATER_S = 60.0
+TORCHS_BUCKET_CAP_MIB = 25
+_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
+"""NCCL's codes for failures that the death of a peer does not cause."""
+_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of torch's allocator: of both, torch reads the older name alone, even if it is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among all of them."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+    device: torch.device
+    cpus_before_binding: int | None = None
+    """Processors that this process could run on before it was bound to those near its GPU; None if it never was."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes files and talks."""
+        return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's, or ``cpu``."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """All of the GPU's memory, as torch sees it; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def sum(self, *values: float) -> list[float]:
+        """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
+        return self._agree(values, dist.ReduceOp.SUM)
+
+    def max(self, *values: float) -> list[float]:
+        """The largest of all ranks, number by number; otherwise as ``sum``."""
+        return self._agree(values, dist.ReduceOp.MAX)
+
+    def each(self, value: float) -> list[float]:
+        """What every rank has, by rank; otherwise as ``sum``."""
+        return self.sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
+
+    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's own enum
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, operation)
+        return [float(value) for value in tensor.tolist()]
+
+    def gather(self, value: ValueT) -> list[ValueT]:
+        """Return every rank's value, by rank; the host waits for all hosts."""
+        found = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(found, value)
+        return found
+
+    def tell(self, value: ValueT) -> ValueT:
+        """Return the first rank's value on every rank."""
+        told = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(told)
+        return told[0]
+
+    def send_from_first(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor on the device with the first rank's."""
+        if self.world_size > 1:
+            dist.broadcast(tensor, 0)
+
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Begin to add a tensor up over all ranks, in place; what is returned makes its device, or a CPU, wait."""
+        if self.world_size == 1:
+            return lambda: None
+        wait: Callable[[], object] = dist.all_reduce(tensor, async_op=True).wait
+        return wait
+
+
+def join_ranks(
+    config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: Path | None = None
+) -> Ranks:
+    """Take the place that torchrun gave this process, or stand alone.
+
+    Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
+    yet; None takes the address and port that torchrun put into this process's environment. Raises as ``pick_device``.
+    """
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
+    ranks = Ranks(
+        rank=int(environment.get("RANK", "0")),
+        local_rank=local_rank,
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        device=device,
+        cpus_before_binding=cpus,
+    )
+    if device.type == "cuda":
+        gpu: Any = torch.cuda.get_device_properties(device)
+        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+    else:
+        # torchrun gives every rank one thread unless told otherwise, however many cores there are.
+        torch.set_num_threads(max(1, cpus // ranks.local_world_size))
+    if ranks.world_size > 1:
+        timeout = datetime.timedelta(seconds=longest_join_s(config))
+        # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store = None
+        if rendezvous is not None:
+            store = dist.FileStore(str(rendezvous), ranks.world_size)  # type: ignore[attr-defined]  # unlisted
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+    return ranks
+
+
+def longest_join_s(config: TrainConfig) -> float:
+    """How long ranks wait for each other at the start, and in a collective before the group itself ends them.
+
+    Longer than the watch's patience, which leaves in order, and than staging the dataset may take on another node.
+    """
+    patience_s = config.parallel.timeout_s + _GROUP_LATER_S
+    return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
+
+
+def leave_ranks(*, together: bool) -> None:
+    """Close the process group, if there is one.
+
+    Ranks that come ``together`` wait for each other: closing the group while a peer's last message is under way can
+    take its process down.
+    """
+    if not dist.is_initialized():
+        return
+    if together:
+        dist.barrier()
+    gc.collect()  # modules refer to each other in circles, and hold on to the group
+    dist.destroy_process_group()
+
+
+def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
+    """Return whether an error says that another rank cannot be reached any more.
+
+    Before a step was ``rehearsed``, which makes every communicator, a system error of NCCL comes from this node, such
+    as too little shared memory or a wrong interface: starting again is no help.
+    """
+    told = str(error)
+    if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
+        return _CUT_OFF.search(told) is not None
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in told for name in ("gloo", "NCCL", "TCPStore"))
+
+
+def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
+    """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
+
+    GPUs are numbered by their position on the PCI bus, as NVML does. The allocator extends its segments, so that memory
+    grows almost evenly with the micro-batch; ``cudaMallocAsync`` has no segments. Call it before CUDA is first used.
+    """
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
+    settings = environment.get(name, "")
+    if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
+        environment[name] = ",".join(filter(None, (settings, "expandable_segments:True")))
+
+
+def pick_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a local rank; raise ``DeviceMissing`` if there is no such GPU."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    set_cuda_defaults(os.environ)
+    if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise DeviceMissing(
+            f"local rank {local_rank} needs a CUDA device and torch sees {found}",
+            next_step="Start as many local ranks as there are GPUs, or use --set train.device=cpu.",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedModule:
+    """A module that trains together with those of all ranks."""
+
+    module: nn.Module
+    """To be called; the module itself where this process is alone."""
+    traffic: GradientTraffic | None
+    """Where DDP carries the gradients."""
+
+    def synchronise(self, now: bool) -> contextlib.AbstractContextManager[None]:
+        """Whether the next forward and backward send gradients, or keep them for a later one to send."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(now)
+        elif isinstance(self.module, DistributedDataParallel) and not now:
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+
+def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
+    """Wrap a module for its strategy; alone, it is left as it is.
+
+    ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
+    Settings of fsdp2 that cannot work are a ``BadConfig``.
+    """
+    parallel = config.parallel
+    if ranks.world_size == 1:
+        return SharedModule(module=module, traffic=None)
+    if parallel.strategy == "fsdp2":
+        return SharedModule(module=_shard(module, layers, config, ranks), traffic=None)
+    # The newer name, if torch has it: the older one then warns.
+    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    unchanged_buffers: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        # Only where nobody names a size does torch make the first bucket small, so that something travels early.
+        bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
+        gradient_as_bucket_view=parallel.gradient_as_bucket_view,
+        static_graph=parallel.static_graph,
+        **unchanged_buffers,
+    )
+    return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
+
+
+def give_up_gathered(module: nn.Module) -> None:
+    """Go back to this rank's share of the weights, after a forward that no backward follows; for fsdp2 only."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
+def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
+    if config.parallel.gradient_dtype != "fp32" and accumulation_steps(config, ranks.world_size) > 1:
+        raise BadConfig(
+            f"fsdp2 would add micro-batches up in {config.parallel.gradient_dtype} as well, not only send them",
+            next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches that need no accumulation.",
+        )
+    together = config.parallel.shard_ranks or ranks.world_size
+    if ranks.world_size % together:
+        raise BadConfig(
+            f"parallel.shard_ranks = {together} does not divide {ranks.world_size} ranks",
+            next_step="Use a divisor, such as the ranks of one node.",
+        )
+    copies = ranks.world_size // together
+    # All of them in one dimension is plain FSDP; copies of it in another are HSDP.
+    shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
+    travels_as = config.parallel.gradient_dtype
+    policy = MixedPrecisionPolicy(reduce_dtype=None if travels_as == "fp32" else TRAVEL_DTYPES[travels_as])
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(module, "evaluate")
+    return module

@@ -1,0 +1,84 @@
+"""What an error means: out of memory or a crash, for training and for trials alike; and what to do about it."""
+
+import contextlib
+import re
+
+import torch
+
+from trainer.errors import HOST_REFUSES, BadConfig, DiskTrouble, DoesNotFit, RanksLost
+from trainer.files import PASSING_ERRORS
+from trainer.health.watchdog import REQUEUE
+
+_SMALLER = "lower train.micro_batch_rows, or find the largest: autotune probe"
+_AGAIN = "start it again: it goes on from the newest checkpoint"
+
+_REFUSED = re.compile(
+    rf"out of memory|{HOST_REFUSES.pattern}"
+    # Handles and workspaces of the libraries are not the caching allocator's.
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
+    # oneDNN that is refused memory for its code says only that it could not; of an unknown shape it says more.
+    r"|could not create a memory object|could not (create|execute) a primitive$",
+    re.MULTILINE,
+)
+_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
+"""Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+_NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
+_NEARLY_FULL_BYTES = 512 * 2**20
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return the line of an error that says that memory ran out; None for any other error."""
+    told = str(error)
+    # A library's own text counts only in its own kind of error: a file may be called anything.
+    said = _REFUSED.search(told) if isinstance(error, RuntimeError) else None
+    if said is None and isinstance(error, RuntimeError) and _is_nearly_full():
+        said = _PERHAPS.search(told)
+    if said is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return None
+    start = 0 if said is None else told.rfind("\n", 0, said.start()) + 1
+    return told[start:].partition("\n")[0][:300] or type(error).__name__
+
+
+def is_vague(refusal: str) -> bool:
+    """Return whether a line of ``out_of_memory`` may as well tell of a fault of another kind."""
+    return _REFUSED.search(refusal) is None and _PERHAPS.search(refusal) is not None
+
+
+def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
+    """Return the exit code, reason and next step for an error that no other place has translated.
+
+    ``lost`` says that another rank cannot be reached any more.
+    """
+    told = str(error)
+    if (refusal := out_of_memory(error)) is not None:
+        return DoesNotFit.exit_code, f"out of memory: {refusal}", _SMALLER
+    if "NCCL" in told or "CUDA" in told or "Cuda" in told:
+        if "invalid usage" in told or "Duplicate GPU" in told:
+            reason = f"NCCL cannot be used so: {_first_line(error)}"
+            return BadConfig.exit_code, reason, "start one rank for each GPU, with one torchrun on each node"
+        if "ECC" in told:
+            return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{_AGAIN}; ask for other nodes"
+    if lost:
+        return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", _AGAIN
+    if (code := _NCCL_CODE.search(told)) is not None:
+        reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
+        return 70, reason, "start it again with NCCL_DEBUG=INFO, which prints the call that failed"
+    if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
+        return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.loader_workers, where memory was short"
+    if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+        return DiskTrouble.exit_code, str(error), f"{_AGAIN}, when the file system is well"
+    if isinstance(error, OSError):
+        return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
+    return 70, f"{type(error).__name__}: {error}", "please report this bug"
+
+
+def _is_nearly_full() -> bool:
+    with contextlib.suppress(RuntimeError):  # a fault that has ended CUDA in this process is none of memory
+        return torch.cuda.is_initialized() and torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    """Without the place in a library's source, and its guesses."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0][:300]

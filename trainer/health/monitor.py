@@ -1,0 +1,371 @@
+"""What loss and gradient say about a run, and what is to be done. Pure, no torch here.
+
+A loss or a norm is compared with the median of those before it, in units of their robust scatter: the median absolute
+deviation (MAD), times 1.4826, which is the standard deviation if values are normal (Rousseeuw and Croux 1993).
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainer.config.train_config import HealthSettings, Policy
+from trainer.health.events import Action, Finding, Kind
+
+FLOOR_SHARE = 0.1
+"""Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
+ENOUGH_VALUES, FEWEST_VALUES = 16, 8
+"""Values that must be there before one is judged; the lower number is that of the shortest windows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What a step says about the run."""
+
+    step: int
+    """Counted from 1."""
+    loss: float
+    """Mean over all ranks, in nats."""
+    grad_norm: float
+    """Before clipping."""
+    applied: bool
+    """Whether the device took the update; it leaves out a step that is not finite or above the limits."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Both numbers, by name."""
+        return {"loss": self.loss, "grad_norm": self.grad_norm}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Above these the device leaves an update out; infinite where nothing is known yet, or nothing is to be skipped."""
+
+    loss: float
+    grad_norm: float
+
+
+NO_LIMITS = Limits(loss=math.inf, grad_norm=math.inf)
+
+
+class HealthMonitor:
+    """Looks at every step once, in order, and says what is unusual."""
+
+    def __init__(self, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any] | None = None) -> None:
+        """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
+        self._settings, self._clip = settings, max_grad_norm
+        self.recovery = _restored(Recovery, (saved or {}).get("recovery", {}))
+        self._look_back(saved or {})
+
+    def _look_back(self, saved: Mapping[str, Any]) -> None:
+        """Take over all that says what is usual, or start it afresh where nothing is saved."""
+        settings = self._settings
+        self._loss = _Series(Kind.SPIKE, settings.on_spike, settings, 0.0, saved.get("loss", {}))
+        floor = settings.explosion_ratio * self._clip
+        self._norm = _Series(Kind.EXPLOSION, settings.on_explosion, settings, floor, saved.get("grad_norm", {}))
+        self._plateau = _restored(Plateau, saved.get("plateau", {}), window_steps=settings.plateau_window_steps)
+        self._usual: bool = saved.get("usual", True)
+        self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
+
+    def limits(self) -> Limits:
+        """What the device is to leave out in the steps that come."""
+        loss, grad_norm = (one.limit if one.guarded else math.inf for one in (self._loss, self._norm))
+        return Limits(loss=loss, grad_norm=grad_norm)
+
+    def look(self, vitals: Vitals) -> list[Finding]:
+        """What a step shows; each step is shown exactly once, in order."""
+        furthest = self.recovery.furthest_trouble_step
+        if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
+            self.recovery.without_progress = 0  # well past the furthest trouble
+        named = (("the loss", vitals.loss), ("the gradient's norm", vitals.grad_norm))
+        if broken := [f"{name} is {value}" for name, value in named if not math.isfinite(value)]:
+            self._usual = False
+            message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
+            action = Action(self._settings.on_non_finite)
+            found = [Finding(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
+        else:
+            found = self._unusual(vitals)
+        skipped = any(one.action is Action.SKIP for one in found)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        found = [self._escalated(one) for one in found]
+        if vitals.applied and math.isfinite(vitals.loss):
+            found += self._plateau.look(vitals.step, vitals.loss)
+        return found
+
+    @property
+    def calm(self) -> bool:
+        """Whether a checkpoint saved now is a good one to return to."""
+        is_open = self._loss.excursion or self._norm.excursion
+        return self._usual and not is_open and self._skipped_in_a_row == 0
+
+    def learning_rate_share(self, step: int) -> float:
+        """What is left of the learning rate in the step, counted from 0, that is about to be taken."""
+        before = self.recovery
+        if before.eased_from_step is None or step < before.eased_from_step:
+            return 1.0
+        done = min(1.0, (step - before.eased_from_step) / self._settings.easing_steps)
+        return before.eased_share + (1 - before.eased_share) * done
+
+    def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
+        """Look back as at the checkpoint; what counts rollbacks and eases the learning rate goes on.
+
+        ``at_step``, counted from 1, is where the trouble was; ``to_step`` the steps finished at the checkpoint.
+        """
+        self._look_back(saved)
+        self._skipped_in_a_row = 0
+        recovery = self.recovery
+        recovery.rollbacks += 1
+        recovery.without_progress += 1
+        recovery.furthest_trouble_step = max(recovery.furthest_trouble_step or 0, at_step)
+        recovery.eased_from_step = to_step
+        recovery.eased_share = self._settings.eased_learning_rate_share**recovery.without_progress
+
+    def forgive(self) -> None:
+        """Let rollbacks count afresh, as settings were changed since the run gave up."""
+        self.recovery.without_progress = 0
+        self.recovery.furthest_trouble_step = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole state, as JSON can write it: nothing in it is infinite."""
+        return {
+            "loss": self._loss.to_json(),
+            "grad_norm": self._norm.to_json(),
+            "plateau": dataclasses.asdict(self._plateau),
+            "usual": self._usual,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "recovery": dataclasses.asdict(self.recovery),
+        }
+
+    def _unusual(self, vitals: Vitals) -> list[Finding]:
+        pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
+        above = [series for series, value in pairs if value > series.limit]
+        blamed = None if vitals.applied else self._blamed(vitals, above)
+        self._usual = not above and blamed is None
+        found = []
+        for series, value in pairs:
+            action = Action.SKIP if series is blamed else series.judge(value, applied=vitals.applied)
+            if action is not None:
+                found.append(self._described(series, action, vitals, value, lagging=series is blamed))
+            if not series.guarded or (series not in above and series is not blamed):
+                series.add(value)
+        return found
+
+    def _blamed(self, vitals: Vitals, above: Sequence["_Series"]) -> "_Series | None":
+        """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
+        pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
+        near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
+        return None if any(series in above for series in near) else max(near, key=near.__getitem__, default=None)
+
+    def _described(self, series: "_Series", action: Action, vitals: Vitals, value: float, *, lagging: bool) -> Finding:
+        is_loss = series.kind is Kind.SPIKE
+        name = "loss" if is_loss else "gradient's norm"
+        message = f"the {name} of step {vitals.step} is {value:.4g}"
+        if lagging:
+            message += ", which a limit of some steps before forbade"
+        else:
+            message += f", above {series.limit:.4g}; the median of the last {len(series)} is {series.median:.4g}"
+        message += "; the update was taken" if vitals.applied else "; the update was left out"
+        values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
+        values |= {} if is_loss else {"clip": self._clip}
+        return Finding(kind=series.kind, action=action, message=message, values=values)
+
+    def _escalated(self, one: Finding) -> Finding:
+        """A finding with the action that remains when skipping, or rolling back, did not help."""
+        action, message = one.action, one.message
+        if action is Action.SKIP and self._skipped_in_a_row >= self._settings.patience_steps:
+            action = Action.ROLL_BACK
+            message += f"; {self._skipped_in_a_row} in a row were"
+        if action is not Action.ROLL_BACK:
+            return one
+        before = self.recovery.without_progress
+        if before >= self._settings.max_rollbacks:
+            action = Action.GIVE_UP
+            message += f"; {before} rollbacks before it did not help" if before else ""
+            most = self._settings.max_rollbacks
+            message += f", and train.health.max_rollbacks = {most} allows no more: training gives up"
+        else:
+            message += "; training rolls back"
+        return dataclasses.replace(one, action=action, message=message)
+
+
+class _Series:
+    """The last values of one figure, and what is unusual beside them."""
+
+    def __init__(
+        self, kind: Kind, policy: Policy, settings: HealthSettings, floor: float, saved: Mapping[str, Any]
+    ) -> None:
+        self.kind = kind
+        self.guarded = policy != "warn"
+        """Whether the device is to leave out what is unusual."""
+        self.excursion: bool = saved.get("excursion", False)
+        """Whether it was said that values are unusual, and none was usual since; only if that is all that is done."""
+        self._policy = policy
+        self._sigmas = settings.spike_sigmas
+        self._floor = floor
+        self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
+        self._window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
+        self._measure()
+
+    def __len__(self) -> int:
+        return len(self._window)
+
+    def judge(self, value: float, *, applied: bool) -> Action | None:
+        """What is to be done about a value, or None."""
+        if value <= self.limit:
+            self.excursion = False
+            return None
+        match self._policy:
+            case "rollback":
+                return Action.ROLL_BACK
+            case "skip":
+                # The device's limit is some steps old and can let through what is forbidden now.
+                return Action.WARN if applied else Action.SKIP
+            case "warn":
+                is_known, self.excursion = self.excursion, True
+                return None if is_known else Action.WARN
+
+    def add(self, value: float) -> None:
+        """Let a value say what is usual."""
+        self._window.append(value)
+        self._measure()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"window": list(self._window), "excursion": self.excursion}
+
+    def _measure(self) -> None:
+        self.median, self.limit = math.nan, math.inf
+        if len(self._window) >= self._enough:
+            self.median, sigma = level_and_scatter(list(self._window))
+            room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
+            self.limit = max(self.median + room, self._floor)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Recovery:
+    """How often training rolled back, whether that helped, and how far the learning rate is eased."""
+
+    rollbacks: int = 0
+    without_progress: int = 0
+    furthest_trouble_step: int | None = None
+    eased_from_step: int | None = None
+    eased_share: float = 1.0
+
+
+SIGMAS_PER_MAD = 1.4826
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
+
+
+def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
+    """Where values are now, and their robust standard deviation around where they were on the way."""
+    whole, scatter = centre_and_scatter(sorted(values))
+    half = len(values) // 2
+    first, second = middle(sorted(values[:half])), middle(sorted(values[-half:]))
+    if second >= first:
+        return whole, scatter
+    slope = (second - first) / (len(values) - half)
+    middle_of_first = (half - 1) / 2
+    around = [value - first - slope * (place - middle_of_first) for place, value in enumerate(values)]
+    return min(whole, second), min(scatter, centre_and_scatter(sorted(around))[1])
+
+
+def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
+    """The median of blocks of steps, and its standard error, to which the slope of a fall or a rise adds nothing."""
+    differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
+    sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
+    return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
+
+
+def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation of values in order."""
+    centre = middle(ordered)
+    # Two runs in order, which sorting only has to merge.
+    deviations = sorted([abs(value - centre) for value in ordered])
+    return centre, SIGMAS_PER_MAD * middle(deviations)
+
+
+def middle(ordered: Sequence[float]) -> float:
+    """The median of values in order."""
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    # Halved first: the sum of two finite values need not be finite.
+    return ordered[half - 1] / 2 + ordered[half] / 2
+
+
+ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
+"""Standard errors of a fall, or a rise, between two medians that is more than noise. A rise is always told."""
+FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
+"""Of the shortest window, and of the whole run."""
+SMALLEST_CHANGE_SHARE = 0.001
+"""Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Plateau:
+    """Whether the loss still falls: both halves of a long window, by medians of blocks, each time half of it is new.
+
+    The window is the last half of the run, and not shorter than asked for.
+    """
+
+    window_steps: int
+    block_steps: int = 0
+    blocks: list[float] = dataclasses.field(default_factory=list)
+    block: list[float] = dataclasses.field(default_factory=list)
+    judged_at: int = 0
+    is_told: bool = False
+
+    def __post_init__(self) -> None:
+        self.block_steps = self.block_steps or max(1, self.window_steps // FEWEST_BLOCKS)
+        self.blocks, self.block = list(self.blocks), list(self.block)
+
+    def look(self, step: int, loss: float) -> list[Finding]:
+        """What a step's loss shows, counted from 1; each is shown once, in order."""
+        self.block.append(loss)
+        if len(self.block) < self.block_steps:
+            return []
+        self.blocks.append(middle(sorted(self.block)))
+        self.block = []
+        steps = len(self.blocks) * self.block_steps
+        window_steps = max(self.window_steps, steps // 2)
+        half = window_steps // 2 // self.block_steps
+        if steps < self.window_steps or steps - self.judged_at < window_steps // 2 or not half:
+            return []
+        self.judged_at = steps
+        first, first_error = median_and_error(self.blocks[-2 * half : -half])
+        second, second_error = median_and_error(self.blocks[-half:])
+        improvement, error = first - second, math.hypot(first_error, second_error)
+        values = {"first_median": first, "second_median": second, "improvement": improvement, "error": error}
+        smallest = SMALLEST_CHANGE_SHARE * abs(first)
+        telling = max(ERRORS_THAT_TELL * error, smallest)
+        medians = f"the median loss of {2 * half * self.block_steps} steps up to step {step} went from {first:.4g} in "
+        medians += f"their first half to {second:.4g} in their second"
+        self._join_blocks()
+        if improvement < -max(ERRORS_OF_A_RISE * error, smallest):
+            message = f"the loss rises: {medians}"
+            return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
+        was_told, self.is_told = self.is_told, improvement < telling
+        if was_told or not self.is_told:
+            return []
+        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
+        return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
+
+    def _join_blocks(self) -> None:
+        """Make longer ones, two into one, where there are many; what does not come out even is left out."""
+        while len(self.blocks) > MOST_BLOCKS:
+            even = self.blocks[len(self.blocks) % 2 :]
+            self.blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
+            self.block_steps *= 2
+            self.judged_at = len(self.blocks) * self.block_steps
+
+
+StateT = TypeVar("StateT", Recovery, Plateau)
+
+
+def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - as it has them
+    """Return a saved state under such settings; what is not saved starts afresh."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in saved.items() if name in known} | settings)

@@ -1,0 +1,251 @@
+"""The one place that says what a token may attend to: its own document, and nothing else in its row.
+
+``varlen`` computes every document on its own, in one kernel, on GPUs from Ampere on; ``sdpa`` whole rows under a mask,
+anywhere; ``row``, for encoders that this project does not know, has transformers' own mask of padding.
+
+Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H heads, E of a head, K slots of the
+prediction head, R slots of a row.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.attention import current_flash_attention_impl
+from transformers import PretrainedConfig
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.loader import MicroBatch
+from trainer.errors import BadConfig
+from trainer.model.families import FAMILIES
+from trainer.model.sparse_last_layer import AskedInDocuments, AskedInRows, attend_documents
+
+AttentionKind = Literal["varlen", "sdpa", "row"]
+
+VARLEN_NAME = "varlen_documents"
+"""What transformers calls our attention function."""
+_MOST_HEAD_DIMENSIONS = 256
+"""The limit of FlashAttention 2's kernels; they also want a multiple of 8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenAttention:
+    """How attention is computed, and why so."""
+
+    kind: AttentionKind
+    reason: str
+
+
+def dropout_key(model_config: PretrainedConfig) -> str | None:
+    """Return the name of the attention dropout in a model's config, as BERT or ModernBERT has it, or None."""
+    keys = ("attention_probs_dropout_prob", "attention_dropout")
+    return next((key for key in keys if hasattr(model_config, key)), None)
+
+
+def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
+    """Return which way to take; raise ``BadConfig`` if what is asked for cannot be had."""
+    if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
+        if config.layout == "packed" or config.attention != "auto":
+            raise BadConfig(
+                f"a {model_config.model_type!r} encoder would attend across the samples of a packed row",
+                next_step="Use --set train.layout=bucketed and --set train.attention=auto; or a bert, roberta or "
+                "modernbert model.",
+            )
+        return ChosenAttention(kind="row", reason=f"{model_config.model_type} is only known by its padding mask")
+    if config.attention == "sdpa":
+        return ChosenAttention(kind="sdpa", reason="asked for")
+    against = _against_varlen(config, model_config, device)
+    if against is None:
+        return ChosenAttention(kind="varlen", reason="documents are computed one by one")
+    if config.attention == "varlen":
+        raise BadConfig(f"train.attention is varlen, and {against[0]}", next_step=against[1])
+    return ChosenAttention(kind="sdpa", reason=against[0])
+
+
+def _against_varlen(
+    config: TrainConfig, model_config: PretrainedConfig, device: torch.device
+) -> tuple[str, str] | None:
+    """Why varlen cannot be had, and what would help; None where it can."""
+    if config.device != "cuda":  # what is traced without a GPU is on no device at all
+        return "a CPU has no varlen kernel", "Use --set train.attention=sdpa."
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        return f"{name} is older than Ampere", "Use --set train.attention=sdpa."
+    if config.precision != "bf16":
+        return "varlen kernels compute in bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
+    dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
+    if dropout > 0:
+        return (
+            f"varlen kernels have no dropout of attention weights, and the model's is {dropout:g}",
+            "Change the recipe in words, --set train.attention_dropout=0, or use --set train.attention=sdpa.",
+        )
+    head_dimensions = model_config.hidden_size // model_config.num_attention_heads
+    if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
+        return f"varlen kernels do not take heads of {head_dimensions}", "Use --set train.attention=sdpa."
+    # Packed sequences have documents without tokens, on which the backward pass of others hangs: flash-attention #1254.
+    if (active := current_flash_attention_impl()) not in (None, "FA2"):
+        return (
+            f"{active} is activated, which can hang on documents without tokens, as packed sequences have them",
+            "Call torch.nn.attention.restore_flash_attention_impl(), or use --set train.attention=sdpa.",
+        )
+    return None
+
+
+def attend_within_documents(
+    module: nn.Module,
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,  # noqa: ANN401 - what else transformers hands to attention functions
+) -> tuple[torch.Tensor, None]:
+    """Return attention of one long row, every document on its own, shape (1, T, H, E); transformers' signature."""
+    if dropout or attention_mask is not None:
+        raise ValueError("varlen attention has neither dropout nor masks")
+    query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
+    attended_THE = attend_documents(
+        query_THE,
+        key_THE,
+        value_THE,
+        query_edges=cu_seq_lens_q,
+        key_edges=cu_seq_lens_q,
+        longest_query=max_length_q,
+        longest_key=max_length_q,
+        # transformers counts the token itself
+        window_tokens=None if sliding_window is None else sliding_window - 1,
+        scale=scaling,
+    )
+    return attended_THE.unsqueeze(0), None
+
+
+def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each place's document, int32, from 1, and its place in it, int64; both 0 on padding, of shape (B, S).
+
+    They are made on the device, which is not waited for.
+    """
+    shape, device = batch.ids_BS.shape, batch.ids_BS.device
+    starts_N = batch.starts_N.to(torch.int64)
+    begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
+    begins_T.index_fill_(0, starts_N, 1)
+    number_T = begins_T.cumsum(0, dtype=torch.int32)
+    # Places before the first document belong to a document 0 without tokens.
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    start_T = torch.cat([none, starts_N]).index_select(0, number_T)
+    tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(0, number_T)
+    place_T = torch.arange(len(number_T), device=device) - start_T
+    real_T = place_T < tokens_T
+    return torch.where(real_T, number_T, 0).reshape(shape), torch.where(real_T, place_T, 0).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInputs:
+    """What an encoder's forward takes, and what it was made from."""
+
+    arguments: dict[str, Any]
+    document_BS: torch.Tensor | None = None
+    """The document of each place; None where rows are told to the encoder by their padding mask."""
+    edges: torch.Tensor | None = None
+    """Shape (2 N + B + 1,), int32, the edges of documents and rows; only for varlen."""
+
+
+def encoder_inputs(
+    batch: MicroBatch,
+    kind: AttentionKind,
+    *,
+    dtype: torch.dtype,
+    first_position: int,
+    window_tokens: int | None,
+) -> EncoderInputs:
+    """Tell an encoder where documents lie, in such a way that it builds no mask of its own.
+
+    A document's first position is ``first_position``, as RoBERTa begins after the padding id. ``window_tokens`` is how
+    far layers with a sliding window reach to either side; None without such layers.
+    """
+    if kind == "row":
+        arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
+        return EncoderInputs(arguments=arguments)
+    document_BS, position_BS = document_places(batch)
+    positions_BS = position_BS + first_position
+    if kind == "varlen":
+        edges = _document_edges(batch)
+        arguments = {
+            "input_ids": batch.wide_ids_BS().reshape(1, -1),
+            "position_ids": positions_BS.reshape(1, -1),
+            "cu_seq_lens_q": edges,
+            "max_length_q": batch.ids_BS.shape[1],
+        }
+        return EncoderInputs(arguments=arguments, document_BS=document_BS, edges=edges)
+    mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
+    mask: Any = _additive(mask_BSS, dtype)
+    if window_tokens is not None:
+        place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
+        near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
+        mask = {"full_attention": mask, "sliding_attention": _additive(mask_BSS & near_SS, dtype)}
+    arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": positions_BS, "attention_mask": mask}
+    return EncoderInputs(arguments=arguments, document_BS=document_BS)
+
+
+def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
+    """Which places ask, for varlen; ``place_K`` is ascending."""
+    assert inputs.edges is not None
+    row_tokens = batch.ids_BS.shape[1]
+    return AskedInDocuments(
+        place_K=place_K,
+        query_edges=torch.searchsorted(place_K, inputs.edges, out_int32=True),
+        key_edges=inputs.edges,
+        # Slots that count for nothing are spread evenly, so no document gets more of them than it has places.
+        most_queries=min(len(place_K), 2 * row_tokens),
+        most_keys=row_tokens,
+    )
+
+
+def asked_in_rows(
+    inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor, *, row_slots: int, dtype: torch.dtype
+) -> AskedInRows:
+    """Which places ask, for whole rows under a mask.
+
+    ``place_K`` are those to predict, ascending, then such as count for nothing; ``row_slots`` as many as any row has to
+    predict, or more.
+    """
+    document_BS = inputs.document_BS
+    assert document_BS is not None
+    rows, width = batch.ids_BS.shape
+    number_K = torch.arange(len(place_K), device=place_K.device)
+    counts_K = number_K < batch.predicted_tokens
+    row_K = place_K // width
+    first_of_row_K = torch.searchsorted(torch.where(counts_K, place_K, rows * width), row_K * width)
+    slot_K = torch.where(counts_K, row_K * row_slots + number_K - first_of_row_K, rows * row_slots)
+    # A slot without a question asks what the row's first place may ask, as a softmax over nothing is not a number.
+    none = document_BS.new_zeros(1)
+    asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
+    asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))
+    mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
+    return AskedInRows(place_K=place_K, slot_K=slot_K, mask_BRS=mask_BRS)
+
+
+def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Shape (B, 1, S, S): 0 where a place may be attended to, else minus infinity; every place may attend to itself.
+
+    Made once for all layers; from a mask of truth values each layer would make this anew.
+    """
+    zero = torch.zeros((), dtype=dtype, device=allowed_BSS.device)
+    return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
+
+
+def _document_edges(batch: MicroBatch) -> torch.Tensor:
+    """Ascending from 0 to T: where documents begin and end, and where rows do.
+
+    What lies between documents, mostly nothing, is padding that attends to itself. Edges of rows cut it, as kernels are
+    told that nothing is longer than a row, and leave undefined what they are not told of.
+    """
+    rows, width = batch.ids_BS.shape
+    rows_B = torch.arange(rows + 1, dtype=torch.int32, device=batch.ids_BS.device) * width
+    starts_N, ends_N = batch.starts_N, batch.starts_N + batch.tokens_N
+    return torch.cat([rows_B, starts_N.to(torch.int32), ends_N.to(torch.int32)]).sort().values

@@ -1,0 +1,148 @@
+"""Build an encoder from its settings; transformers' own modules, from scratch."""
+
+from collections.abc import Sequence
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from trainer.config.tables import nearest
+from trainer.config.train_config import ModelSettings
+from trainer.data.dataset import SpecialIds
+from trainer.errors import BadConfig
+from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropout_key
+from trainer.model.families import FAMILIES, Family
+
+VOCAB_MULTIPLE = 64
+"""Matrix units work in tiles, so the embedding is padded to whole ones; the extra ids never occur."""
+
+# These count positions from pad_token_id + 1, so a row of S tokens needs S + pad_token_id + 1 positions.
+_POSITIONS_START_AFTER_PAD = {
+    "camembert", "data2vec-text", "esm", "luke", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+}  # fmt: skip
+
+
+def family_of(config: PretrainedConfig) -> Family | None:
+    """The parts of an architecture, or None where this project does not know them."""
+    return FAMILIES.get(config.model_type)
+
+
+def window_tokens(config: PretrainedConfig) -> int | None:
+    """How far layers with a sliding window look to either side; None where there are no such layers."""
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return None
+    window: int = config.sliding_window
+    return window
+
+
+def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The layers of a known architecture; of another one, none."""
+    family = family_of(model.config)
+    if family is None:
+        return ()
+    return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
+
+
+def build_config(
+    settings: ModelSettings,
+    *,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    attention_dropout: float | None = None,
+) -> PretrainedConfig:
+    """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
+
+    ``BadConfig`` if transformers has no such masked-LM encoder, or one without as many positions or that dropout.
+    """
+    shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
+    model_type = shape.pop("model_type")
+    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
+        raise BadConfig(
+            f"transformers has no masked-LM model of type {model_type!r}",
+            next_step=f"Did you mean {match!r}?" if match else "Choose an encoder such as bert, roberta or modernbert.",
+        )
+    try:
+        config = AutoConfig.for_model(
+            model_type,
+            **shape,
+            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            pad_token_id=special_ids.pad,
+            bos_token_id=special_ids.cls,
+            eos_token_id=special_ids.sep,
+            cls_token_id=special_ids.cls,
+            sep_token_id=special_ids.sep,
+            mask_token_id=special_ids.mask,
+        )
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise BadConfig(
+            f"transformers refuses the config of {settings.name!r}: {error}", next_step="Correct the config."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
+    _check_positions(config, model_type, special_ids, seq_length_tokens)
+    if attention_dropout is not None:
+        key = dropout_key(config)
+        if key is None:
+            raise BadConfig(
+                f"{model_type!r} has no dropout of attention weights that train.attention_dropout could replace",
+                next_step="Leave train.attention_dropout out, and set the model's own key in its config.",
+            )
+        setattr(config, key, attention_dropout)
+    return config
+
+
+def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
+    """A model with fresh weights in fp32, in training mode.
+
+    An architecture without a choice of ``implementation`` takes its own ``eager`` one, and ``model.config`` says so.
+    """
+    AttentionInterface.register(VARLEN_NAME, attend_within_documents)
+    with torch.device(device):
+        try:
+            try:
+                model: PreTrainedModel = AutoModelForMaskedLM.from_config(
+                    config, attn_implementation=implementation, dtype=torch.float32
+                )
+            except ValueError as error:
+                # How transformers says that an architecture has no SDPA path.
+                if "scaled_dot_product_attention" not in str(error):
+                    raise
+                model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not go together
+            raise BadConfig(
+                f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
+            ) from error
+    model.train()
+    if device.type != "meta" and family_of(config) is None:
+        _freeze_unused(model)
+    return model
+
+
+def _freeze_unused(model: PreTrainedModel) -> None:
+    """Freeze parameters that the loss does not depend on, such as ESM's contact head.
+
+    Data-parallel reduction waits for the gradient of every parameter that is not frozen, and these never get one.
+    """
+    ids_BS = torch.arange(16, device=model.device).reshape(2, 8) % model.config.vocab_size
+    model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+    model.zero_grad(set_to_none=True)
+
+
+def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:  # such models have relative positions, without a limit
+        return
+    usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
+    if seq_length > usable:
+        raise BadConfig(
+            f"rows of {seq_length} tokens are longer than the {usable} positions of this {model_type}",
+            next_step=f"Use rows of at most {usable} tokens (--seq-length {usable}), "
+            "or raise max_position_embeddings in the config.",
+        )

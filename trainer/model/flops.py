@@ -1,0 +1,141 @@
+"""Floating-point operations: what a training step has to compute, and what GPUs can do at most. No torch here.
+
+Counted of a step is what the mathematics asks for: matrix products of the layers for real tokens, attention within
+documents, the head at the tokens to predict, each once forward and twice backward. Not counted: padding, recomputation,
+the look-up of embeddings, normalisation, softmax, the optimizer.
+
+Peaks are those of dense matrix products, memory and links, by the makers' data sheets, most of which print figures with
+structured sparsity; dense is half of that. Read in 2026.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from trainer.data.batch_plan import Int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWork:
+    """What a model costs, by what the cost grows with."""
+
+    parameters: int
+    """All of them, shared ones once."""
+    weights_per_token: int
+    """Elements of the matrices that every real token is multiplied with, over all layers."""
+    weights_per_predicted_token: int
+    """Of those that only tokens to predict need: the head's, and where the last layer is narrow, most of its."""
+    attention_width: int
+    """Heads times their size."""
+    reaches: tuple[int | None, ...]
+    """How far each layer's attention looks to either side; None for all of the document."""
+    last_layer_narrow: bool = False
+    """Whether only tokens to predict ask in the last layer's attention."""
+
+    def step_flops(self, lengths: Int64, predicted: int) -> float:
+        """Return the operations of one step; ``lengths``, shape (N,), are the real tokens of each document."""
+        tokens = float(lengths.sum())
+        products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
+        pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
+        if self.last_layer_narrow and tokens:
+            # In expectation, as every token is equally likely to be predicted.
+            pairs[-1] *= predicted / tokens
+        # Queries with keys, and weights with values.
+        attention = 2 * self.attention_width * sum(pairs)
+        return 3 * 2 * (products + attention)  # forward and backward, each a multiplication and an addition
+
+    def six_n_flops(self, tokens: float) -> float:
+        """The 6 N convention (Kaplan et al. 2020): embeddings and a head on every token included, attention not."""
+        return 6.0 * self.parameters * tokens
+
+
+def attended_pairs(lengths: Int64, reach: int | None) -> float:
+    """Pairs of tokens that attend to each other, over all documents; shape (N,) to a number."""
+    wide = lengths.astype(np.float64)
+    if reach is None:
+        return float(np.square(wide).sum())
+    # In a longer document every token sees 2 * reach + 1, less what lies beyond its two ends.
+    return float(np.where(wide > reach, wide * (2 * reach + 1) - reach * (reach + 1.0), np.square(wide)).sum())
+
+
+Format = Literal["bf16", "tf32", "fp32"]
+
+GIGA, TERA = 1e9, 1e12
+
+
+class Peak(NamedTuple):
+    """One kind of GPU."""
+
+    name: str
+    """Words of its driver's name; the first row whose words all occur counts."""
+    bf16: float
+    """FLOP/s, dense."""
+    tf32: float
+    fp32: float
+    """Without matrix units."""
+    link_bytes_per_s: float
+    """Of all links, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against data
+    sheets; it only bounds what is plausible."""
+    source: str
+
+
+_ADA = "NVIDIA Ada architecture white paper; sums in fp32"
+_PRO = "NVIDIA RTX Blackwell PRO architecture white paper"
+_PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are sparse fp4"
+_PARTS = {"MIG", "Laptop", "D"}
+"""Words that name a part of a GPU, or one that is less than what has the name without them."""
+
+# Left out, as no data sheet with a dense figure was found: A10G, of which others print 62.5, 70 and 125 TFLOP/s in
+# bf16; RTX PRO 6000 Server Edition, which has the chip of the others, and clocks and power of its own.
+PEAKS = (
+    Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
+    Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),
+    Peak("H100", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H100 data sheet, SXM"),
+    Peak("H200 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, NVL"),
+    Peak("H200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, SXM"),
+    Peak("GH200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA GH200 data sheet"),
+    Peak("H800 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, PCIe"),
+    Peak("H800", 989 * TERA, 494 * TERA, 67 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, SXM"),
+    Peak("H20", 148 * TERA, 74 * TERA, 44 * TERA, 900 * GIGA, "specifications that sellers print"),
+    Peak("B200", 2250 * TERA, 1100 * TERA, 75 * TERA, 1800 * GIGA, "NVIDIA HGX B200 data sheet"),
+    Peak("GB200", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB200 NVL72's"),
+    Peak("B300", 2250 * TERA, 1125 * TERA, 75 * TERA, 1800 * GIGA, "an 8th of NVIDIA HGX B300's"),
+    Peak("GB300", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB300 NVL72's"),
+    Peak("A100", 312 * TERA, 156 * TERA, 19.5 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
+    Peak("A800", 312 * TERA, 156 * TERA, 19.5 * TERA, 400 * GIGA, "NVIDIA A800 data sheet"),
+    Peak("A40", 150 * TERA, 75 * TERA, 37 * TERA, 112.5 * GIGA, "NVIDIA A40 data sheet"),
+    Peak("A30", 165 * TERA, 82 * TERA, 10.3 * TERA, 200 * GIGA, "NVIDIA A30 data sheet"),
+    Peak("A10", 125 * TERA, 62.5 * TERA, 31 * TERA, 64 * GIGA, "NVIDIA A10 data sheet"),
+    Peak("L40S", 362 * TERA, 183 * TERA, 91.6 * TERA, 64 * GIGA, "NVIDIA L40S data sheet"),
+    Peak("L40", 181 * TERA, 90.5 * TERA, 90.5 * TERA, 64 * GIGA, "NVIDIA L40 data sheet"),
+    Peak("RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 64 * GIGA, _ADA),
+    Peak("RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 64 * GIGA, _ADA),
+    Peak("RTX PRO 6000 Max Q", 438 * TERA, 219 * TERA, 110 * TERA, 128 * GIGA, _PRO_MAX_Q),
+    Peak("RTX PRO 6000 Workstation", 504 * TERA, 252 * TERA, 126 * TERA, 128 * GIGA, _PRO),
+    Peak("L4", 121 * TERA, 60 * TERA, 30 * TERA, 64 * GIGA, "NVIDIA L4 data sheet"),
+)
+
+
+def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
+    """What a GPU's matrix products are computed in, under such settings."""
+    return "bf16" if precision == "bf16" else "tf32" if tf32 else "fp32"
+
+
+def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
+    """Return the dense peak of a device, or None if the table does not know it, such as a part of one (MIG)."""
+    found = _peak(device_name)
+    return None if found is None else float(getattr(found, number_format))
+
+
+def peak_link_bytes_per_s(device_name: str) -> float | None:
+    """Return the bandwidth of a device's links, both directions together, or None if the table does not know it."""
+    found = _peak(device_name)
+    return None if found is None else found.link_bytes_per_s
+
+
+def _peak(device_name: str) -> Peak | None:
+    words = set(device_name.replace("-", " ").split())
+    if words & _PARTS:
+        return None
+    return next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)

@@ -1,0 +1,152 @@
+"""The masked-LM loss of a micro-batch: encoder, prediction head on the places to predict, cross-entropy.
+
+Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K slots of the head, V words.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.loader import MicroBatch
+from trainer.data.masking import IGNORED_LABEL, head_slots
+from trainer.model.attention import ChosenAttention, EncoderInputs, asked_in_documents, asked_in_rows, encoder_inputs
+from trainer.model.encoder import family_of, model_layers, window_tokens
+from trainer.model.sparse_last_layer import Asked, narrow_layer
+
+
+class MaskedLM(nn.Module):
+    """A transformers encoder with its loss: what is wrapped, compiled and sharded.
+
+    The head computes the places to predict only, which are 15 % of all; loss and gradients are those of a head on all
+    places. Where shapes must not change (compiled layers, GPUs) it has a fixed number of slots, whose unused ones weigh
+    nothing; a micro-batch with more tokens takes a multiple of it, and is counted.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = attention
+        self.overflows = 0
+        """Micro-batches that needed more slots."""
+        family = family_of(model.config)
+        self._family = family
+        self._masked_head = config.head == "masked"
+        self._bf16 = config.precision == "bf16"
+        self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
+        self._window_tokens = window_tokens(model.config)
+        self._compiled = config.compile_layers
+        # Its passes over the logits become one each way.
+        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+            torch.compile(cross_entropy, dynamic=False) if config.compile_layers else cross_entropy
+        )
+        static = config.compile_layers or config.device == "cuda"
+        places = config.micro_batch_rows * config.seq_length_tokens
+        self._slots = head_slots(places, config.masking_probability) if static else None
+        self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
+        """What the encoder and its head are computed under, by the kind of device."""
+        kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
+        wanted = config.head == "masked" and config.last_layer == "predicted"
+        self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
+        """Whether the last layer is computed for the places to predict only."""
+        if self.narrow and family is not None:
+            narrow_layer(model_layers(model)[-1], family)
+
+    def _autocast(self, device_type: str) -> torch.autocast:
+        # torch.autocast knows no meta device, where nothing is computed anyway.
+        on = self._bf16 and device_type != "meta"
+        return torch.autocast(device_type if on else "cpu", dtype=torch.bfloat16, enabled=on)
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""
+        logits_KV, labels_K = self._predict(batch)
+        return self.loss(logits_KV, labels_K)
+
+    def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Summed cross-entropy as ``forward`` gives it, and hits, int64; both of shape (), of a batch on the device."""
+        logits_KV, labels_K = self._predict(batch)
+        return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
+
+    def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and labels, of the head's slots or of all places."""
+        with self.autocast(batch.ids_BS.device.type):
+            inputs = encoder_inputs(
+                batch,
+                self.attention.kind,
+                dtype=self._dtype,
+                first_position=self._first_position,
+                window_tokens=self._window_tokens,
+            )
+            self._let_vary(inputs.edges)
+            if not self._masked_head:
+                return self._all_logits(inputs), batch.labels_BS().flatten()
+            slots = _enough(self._slots, batch.predicted_tokens)
+            self.overflows += self._slots is not None and slots > self._slots
+            place_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
+            return self._logits_at(place_K, inputs, batch), labels_K
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._bf16 else self.model.dtype
+
+    def _logits_at(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
+        if self._family is None:
+            return self._all_logits(inputs).index_select(0, place_K)
+        encoder = getattr(self.model, self._family.encoder)
+        if self.narrow:
+            asked = self._asked(place_K, inputs, batch)
+            output: torch.Tensor = encoder(**inputs.arguments, asked=asked).last_hidden_state.squeeze(0)
+        else:
+            output = encoder(**inputs.arguments).last_hidden_state.flatten(0, 1).index_select(0, place_K)
+        for name in self._family.head:
+            output = getattr(self.model, name)(output)
+        return output
+
+    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> Asked:
+        if self.attention.kind == "varlen":
+            asked = asked_in_documents(inputs, batch, place_K)
+            self._let_vary(asked.query_edges)
+            return asked
+        row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
+        return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
+
+    def _let_vary(self, tensor: torch.Tensor | None) -> None:
+        """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""
+        if self._compiled and tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+    def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
+        logits: torch.Tensor = self.model(**inputs.arguments).logits
+        return logits.flatten(0, 1)
+
+
+def _enough(slots: int | None, needed: int) -> int:
+    """A multiple of the fixed number of slots; where nothing is fixed, as many as are needed."""
+    return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
+
+
+def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places and labels, shapes (K,): those to predict, then such as count for nothing, or both among each other."""
+    device = batch.ids_BS.device
+    unused = slots - batch.predicted_tokens
+    # Spread evenly over the rows.
+    spread = (torch.arange(unused, device=device) * batch.ids_BS.numel()) // max(1, unused)
+    place_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
+    labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
+    if not ascending:
+        return place_K, labels_K
+    order_K = place_K.argsort(stable=True)
+    return place_K[order_K], labels_K[order_K]
+
+
+def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+    """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
+    # fp32 at least, as sums over the vocabulary lose too much in bf16.
+    wide_KV = logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
+    return functional.cross_entropy(wide_KV, labels_K, ignore_index=IGNORED_LABEL, reduction="sum")

@@ -1,0 +1,207 @@
+"""The last layer, computed where its output is used: queries and what follows, for the tokens to predict only.
+
+These need the keys and values of all places, so loss and gradients are those of the whole layer.
+
+Shapes: B rows, S places of a row, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E of a head, K
+slots of the head, R slots of a row.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from trainer.model.families import Family
+
+
+def attend_documents(
+    query_THE: torch.Tensor,
+    key_UHE: torch.Tensor,
+    value_UHE: torch.Tensor,
+    *,
+    query_edges: torch.Tensor,
+    key_edges: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    window_tokens: int | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Return attention within each document; shape (T, H, E).
+
+    Edges, shape (N + 1,), int32, say where the queries, or keys and values, of each document begin, and the last one's
+    end; the longest document has at most ``longest_query`` and ``longest_key`` of them. ``window_tokens`` is how far
+    attention reaches to either side, None for the whole document; ``scale`` None means E ** -0.5.
+    """
+    # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
+    # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document
+    # exceeds is no window to FlashAttention, and is what cuDNN does not take.
+    reach = longest_key if window_tokens is None else window_tokens
+    named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
+    attended = varlen_attn(
+        query_THE,
+        key_UHE,
+        value_UHE,
+        query_edges,
+        key_edges,
+        longest_query,
+        longest_key,
+        window_size=(reach, reach),
+        scale=scale if named else None,
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedInRows:
+    """Which places ask, for attention over whole rows under a mask."""
+
+    place_K: torch.Tensor
+    """int64, in the flattened rows; whatever in slots that count for nothing."""
+    slot_K: torch.Tensor
+    """int64, where each goes in B * R slots, whose last, one more, is for those that count for nothing."""
+    mask_BRS: torch.Tensor
+    """Additive, shape (B, 1, R, S)."""
+
+    def attend(
+        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+    ) -> torch.Tensor:
+        """Attention of the asking places over their documents; shape (K, H, E)."""
+        rows, _, slots, _ = self.mask_BRS.shape
+        spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
+        query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(0, (rows, slots))
+        attended_BHRE = functional.scaled_dot_product_attention(
+            query_BRHE.transpose(1, 2),
+            key_BSHE.transpose(1, 2),
+            value_BSHE.transpose(1, 2),
+            attn_mask=self.mask_BRS,
+            dropout_p=dropout,
+        )
+        attended = functional.pad(attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1))
+        return attended.index_select(0, self.slot_K)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedInDocuments:
+    """Which places ask, for attention document by document."""
+
+    place_K: torch.Tensor
+    """int64, in the flattened rows, ascending."""
+    query_edges: torch.Tensor
+    """int32, as many as ``key_edges``: how many places ask before each."""
+    key_edges: torch.Tensor
+    """int32, the edges of documents in the flattened rows."""
+    most_queries: int
+    most_keys: int
+
+    def attend(
+        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+    ) -> torch.Tensor:
+        """Attention of the asking places over their documents; shape (K, H, E)."""
+        assert not dropout, "varlen attention has no dropout"
+        return attend_documents(
+            query_KHE,
+            key_BSHE.flatten(0, 1),
+            value_BSHE.flatten(0, 1),
+            query_edges=self.query_edges,
+            key_edges=self.key_edges,
+            longest_query=self.most_queries,
+            longest_key=self.most_keys,
+        )
+
+
+Asked = AskedInRows | AskedInDocuments
+
+
+def narrow_layer(layer: nn.Module, family: Family) -> None:
+    """Let a layer that attends to whole documents answer for asked places only, when it is told which."""
+    answer = _bert_answer if family.layer == "bert" else _modernbert_answer
+    # On the instance: names of parameters and what transformers saves stay as they are.
+    layer.forward = functools.partial(_forward, layer, answer)
+
+
+def _forward(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    answer: Callable[..., torch.Tensor],
+    hidden_BSD: torch.Tensor,
+    *others: Any,  # noqa: ANN401 - what transformers passes
+    asked: Asked | None = None,
+    **more: Any,  # noqa: ANN401 - the same
+) -> torch.Tensor:
+    if asked is None:
+        whole: torch.Tensor = type(layer).forward(layer, hidden_BSD, *others, **more)
+        return whole
+    narrow = functools.partial(answer, layer, asked, position_embeddings=more.get("position_embeddings"))
+    # transformers checkpoints activations in the forward that is replaced here; earlier ones did in ``__call__``.
+    if layer.gradient_checkpointing and layer.training and type(layer).__call__ is nn.Module.__call__:
+        answered: torch.Tensor = layer._gradient_checkpointing_func(narrow, hidden_BSD)
+        return answered
+    return narrow(hidden_BSD)
+
+
+def _bert_answer(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    asked: Asked,
+    hidden_BSD: torch.Tensor,
+    *,
+    position_embeddings: None,  # BERT adds its positions to the embeddings
+) -> torch.Tensor:
+    attention = layer.attention.self
+    heads = (-1, attention.attention_head_size)
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    attended_KHE = asked.attend(
+        attention.query(asked_KD).unflatten(-1, heads),
+        attention.key(hidden_BSD).unflatten(-1, heads),
+        attention.value(hidden_BSD).unflatten(-1, heads),
+        dropout=attention.dropout.p if layer.training else 0.0,
+    )
+    answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
+    fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
+    return fed_KD.unsqueeze(0)
+
+
+def _modernbert_answer(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    asked: Asked,
+    hidden_BSD: torch.Tensor,
+    *,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    attention = layer.attn
+    heads = (-1, attention.head_dim)
+    hidden = hidden_BSD.shape[-1]
+    normed_BSD = layer.attn_norm(hidden_BSD)
+    weight, bias = attention.Wqkv.weight, attention.Wqkv.bias
+    query_KD = functional.linear(
+        normed_BSD.flatten(0, 1).index_select(0, asked.place_K),
+        weight[:hidden],
+        None if bias is None else bias[:hidden],
+    )
+    key_BSD, value_BSD = functional.linear(normed_BSD, weight[hidden:], None if bias is None else bias[hidden:]).chunk(
+        2, dim=-1
+    )
+    cos_BSE, sin_BSE = (table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings)
+    cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.place_K) for table in (cos_BSE, sin_BSE))
+    attended_KHE = asked.attend(
+        _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
+        _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
+        value_BSD.unflatten(-1, heads),
+        dropout=attention.attention_dropout if layer.training else 0.0,
+    )
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
+    fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))
+    return fed_KD.unsqueeze(0)
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E) and (…, E)."""
+    first, second = heads.float().chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(heads.dtype)

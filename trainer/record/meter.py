@@ -1,0 +1,352 @@
+"""What happens between two logged steps: time and where it went, tokens, memory. Reading the device waits one step.
+
+Figures of all ranks are added up on the device and copied to the host while the next step computes.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.data.loader import DataWait, MicroBatch
+from trainer.distributed.ranks import Mark, Ranks, mark, to_host
+from trainer.distributed.step import StepResult
+from trainer.health.events import Action, Finding, Kind
+from trainer.model.flops import ModelWork
+from trainer.record.run_record import StepRow
+
+SMOOTHING = 0.9
+"""Of what was known before, in each update: single estimates are noisy, and their ratio is biased."""
+
+
+class NoiseScale:
+    """The gradient noise scale: from which batch size on a larger one hardly gives a better gradient.
+
+    The squared norm of a mean gradient over B tokens is expected to be G² + S / B: that of the true gradient, and
+    noise. Two batch sizes give both (McCandlish et al. 2018, appendix A.1); here the batch of one rank, or of one
+    micro-batch, and that of the whole step. Their ratio S / G² is the batch in which both are equal. Left out: how the
+    optimizer scales coordinates, so it is a sign of the order of magnitude. Both parts are smoothed separately.
+    """
+
+    def __init__(self) -> None:
+        self.parts = [0.0, 0.0]
+        """Signal and noise, smoothed; what a checkpoint keeps."""
+
+    def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
+        """Add an estimate.
+
+        Given are the squared norm of the mean gradient of all tokens, that of a part of them in the mean over parts,
+        how large a part is, between 0 and 1, both excluded, and all tokens of the step.
+        """
+        if not (math.isfinite(whole_square) and math.isfinite(part_square)):
+            return  # a step that was left out
+        signal = (whole_square - part_share * part_square) / (1 - part_share)
+        noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
+        # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
+        new = (signal, noise)
+        self.parts = [SMOOTHING * old + (1 - SMOOTHING) * one for old, one in zip(self.parts, new, strict=True)]
+
+    @property
+    def tokens(self) -> float | None:
+        """The noise scale in tokens; None as long as noise hides the signal, or nothing is known."""
+        signal, noise = self.parts
+        return None if signal <= 0 or noise <= 0 else noise / signal
+
+
+STARVED_SHARE = 0.1
+"""Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""
+STRAGGLER_RATIO = 1.25
+"""A rank's computing time over the median of all ranks; less is the ordinary scatter of cards and data."""
+ROWS = 5
+"""Logged rows in a row before it is said, and of calm before it is said again: single rows are often disturbed."""
+
+
+class PaceMonitor:
+    """Looks at every logged row, in order."""
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self._hosts, self._rows, self._starved = hosts, 0, _Streak()
+        self._slow: dict[int, _Streak] = {}
+
+    def look(self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]) -> list[Finding]:
+        """Return what a row shows: a step's time, and each rank's waiting and computing in it; None if unknown."""
+        self._rows += 1
+        return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
+
+    def _starvation(self, step_s: float, data_wait_s: Sequence[float]) -> list[Finding]:
+        # Loader processes are still starting in the first rows.
+        if self._rows <= ROWS or step_s <= 0 or not data_wait_s:
+            return []
+        wait_s = max(data_wait_s)
+        share = wait_s / step_s
+        if not self._starved.look(share > STARVED_SHARE):
+            return []
+        rank = data_wait_s.index(wait_s)
+        message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
+        message += f"{wait_s:.4g} of {step_s:.4g} s per step"
+        values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
+        return [Finding(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
+
+    def _stragglers(self, compute_s: Sequence[float | None]) -> list[Finding]:
+        """The slowest of the ranks that have just been slow for long enough, and the names of the others."""
+        known_s = [seconds for seconds in compute_s if seconds is not None]
+        median_s = statistics.median_low(known_s) if known_s else 0.0
+        if len(known_s) < len(compute_s) or median_s <= 0:
+            return []
+        ratios = [seconds / median_s for seconds in known_s]
+        told = [
+            rank
+            for rank, ratio in enumerate(ratios)
+            if self._slow.setdefault(rank, _Streak()).look(ratio > STRAGGLER_RATIO)
+        ]
+        if not told:
+            return []
+        slowest = max(told, key=ratios.__getitem__)
+        others = ", ".join(str(rank) for rank in told if rank != slowest)
+        message = f"{self._named(slowest)} computes {ratios[slowest]:.2f} times as long as the median rank: "
+        message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
+        message += f" (slow as well: {others})" if others else ""
+        values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
+        return [Finding(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
+
+    def _named(self, rank: int) -> str:
+        """With its host, where people go and look."""
+        return f"rank {rank} ({self._hosts[rank][:64]})" if rank < len(self._hosts) else f"rank {rank}"
+
+
+class _Streak:
+    """Whether something is to be said now: it was bad for long enough, and was not said since it was last fine."""
+
+    def __init__(self) -> None:
+        self._bad_rows = self._fine_rows = 0
+        self._is_told = False
+
+    def look(self, is_bad: bool) -> bool:
+        self._bad_rows = self._bad_rows + 1 if is_bad else 0
+        self._fine_rows = 0 if is_bad else self._fine_rows + 1
+        if self._fine_rows >= ROWS:
+            self._is_told = False
+        if self._is_told or self._bad_rows < ROWS:
+            return False
+        self._is_told = True
+        return True
+
+
+_FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
+"""What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
+rank, the seconds of a step in which it computed, and those in which it waited for its loader, in the interval before;
+and the peak of its memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Interval:
+    """One rank's figures since the last logged step; from when it is closed on also those on their way to the host."""
+
+    began: Mark
+    results: list[StepResult] = field(default_factory=list)
+    real_tokens: int = 0
+    slot_tokens: int = 0
+    flops: float = 0.0
+    partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Shares of steps' tokens, and the squared norms of the gradients of these parts, and of the whole steps."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """What its row says of what the caller knows."""
+    data_wait_s: float = 0.0
+    """Mean over steps."""
+    pace: tuple[float, float | None, float] | None = None
+    """How this rank spent a step in the last interval that was read by then: wall time, computing, waiting for data."""
+    ended: Mark | None = None
+    fetched: Sequence[torch.Tensor] = ()
+    """Sums over ranks, loss, and gradient's norm."""
+    copied: Mark | None = None
+
+
+class Meter:
+    """Measures steps and makes rows of them.
+
+    ``work`` is what a step costs, ``peak_flops_per_s`` that of one device, ``hosts`` where each rank runs.
+    """
+
+    def __init__(
+        self, work: ModelWork, ranks: Ranks, *, peak_flops_per_s: float | None = None, hosts: Sequence[str] = ()
+    ) -> None:
+        self._work, self._peak, self._ranks = work, peak_flops_per_s, ranks
+        self.noise = NoiseScale()
+        self._pace: tuple[float, float | None, float] | None = None
+        self._monitor = PaceMonitor(hosts)
+        self._findings: list[Finding] = []
+        self._pending: deque[_Interval] = deque()
+        self._wait = DataWait(lambda: mark(ranks.device))
+        self.take = self._wait.take
+        """Takes micro-batches from a loader; the wait for them is counted as far as the device waited, too."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new interval now; what was not closed is forgotten."""
+        self._interval = _Interval(began=mark(self._ranks.device))
+        self._wait.read()
+
+    def forget(self) -> None:
+        """The same, and rows that were not read are left out: their steps are undone."""
+        self._pending.clear()
+        self.restart()
+
+    def take_findings(self) -> list[Finding]:
+        """What the rows since the last call show, on every rank the same."""
+        found, self._findings = self._findings, []
+        return found
+
+    @property
+    def open_steps(self) -> int:
+        """Steps since the last logged one."""
+        return len(self._interval.results)
+
+    def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
+        """Count a step that was handed to the device."""
+        interval = self._interval
+        for batch in batches:
+            lengths = batch.tokens_N.numpy().astype(np.int64)
+            interval.real_tokens += batch.real_tokens
+            interval.slot_tokens += batch.ids_BS.numel()
+            interval.flops += self._work.step_flops(lengths, batch.predicted_tokens)
+        interval.results.append(result)
+        self._wait.gave(result.updated)
+        if (part := result.partial) is not None:
+            interval.partials.append((part.share, part.square.double(), result.grad_norm.square().double()))
+
+    def close(self, step: int, **known: float) -> None:
+        """End the interval, and begin to fetch its figures; ``known`` is what else its row says."""
+        device, interval, world = self._ranks.device, self._interval, self._ranks.world_size
+        interval.known, interval.pace = {"step": step, **known}, self._pace
+        interval.data_wait_s = self._wait.read() / len(interval.results)
+        interval.ended = mark(device)
+        # This rank's own places; all others are zero, so that sums over ranks are theirs.
+        of_ranks = np.zeros((3, world))
+        of_ranks[2, self._ranks.rank] = _peak_bytes(device)
+        if interval.pace is not None:
+            _, compute_s, data_wait_s = interval.pace
+            # Where nobody can tell how long a rank computed, no rank can.
+            of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
+        counts = torch.tensor([interval.real_tokens, interval.slot_tokens, interval.flops], dtype=torch.float64)
+        squares = torch.zeros(2, dtype=torch.float64, device=device)
+        if interval.partials:
+            _, parts, wholes = zip(*interval.partials, strict=True)
+            squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
+        own, of_each = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
+        sums = torch.cat([own, squares, of_each])
+        self._ranks.begin_sum(sums)()
+        last = interval.results[-1]
+        interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]
+        interval.copied = mark(device)
+        self._pending.append(interval)
+        self.restart()
+
+    def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
+        """Rows that have arrived, on every rank the same but for rank 0's times; the last one with ``all_of_them``."""
+        # On a GPU the latest is left for later: the device is still at it, and should get its next step meanwhile.
+        left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
+        while len(self._pending) > left:
+            yield self._read(self._pending.popleft())
+
+    def _read(self, row: _Interval) -> StepRow:
+        assert row.copied is not None
+        assert row.ended is not None
+        row.copied.wait()
+        world, steps = self._ranks.world_size, len(row.results)
+        fetched: list[Any] = [one.tolist() for one in row.fetched]
+        numbers, loss, grad_norm = fetched
+        sums = dict(zip(_FIELDS, numbers, strict=False))
+        computed_s, waits_s, peaks_bytes = np.reshape(numbers[len(_FIELDS) :], (3, world)).tolist()
+        told = self._look_at_pace(row, computed_s, waits_s)
+        seconds = row.ended.seconds_since(row.began)
+        compute_s = _mean(row.results, _computed_s)
+        communication_s = _communication_s(row.results, world)
+        # Without the moment of departure, computing and waiting for others are one.
+        self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
+        if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
+            self.noise.update(
+                sums["whole_square"] / world, sums["part_square"] / world, share, sums["real_tokens"] / steps
+            )
+        flops_per_s = sums["flops"] / seconds / world
+        six_n_per_s = self._work.six_n_flops(sums["real_tokens"]) / seconds / world
+        return StepRow(
+            **row.known,
+            loss=_finite(loss),
+            grad_norm=_finite(grad_norm),
+            step_s=seconds / steps,
+            data_wait_s=row.data_wait_s,
+            compute_s=compute_s,
+            communication_s=communication_s,
+            optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
+            real_tokens=round(sums["real_tokens"] / steps),
+            slot_tokens=round(sums["slot_tokens"] / steps),
+            packing_efficiency=sums["real_tokens"] / sums["slot_tokens"],
+            real_tokens_per_s=sums["real_tokens"] / seconds,
+            real_tokens_per_s_per_rank=sums["real_tokens"] / seconds / world,
+            slot_tokens_per_s=sums["slot_tokens"] / seconds,
+            slot_tokens_per_s_per_rank=sums["slot_tokens"] / seconds / world,
+            model_flops_per_s_per_rank=flops_per_s,
+            mfu=flops_per_s / self._peak if self._peak else None,
+            mfu_6n=six_n_per_s / self._peak if self._peak else None,
+            peak_memory_bytes=round(max(peaks_bytes)),
+            gradient_noise_scale_tokens=self.noise.tokens,
+            **told,
+        )
+
+    def _look_at_pace(self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]) -> dict[str, Any]:
+        """What all ranks' times of the interval before show, and what a row says of them, as far as it is known."""
+        world = len(waits_s)
+        said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
+        if row.pace is None:
+            return said
+        compute_s = [_finite(value) for value in computed_s]
+        self._findings += self._monitor.look(step_s=row.pace[0], data_wait_s=waits_s, compute_s=compute_s)
+        if world == 1:
+            return said
+        waiting = max(range(world), key=waits_s.__getitem__)
+        said |= {"longest_data_wait_s": waits_s[waiting], "longest_data_wait_rank": waiting}
+        known_s = [value for value in compute_s if value is not None]
+        if len(known_s) < world or min(known_s) <= 0:
+            return said
+        slowest = max(range(world), key=known_s.__getitem__)
+        return said | {"slowest_rank": slowest, "slowest_rank_ratio": known_s[slowest] / statistics.median_low(known_s)}
+
+
+def _computed_s(result: StepResult) -> float:
+    """Forward and backward, without the wait for a number that another rank was late to tell."""
+    waited_s = result.counted.seconds_since(result.asked)
+    return (result.departed or result.reduced).seconds_since(result.began) - waited_s
+
+
+def _communication_s(results: Sequence[StepResult], world_size: int) -> float | None:
+    if world_size == 1:
+        return 0.0
+    if any(result.departed is None for result in results):
+        return None
+    return _mean(
+        results,
+        lambda one: one.reduced.seconds_since(one.departed or one.reduced) + one.counted.seconds_since(one.asked),
+    )
+
+
+def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float]) -> float:
+    return sum(map(seconds, results)) / len(results)
+
+
+def _finite(value: float) -> float | None:
+    """A number, or None where it is none."""
+    return value if math.isfinite(value) else None
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    # Not getrusage's peak, which a process inherits from whoever started it.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024

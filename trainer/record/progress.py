@@ -1,0 +1,126 @@
+"""Progress of long work on standard error, what rank 0 shows people, and streams that nobody reads any more."""
+
+import contextlib
+import datetime
+import functools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
+
+from trainer.health.events import EventRow
+from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
+
+Update = Callable[[float, float | None, str], None]
+"""Called with (done, total or None, note)."""
+
+PLAIN_INTERVAL_S = 5.0
+_RATE_LINES = 12
+"""Lines that the remaining time is told from: a minute, as earlier work may have gone at another rate."""
+
+
+@contextlib.contextmanager
+def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
+    """Show one stage's progress until the block ends: as a bar on a terminal, else as a line now and then.
+
+    ``most_s`` is the stage's budget, if it has one: the time left is never told to be longer.
+    """
+    ends_s = None if most_s is None else time.monotonic() + most_s
+    told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
+    with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:
+
+        def update(done: float, total: float | None, note: str) -> None:
+            now_s = time.monotonic()
+            finished = total is not None and done >= total
+            due = not told or now_s - told[-1][0] >= PLAIN_INTERVAL_S or finished
+            if due:
+                told.append((now_s, done))
+            left = "" if finished else _left(told, total, ends_s)
+            if show is not None:
+                show(completed=done, total=total, note=note, left=left)
+            elif due:
+                share = f"{done / total * 100:3.0f} %" if total else f"{done:g}"
+                sys.stderr.write(f"{title}: {share} {note}{left and ', '}{left}\n")
+                sys.stderr.flush()
+
+        yield update
+
+
+def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
+    """Tell how long the rest takes at the rate of the last lines; empty while there is none."""
+    (first_s, first), (last_s, last) = told[0], told[-1]
+    if ends_s is not None and last_s > ends_s:
+        return "its time is over, the least is finished"
+    bounds = [] if ends_s is None else [ends_s - last_s]
+    if total is not None and last > first:
+        bounds.append((total - last) * (last_s - first_s) / (last - first))
+    return f"{datetime.timedelta(seconds=round(min(bounds)))} left" if bounds else ""
+
+
+@contextlib.contextmanager
+def _bar(title: str) -> Iterator[Callable[..., None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    texts = [TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[left]", "fields[note]")]
+    columns = (SpinnerColumn(), texts[0], BarColumn(bar_width=24), TimeElapsedColumn(), *texts[1:])
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield functools.partial(bar.update, bar.add_task(title, total=None, note="", left=""))
+
+
+class _Forgiving:
+    """A stream whose reader may go away: what is then written is lost, and nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def forgive_closed_streams() -> None:
+    """Let no terminal that is gone, and no ``tee`` that Ctrl-C ended first, end a training."""
+    sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
+
+
+class ProgressScreen:
+    """What rank 0 shows: how the run computes, then every logged step, evaluation and event."""
+
+    def __init__(self, update: Update, steps: int) -> None:
+        self._update, self._steps = update, steps
+
+    def show(self, row: RunHeader | StepRow | EvaluationRow | EventRow) -> None:
+        """Move the bar on for a step; write lines for all else."""
+        if isinstance(row, StepRow):
+            mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
+            loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
+            note = f"step {row.step}/{self._steps} loss {loss} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
+            self._update(row.step, self._steps, note)
+            return
+        if isinstance(row, RunHeader):
+            rows = f"{row.layout} rows, {row.global_batch_rows} a step"
+            lines = [f"train: {rows}; attention: {row.attention} ({row.attention_reason})"]
+            if row.config["compile_layers"]:
+                lines.append("train: layers are compiled before the first step, which takes minutes")
+            lines += [f"train: change of recipe: {change}" for change in row.recipe_changes]
+        elif isinstance(row, EvaluationRow):
+            lines = [
+                f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "
+                f"masked accuracy {row.masked_accuracy:.1%}"
+            ]
+        elif row.level == "info":
+            lines = [f"train: {row.message}"]
+        else:
+            lines = [f"{row.level}: {row.message}", *(f"  likely: {cause}" for cause in row.causes[:2])]
+            lines += [f"  next: {row.next_step}"] if row.next_step else []
+        sys.stderr.write("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,156 @@
+"""Writes the run record while training goes on; ``trainer.record.run_record`` says what is in it. No torch here."""
+
+import contextlib
+import datetime
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tables import Table
+from trainer.errors import BadConfig
+from trainer.files import LockHeld, append_whole, open_locked, write_atomically
+from trainer.health.events import EventRow, happened
+from trainer.record.run_record import (
+    EARLIER_DIRECTORY,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    EXIT_FILE,
+    LOCK_FILE,
+    RUN_FILE,
+    STARTUP_FILE,
+    STEPS_FILE,
+    EvaluationRow,
+    RunExit,
+    RunHeader,
+    StartUp,
+    StepRow,
+)
+
+Row = StepRow | EvaluationRow | EventRow
+Show = Callable[[RunHeader | Row], None]
+"""Shows people on rank 0 that the run begins, and each row."""
+
+_FILES: Mapping[type[Row], str] = {StepRow: STEPS_FILE, EvaluationRow: EVALUATIONS_FILE, EventRow: EVENTS_FILE}
+_LOCK_TIMEOUT_S = 30.0
+
+
+class RunWriter:
+    """Writes a run record, and shows it; on every rank but the first, all of it but the end does nothing.
+
+    A run that is there already goes on only if asked to ``again``; else, or if another process is at it, it is a
+    ``BadConfig``.
+    """
+
+    def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
+        self.directory, self.attempt, self._active = directory, 1, active
+        self._lock: int | None = None
+        self._show: Show = lambda row: None
+        self._board: Any = None
+        self._waiting: dict[str, bytes] = {}
+        self.trouble: str | None = None
+        """Why rows wait to be written, such as a full disk; they are written when it has gone."""
+        self._told_trouble: str | None = None
+        if not active:
+            return
+        there = (directory / RUN_FILE).exists()
+        if there and not again:
+            raise BadConfig(
+                f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        try:  # a killed process's loaders hold on to its lock for the moment until they notice
+            self._lock = open_locked(directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+        except LockHeld as error:
+            raise BadConfig(
+                f"another process is training in {directory}",
+                next_step="Wait until it has ended, or choose another --out.",
+            ) from error
+        # A start that ended before it knew what it would train, such as one that never met the others, leaves its end
+        # alone: it counts, and must not be taken for this one's.
+        if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
+            self._put_earlier_aside()
+
+    @property
+    def locked(self) -> bool:
+        """Whether another process that came to this run would be kept away."""
+        return self._lock is not None
+
+    def _put_earlier_aside(self) -> None:
+        place = self.directory / EARLIER_DIRECTORY
+        place.mkdir(exist_ok=True)
+        self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
+        earlier = place / str(self.attempt - 1)
+        earlier.mkdir()
+        # A copy: as long as no other takes its place, this is what says that here is a run.
+        partial = earlier / f".{RUN_FILE}.partial"
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(self.directory / RUN_FILE, partial)
+            partial.rename(earlier / RUN_FILE)
+        for name in (STARTUP_FILE, EXIT_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                (self.directory / name).rename(earlier / name)
+        for name in _FILES.values():  # a line that was not finished, so that the next one begins on its own
+            with contextlib.suppress(FileNotFoundError), (self.directory / name).open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+
+    def start(self, header: RunHeader, show: Show = lambda row: None, board: Any = None) -> None:  # noqa: ANN401
+        """Write ``run.json``, and show it and what follows; TensorBoard's ``board`` gets the numbers, too."""
+        if self._active:
+            self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
+            self._show, self._board = show, board
+            show(header)
+
+    def started(self, startup: StartUp) -> None:
+        """Write ``startup.json``; on a full disk training goes on without."""
+        if self._active:
+            try:
+                self._write(STARTUP_FILE, startup)
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
+
+    def finish(self, end: RunExit) -> None:
+        """Write ``exit.json``; any rank may, as the first may be gone."""
+        self._write(EXIT_FILE, end)
+
+    def append(self, row: Row) -> None:
+        """Append a row to the file of its kind, show it, and draw its numbers."""
+        if not self._active:
+            return
+        name = _FILES[type(row)]
+        self._waiting[name] = self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
+        self.trouble = None
+        for waiting in list(self._waiting):
+            try:
+                append_whole(self.directory / waiting, self._waiting[waiting])
+                del self._waiting[waiting]
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
+        if self.trouble not in (None, self._told_trouble):
+            message = f"cannot write to {self.directory}: {self.trouble}; rows wait, and training goes on"
+            next_step = "Free room, or raise the quota: what waits is then written."
+            self._show(happened(row.step, "record_waits", message, level="error", next_step=next_step))
+        self._told_trouble = self.trouble
+        if self._board is not None and not isinstance(row, EventRow):
+            group = "train" if isinstance(row, StepRow) else "validation"
+            try:
+                for figure, value in row.model_dump(exclude={"step"}, exclude_none=True).items():
+                    self._board.add_scalar(f"{group}/{figure}", value, row.step)
+            except OSError:
+                self._board = None  # its file is torn; the record has the same numbers
+        self._show(row)
+
+    def close(self) -> None:
+        """Flush what TensorBoard has; the record is complete after each row."""
+        if self._board is not None:
+            with contextlib.suppress(OSError):
+                self._board.close()
+
+    def _write(self, name: str, value: Table) -> None:
+        write_atomically(self.directory / name, value.model_dump_json(indent=2) + "\n")
+
+
+def default_run_directory(name: str) -> Path:
+    """Return ``runs/<UTC>-<name>`` under the working directory."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("runs") / f"{stamp}-{name}"

@@ -1,0 +1,247 @@
+"""Copy a dataset's files, hashing them on the way, and measure what reading from either side takes. No torch here."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from trainer.data.batch_plan import permute
+from trainer.data.dataset import (
+    MANIFEST_NAME,
+    PREPARED_NAME,
+    REJECTS_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    TokenDataset,
+    open_npy,
+    read_manifest,
+)
+from trainer.errors import BadConfig
+from trainer.files import sync
+from trainer.record.progress import Update
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_LOOK_EVERY_S = 0.005
+_CHUNK_BYTES = 8 * 2**20
+_THREADS = 4
+"""Files at once: a parallel file system gives one reader a fraction of what it has."""
+_MEASURED_SAMPLES = 512
+_MEASURED_TOKENS = 512
+
+
+def in_threads(
+    work: Callable[[Item], Result], items: Sequence[Item], threads: int, *, stop: Callable[[], None] = lambda: None
+) -> list[Result]:
+    """Do a piece of work for each item, several at once, and return the results in the order of the items.
+
+    ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
+    The first error is raised when all have ended. Signals wait while the main thread uses the executor: Ctrl-C between
+    the taking of one of its locks and the block that gives it back would leave all workers waiting.
+    """
+    errors: list[BaseException] = []
+    results: dict[int, Result] = {}
+
+    def run(number: int, item: Item) -> None:
+        try:
+            if not errors:
+                results[number] = work(item)
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            errors.append(error)
+
+    executor = ThreadPoolExecutor(threads)
+    try:
+        with _signals_later():
+            for number, item in enumerate(items):
+                executor.submit(run, number, item)
+        while len(results) < len(items) and not errors:
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        if len(results) < len(items):
+            stop()
+        with _signals_later():
+            executor.shutdown(cancel_futures=True)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Leave signals for after the block; threads that are started in it never get any."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFile:
+    """A file to copy; ``sha256`` is None for one that the manifest does not name."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFigures:
+    """What a copy took."""
+
+    size_bytes: int
+    seconds: float
+    """Wall time, until everything was on disk."""
+    read_s: float
+    """Added up over threads."""
+    write_s: float
+    """Added up over threads, syncing included."""
+
+
+def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
+    """List a dataset's files, the manifest last; raise ``BadConfig`` for one that is missing or not a regular file."""
+    hashes: dict[str, str | None] = {}
+    for shard in (*manifest.train.shards, *manifest.validation.shards):
+        hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
+    hashes[TOKENIZER_NAME] = manifest.tokenizer_sha256
+    hashes |= {name: None for name in (REJECTS_NAME, PREPARED_NAME) if (source / name).is_file()}
+    hashes[MANIFEST_NAME] = None
+    files = []
+    for name, sha256 in hashes.items():
+        with _reading(source, name):
+            status = (source / name).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _damaged(source, name, "is not a regular file")
+        files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
+    return files
+
+
+@contextlib.contextmanager
+def _reading(source: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _damaged(source, name, error.strerror or "cannot be read") from error
+
+
+def is_whole(directory: Path, manifest: Manifest) -> bool:
+    """Whether a copy is there: the same manifest, and every file of its size."""
+    if not (directory / MANIFEST_NAME).is_file():
+        return False
+    try:
+        if read_manifest(directory) != manifest:
+            return False
+        for shard in (*manifest.train.shards, *manifest.validation.shards):
+            # One at a time: a process may open fewer files than a large dataset has.
+            os.close(open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
+            os.close(open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
+        with (directory / TOKENIZER_NAME).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == manifest.tokenizer_sha256
+    except (BadConfig, OSError):
+        return False
+
+
+def copy_files(
+    files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
+) -> CopyFigures:
+    """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
+
+    Raises ``BadConfig`` if a file cannot be read or is not what the manifest says, ``OSError`` if the target refuses.
+    """
+    total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
+    started_s = time.perf_counter()
+    stop, lock = threading.Event(), threading.Lock()
+
+    def copied(size_bytes: int) -> bool:
+        nonlocal done_bytes
+        with lock:
+            done_bytes += size_bytes
+            rate = done_bytes / max(1e-9, time.perf_counter() - started_s) / 2**20
+            update(done_bytes, total_bytes, f"{rate:,.0f} MiB/s")
+        return stop.is_set()
+
+    taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
+    if read_manifest(target) != manifest:
+        raise _damaged(source, MANIFEST_NAME, "changed while it was copied")
+    sync(target)
+    return CopyFigures(
+        size_bytes=total_bytes,
+        seconds=time.perf_counter() - started_s,
+        read_s=sum(read_s for read_s, _ in taken),
+        write_s=sum(write_s for _, write_s in taken),
+    )
+
+
+def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]) -> tuple[float, float]:
+    """Copy one file, unless ``copied`` asks to stop; return seconds of reading and of writing."""
+    hashed = hashlib.sha256()
+    read_s = write_s = 0.0
+    size_bytes = 0
+    with contextlib.ExitStack() as opened:
+        with _reading(source, file.name):
+            # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
+            fd = os.open(source / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        reader = opened.enter_context(os.fdopen(fd, "rb", buffering=0))
+        writer = opened.enter_context((target / file.name).open("xb", buffering=0))
+        while True:
+            begun_s = time.perf_counter()
+            with _reading(source, file.name):
+                chunk = reader.read(_CHUNK_BYTES)
+            read_s += time.perf_counter() - begun_s
+            if not chunk:
+                break
+            size_bytes += len(chunk)
+            if size_bytes > file.size_bytes:
+                raise _damaged(source, file.name, "became longer while it was copied")
+            hashed.update(chunk)
+            begun_s, left = time.perf_counter(), memoryview(chunk)
+            while left:
+                left = left[writer.write(left) :]
+            write_s += time.perf_counter() - begun_s
+            if copied(len(chunk)):
+                return read_s, write_s
+        begun_s = time.perf_counter()
+        os.fsync(writer.fileno())
+        write_s += time.perf_counter() - begun_s
+    sha256 = hashed.hexdigest()
+    if file.sha256 not in (None, sha256):
+        raise _damaged(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+    if size_bytes != file.size_bytes:
+        raise _damaged(source, file.name, "became shorter while it was copied")
+    return read_s, write_s
+
+
+def seconds_per_sample(directory: Path) -> float | None:
+    """Measure the mean time of a random training sample with a cold page cache; None without samples.
+
+    The samples are the same ones every time, so that two places can be compared.
+    """
+    with contextlib.closing(TokenDataset.open(directory)) as dataset:
+        count = min(_MEASURED_SAMPLES, len(dataset))
+        if not count:
+            return None
+        samples = permute(np.arange(count, dtype=np.uint64), len(dataset), 1, 0).astype(np.int64)
+        dataset.forget()
+        started_s = time.perf_counter()
+        for sample in samples.tolist():
+            dataset.read(sample, _MEASURED_TOKENS)
+        return (time.perf_counter() - started_s) / count
+
+
+def _damaged(source: Path, name: str, what: str) -> BadConfig:
+    """Say what is wrong with a file of the source."""
+    return BadConfig(
+        f"{source / name}: {what}",
+        next_step=f"The source is damaged, or changed while it was copied: autotune data verify {source}",
+    )

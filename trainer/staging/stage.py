@@ -1,0 +1,217 @@
+"""A dataset on the node's own disk: the first process of a node copies it, the others wait. No torch here.
+
+A copy is hashed while it is made, synced, and renamed: what has its name is whole.
+
+LOCAL/autotune-<uid>/            for this user only
+  <hash>/                        a published dataset, named by the first 16 digits of its hash
+  <hash>.lock                    held by whoever copies; the kernel lets go of it with the process, and the next one
+                                 that waits finds the copy, or makes it
+  .partial-<hash>-<random>/      a copy at work, or a damaged one on its way out
+"""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.config.resolve import ResolvedConfig
+from trainer.data.dataset import Manifest, read_manifest
+from trainer.errors import BadConfig
+from trainer.files import LockHeld, locked, sync
+from trainer.record.progress import Update
+from trainer.staging.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_whole, seconds_per_sample
+
+DEFAULT_TIMEOUT_S = 3600.0
+SPARE_BYTES = 64 * 2**20
+"""Left free on the local disk, for everything else that writes there."""
+_SPARE_INODES = 8
+_PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
+
+
+class Place:
+    """Where one dataset goes on one disk."""
+
+    def __init__(self, local: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._local = local
+        self._name = manifest.dataset_hash[:16]
+        self.root = local / f"autotune-{os.getuid()}"
+        self.directory = self.root / self._name
+        self.lock = self.root / f"{self._name}.lock"
+        """By which a process is alone with this dataset on the node."""
+
+    def prepare(self) -> None:
+        """Make the user's own directory; raise ``BadConfig`` if there is no such disk, or it is another user's."""
+        if not self._local.is_dir():
+            raise BadConfig(f"{self._local} is not a directory", next_step="Name one on the node's own disk.")
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(mode=0o700)
+        status = self.root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise BadConfig(
+                f"{self.root} is not a directory of yours", next_step="Have it removed, or name another disk."
+            )
+        if status.st_mode & 0o077:
+            self.root.chmod(0o700)
+
+    def clear(self) -> None:
+        """Remove a damaged copy and what killed processes left; only under the lock."""
+        if self.directory.exists():
+            # Processes that read it keep their open files. Its room is needed for the next one.
+            self.directory.rename(self.new_partial())
+        for path in list(self.root.iterdir()):
+            match = _PARTIAL.match(path.name)
+            if match and match[1] == self._name:
+                shutil.rmtree(path, ignore_errors=True)
+            elif match:
+                with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def new_partial(self) -> Path:
+        """Name a directory for a copy at work."""
+        return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
+
+    def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
+        """Raise ``BadConfig`` if the files do not fit, or the disk ``filled_up``, with what is needed and there."""
+        disk = os.statvfs(self.root)
+        free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
+        missing_bytes = size_bytes + SPARE_BYTES - free_bytes
+        if filled_up or missing_bytes > 0:
+            told = f"Free {_mib(missing_bytes)} there,"
+            again = "It was full for a while, and has room again: try again,"
+            raise BadConfig(
+                f"{self._local} has {_mib(free_bytes)} free, and the dataset takes {_mib(size_bytes)} "
+                f"({_mib(SPARE_BYTES)} more are to stay free)",
+                next_step=f"{told if missing_bytes > 0 else again} or name another disk.",
+            )
+        missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
+        if disk.f_files and missing_inodes > 0:
+            raise BadConfig(
+                f"{self._local} has room for {disk.f_favail:,} more files, and the dataset has {len(files):,}",
+                next_step=f"Remove {missing_inodes:,} files there, or name another disk.",
+            )
+
+    @contextlib.contextmanager
+    def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
+        """Say in the block what the system refused here: room for ``files``, a quota, or anything else."""
+        try:
+            yield
+        except OSError as error:
+            if files and error.errno == errno.ENOSPC:
+                self.check_room(files, filled_up=True)
+            message = f"cannot write in {self._local}: {error.strerror or error}"
+            next_step = "Free room there, ask for permission, or name another directory."
+            if files and error.errno == errno.EDQUOT:
+                size_bytes = sum(file.size_bytes for file in files)
+                message = f"your quota in {self._local} was used up, and the dataset takes {_mib(size_bytes)}"
+                next_step = "Remove files of yours there, or name another disk."
+            raise BadConfig(message, next_step=next_step) from error
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{-(-size_bytes // 2**20):,} MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A dataset on a local disk."""
+
+    directory: Path
+    dataset_hash: str
+    samples: int
+    """Of the training split."""
+    copied: CopyFigures | None = None
+    """What the copy took; None when it was there already, or another rank copied it."""
+    source_s_per_sample: float | None = None
+    """Mean time of one reader for a random sample of the source; None if nothing was copied."""
+    local_s_per_sample: float | None = None
+    """The same from the copy."""
+
+    @property
+    def break_even_epochs(self) -> float | None:
+        """Epochs of reading after which the copy has paid for itself; None if never, or if nothing was measured."""
+        if self.copied is None or self.source_s_per_sample is None or self.local_s_per_sample is None:
+            return None
+        saved_s_per_epoch = self.samples * (self.source_s_per_sample - self.local_s_per_sample)
+        return self.copied.seconds / saved_s_per_epoch if saved_s_per_epoch > 0 else None
+
+
+def stage(
+    source: Path,
+    local: Path,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    update: Update = lambda done, total, note: None,
+) -> Staged:
+    """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
+
+    ``timeout_s`` is the longest wait for the one that copies; if that is killed, the next one copies. ``BadConfig`` if
+    the source is damaged, the local disk has no room or refuses, or the wait was too long.
+    """
+    place = Place(local, read_manifest(source))
+    found = Staged(
+        directory=place.directory, dataset_hash=place.manifest.dataset_hash, samples=place.manifest.train.samples
+    )
+    with place.writing():
+        place.prepare()
+        try:
+            with locked(place.lock, timeout_s):
+                return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+        except LockHeld as error:
+            raise BadConfig(
+                f"another process has been copying the same dataset to {place.root} for {timeout_s:g} s",
+                next_step="See what it is doing, or wait longer.",
+            ) from error
+
+
+def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
+    place.clear()
+    files = dataset_files(source, place.manifest)
+    place.check_room(files)
+    verify = f"The source is damaged: autotune data verify {source}"
+    try:
+        source_s = seconds_per_sample(source)
+    except BadConfig as error:
+        raise BadConfig(error.message, next_step=verify) from error
+    except OSError as error:
+        raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
+    partial = place.new_partial()
+    with place.writing(files):
+        try:
+            partial.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
+            figures = copy_files(files, source, partial, place.manifest, update)
+            partial.rename(place.directory)
+            sync(place.root)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    local_s = seconds_per_sample(place.directory)
+    return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
+
+
+def stage_data(
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
+    update: Update = lambda done, total, note: None,
+) -> ResolvedConfig:
+    """Return the configuration with its dataset on local disk, if ``train.data.stage_to`` asks for that.
+
+    An environment variable in the setting that is not set is a ``BadConfig``.
+    """
+    wanted = resolved.config.data.stage_to
+    if wanted is None:
+        return resolved
+    try:
+        place = Path(string.Template(wanted).substitute(environment))
+    except (KeyError, ValueError) as error:
+        raise BadConfig(
+            f"train.data.stage_to is {wanted!r}, and {error} is not an environment variable here",
+            next_step="Set it, or name the directory: --set train.data.stage_to=/local",
+        ) from error
+    return replace(resolved, data_dir=stage(resolved.data_dir, place, update=update).directory)
