@@ -13,8 +13,7 @@ from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.export.command import export
 from autotune.launch.command import app as launch_app
 from autotune.machine.command import doctor
-from autotune.memory.command import probe
-from autotune.memory.estimate_command import estimate
+from autotune.memory.command import estimate, probe
 from autotune.network.command import network
 from autotune.network.scale_command import scale
 from autotune.plan.command import plan

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.advice.bottleneck_values import Bottleneck, Cause
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import advise
 from autotune.advice.sources import situation_of_run
-from autotune.advice.values import Advice, Gain
+from autotune.advice.values import Advice, Bottleneck, Cause, Gain
 from autotune.machine.host import SystemHost
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.autotune.advice.scenarios import Scenario, scenarios

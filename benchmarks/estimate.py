@@ -25,10 +25,9 @@ from typing import Any
 from autotune.base.tables import text_table
 from autotune.memory.decide.memory_model import Law, Surroundings, peak_bytes
 from autotune.memory.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
+from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.outcome import Measured, Outcome
-from autotune.trials.requests import TraceRequest
-from autotune.trials.values import Trial
+from autotune.trials.values import Measured, Outcome, Trial
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.fakes import FakeMachine
 from tests.simulators.memory import MACHINES, SimulatedMachine, search

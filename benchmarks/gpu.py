@@ -32,12 +32,13 @@ from autotune.base.files import check_writable, write_atomically
 from autotune.base.process import end_with_parent
 from autotune.base.tables import markdown_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.baseline.values import RecipeName
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError, UsageError
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import Site, open_site
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import is_pretended
-from autotune.profiles.evidence import ProbeEvidence, RecipeName
+from autotune.memory.values import ProbeEvidence
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import SLACK, check_profile, check_run

@@ -25,13 +25,13 @@ from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import asked_config, probe_models
 from autotune.profiles.store import read_profile
 from autotune.search.history import ExploreRequest
+from autotune.search.stage import explore_request
 from autotune.search.values import Configuration
-from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench, open_bench
-from autotune.trials.values import FeedFigures
-from autotune.workers.measure import SweepRequest, feed_trial
-from autotune.workers.stage import explore_request
+from autotune.trials.values import FeedFigures, Measured
+from autotune.workers.measure import feed_trial
+from autotune.workers.values import SweepRequest
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings

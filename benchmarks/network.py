@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
-from autotune.base.files import Ledger
 from autotune.network.decide.step_model import compute_of, step_time
 from autotune.network.measure import NetworkRequest, NetworkTuning
 from autotune.network.values import MIB, Exchange
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import Ledger
 from autotune.trials.values import ExchangeFigures
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
-from autotune.base.files import Ledger
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import expected_on_cpu
 from autotune.memory.measure import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import Ledger
 from autotune.trials.values import Trial
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning

@@ -23,16 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.base.files import Ledger
 from autotune.machine.host import SystemHost
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, prove
 from autotune.search.values import Configuration
-from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Trial
+from autotune.trials.trial_log import Ledger
+from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.measure import SweepRequest, TrainingWindows
+from autotune.workers.measure import TrainingWindows
+from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from tests.fakes import FakeClock, FakeMachine

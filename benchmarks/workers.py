@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
-from autotune.base.files import Ledger
 from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import Ledger
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
-from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
+from autotune.workers.measure import Sweep, TrainingWindows
+from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.loader import SimulatedFeed

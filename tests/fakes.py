@@ -12,8 +12,7 @@ from autotune.machine import values as hardware
 from autotune.machine.gpu_sampler import Reading, series_of
 from autotune.machine.nvml import GpuMonitor
 from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, GpuSeries, HostFacts, Unavailable
-from autotune.trials.outcome import Outcome
-from autotune.trials.values import Trial
+from autotune.trials.values import Outcome, Trial
 
 HOST = HostFacts(
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_total_bytes=32 * 2**30,

@@ -48,7 +48,7 @@ def advise(
     from autotune.advice.decide.rules import advise as find_advice
     from autotune.advice.sections import advice_text, rules_text
     from autotune.advice.sources import read_foreign, situation_of
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from trainer.record.run_record import RUN_FILE
 

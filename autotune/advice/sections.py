@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.advice.bottleneck_values import Bottleneck
 from autotune.advice.decide.rules import AdviceRule
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, Unit
+from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share

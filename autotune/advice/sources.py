@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.interval import CONFIDENCE, Interval
@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.machine.host import Host
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
-from autotune.profiles.decide.next_command import probe_command
+from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.store import StoredProfile, read_profile, read_trials
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import check_run
@@ -23,7 +23,7 @@ from trainer.config.tables import read_json
 from trainer.config.train_config import Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
-from trainer.record.run_record import RUN_FILE, Run, read_run
+from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 
 MOST_FOREIGN_BYTES = 2**20
 

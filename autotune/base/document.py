@@ -3,9 +3,10 @@
 Nothing here is escaped or shortened: each format does that to every text alike.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from autotune.base.tables import Row, inert
 
@@ -283,3 +284,15 @@ def table_of(
 def facts(caption: str, rows: Sequence[Row]) -> Table:
     """A table of names and values."""
     return Table(caption=caption, headers=FACTS, rows=tuple(rows))
+
+
+def answer_json(answer: object) -> str:
+    """One JSON value with the names of the fields; properties are left out."""
+    return json.dumps(plain(answer), indent=2)
+
+
+def plain(answer: object) -> Any:  # noqa: ANN401 - any JSON value
+    """The same as dictionaries, lists and scalars."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(answer)

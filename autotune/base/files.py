@@ -3,17 +3,12 @@
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import BadInput
 from trainer import files as disk
-from trainer.config.tables import canonical_json, canonical_sha256
 
-LEDGER_DIRECTORY = "ledger"
-"""Within a profile's directory among the reports."""
-MAX_LEDGER_BYTES = 256 * 2**20
 _SHORT_CHARACTERS = 600
 
 
@@ -74,55 +69,3 @@ def unwritable_means_bad_input(path: Path) -> Iterator[None]:
         raise BadInput(
             f"cannot write {path}: {reason}", next_step="Choose another place, or free space or permissions there."
         ) from error
-
-
-class Ledger:
-    """An append-only list of trial records in a directory; one file per writer, merged on read.
-
-    Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
-    never written after: ``writer`` is a name that no other has at the same time.
-    """
-
-    def __init__(self, directory: Path, writer: str) -> None:
-        self.directory = directory
-        self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record and sync it to disk.
-
-        Raises:
-            BadInput: If the directory cannot be written.
-        """
-        line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
-        with unwritable_means_bad_input(self._file):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            disk.append_whole(self._file, line, durable=True)
-
-
-def read_ledger(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return all writers' records, ordered by their ``time_utc``, and how many lines are damaged.
-
-    One that does not exist yet is empty.
-
-    Raises:
-        BadInput: If a file of it is too large to be one.
-    """
-    found: list[dict[str, Any] | None] = []
-    for path in sorted(directory.glob("*.jsonl")):
-        if path.stat().st_size > MAX_LEDGER_BYTES:
-            raise BadInput(
-                f"{path} is larger than {MAX_LEDGER_BYTES} bytes", next_step="Move it away; it is no ledger."
-            )
-        found += map(_checked, path.read_bytes().splitlines())
-    records = [record for record in found if record is not None]
-    return sorted(records, key=lambda record: str(record.get("time_utc", ""))), found.count(None)
-
-
-def _checked(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-        record = entry["record"]
-        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(record)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return record if intact else None

@@ -1,6 +1,23 @@
 """A value and the bounds that noise leaves it."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from trainer.config.tables import Table
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+
 
 CONFIDENCE = 0.98
 """Of bounds that a decision rests on: looking again after every few rounds gives chance more than one try."""
@@ -31,3 +48,14 @@ class Interval:
         """Return all of it times a positive factor."""
         low, high = (None if end is None else factor * end for end in (self.low, self.high))
         return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
+
+
+class RatioBounds(Table):
+    """Bounds of a ratio, of 98 % confidence; None where too few windows show a spread."""
+
+    ratio_low: PositiveFloat | None = None
+    ratio_high: PositiveFloat | None = None
+
+    def bounded(self, ratio: float) -> Interval:
+        """Return the ratio with its bounds."""
+        return Interval.of(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)

@@ -24,11 +24,11 @@ def baseline(
     job: JobOptions,
 ) -> None:
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text
+    from autotune.baseline.stage import compare_recipes
     from autotune.profiles.store import probed_here, read_profile
     from autotune.trials.session import open_bench
-    from autotune.workers.stage import compare_recipes
 
     stored = read_profile(sweep.profile)
     probed_here(stored)

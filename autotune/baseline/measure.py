@@ -15,13 +15,12 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
 from autotune.base.units import format_bytes
 from autotune.baseline.decide.recipes import Recipe, differences, hf_trainer, is_precise, paper
+from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
-from autotune.profiles.evidence import BaselineEvidence, RecipeName, RecipeRow
-from autotune.trials.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
-from autotune.trials.requests import StepRequest
+from autotune.memory.values import StepRequest
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
-from autotune.trials.values import FeedFigures, Trial
+from autotune.trials.values import FeedFigures, HostOutOfMemory, Measured, Outcome, OutOfMemory, Trial, describe
 from autotune.workers.measure import TrainingWindows, feed_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset

@@ -29,7 +29,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs from A, and which differences in figures are beyond noise."""
-    from autotune.base.json_text import answer_json, plain
+    from autotune.base.document import answer_json, plain
     from autotune.compare.decide import gate
     from autotune.compare.sections import comparison_text
     from autotune.compare.sides import compare_paths

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of
-from trainer.config.tables import MAX_DEPTH
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[
@@ -37,19 +36,6 @@ class Change:
         """The new figure over the old one; None if they are not both figures."""
         both = [one for one in (self.old, self.new) if isinstance(one, int | float) and not isinstance(one, bool)]
         return self.new / self.old if len(both) == 2 and self.old else None
-
-
-def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key; the model's own config is a table as well."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
-            found[f"{prefix}{name}"] = "nested too deep"
-        elif isinstance(value, dict) and value:
-            found |= flat_table(value, f"{prefix}{name}.", depth + 1)
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:

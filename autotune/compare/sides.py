@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.advice.sources import read_measured_run
-from autotune.base.files import LEDGER_DIRECTORY
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
@@ -28,7 +27,6 @@ from autotune.compare.decide import (
     Reading,
     Side,
     compare,
-    flat_table,
 )
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
@@ -36,10 +34,9 @@ from autotune.profiles.decide.rates import settled_steps, training_rates
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.outcome import Measured
-from autotune.trials.runner import records_in
-from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
-from trainer.config.tables import canonical_sha256
+from autotune.trials.trial_log import LEDGER_DIRECTORY, records_in
+from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord
+from trainer.config.tables import canonical_sha256, flat_table
 from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
 

@@ -19,7 +19,7 @@ from autotune.errors import UsageError
 if TYPE_CHECKING:
     from autotune.memory.measure import ProbeRequest
     from autotune.profiles.store import StoredProfile
-    from autotune.workers.measure import SweepRequest
+    from autotune.workers.values import SweepRequest
 
 _PROFILES = "profiles"
 _NO_PROFILES = ("pyproject.toml", "site.toml")
@@ -179,7 +179,7 @@ class SweepOptions:
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "SweepRequest":
         """Return which windows to measure, with ``more`` of the sweep."""
-        from autotune.workers.measure import SweepRequest
+        from autotune.workers.values import SweepRequest
 
         return SweepRequest(
             data=stored.data_dir(self.data),

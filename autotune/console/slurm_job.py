@@ -22,7 +22,7 @@ from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:
     from autotune.profiles.store import StoredProfile
-    from autotune.workers.measure import SweepRequest
+    from autotune.workers.values import SweepRequest
 
 START_UP_S = 60.0
 """What a job takes until its first trial begins: starting, and loading torch from a network file system."""
@@ -232,7 +232,7 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
 
 def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
     """Say what was submitted, and follow it if that is asked for; exit with the code of a job that failed."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
 
     for number, told in enumerate(() if as_json else jobs):
         minutes = told["expected_minutes"]

@@ -194,7 +194,7 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
 
 def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
     """How full rows are: in the profile's layout, and in runs."""
-    from autotune.profiles.decide.rates import fill_share
+    from autotune.profiles.values import fill_share
 
     rows: list[Row] = []
     filled = fill_share(one.profile)

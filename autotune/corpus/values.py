@@ -132,3 +132,12 @@ class RowContents:
     def assumed(self) -> bool:
         """Whether nobody looked at a dataset."""
         return self.dataset_hash is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsHold:
+    """What a row holds, on average; None if unknown."""
+
+    real_tokens: float | None
+    samples: float | None
+    source: str

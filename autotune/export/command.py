@@ -34,8 +34,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a profile's settings for another trainer; standard error says what has no equivalent."""
+    from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
-    from autotune.base.json_text import answer_json
     from autotune.export.decide import export_profile
     from autotune.launch.training_job import default_ranks
     from autotune.memory.estimate import rows_hold

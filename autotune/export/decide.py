@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.corpus.values import RowsHold
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
@@ -34,15 +35,6 @@ class Equivalent:
     """What is written there; None leaves it at the other trainer's default."""
     equivalence: Equivalence
     remark: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsHold:
-    """What a row holds, on average; None if unknown."""
-
-    real_tokens: float | None
-    samples: float | None
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,8 +161,8 @@ def slurm(
     as_json: AsJson = False,
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
+    from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
-    from autotune.base.json_text import answer_json
     from autotune.cluster.job_script import read_template
     from autotune.cluster.site_file import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
@@ -215,10 +215,10 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.cluster.slurm import queued_jobs
+    from autotune.launch.sections import standings_text
     from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
-    from autotune.tune.sections import standings_text
 
     for place in places or []:
         if not place.is_dir():

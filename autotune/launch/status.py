@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.base.files import LEDGER_DIRECTORY
 from autotune.errors import AutotuneError
+from autotune.launch.values import RunStanding, TuningStanding
 from autotune.trials.decide.plausibility import check_run
-from autotune.trials.runner import records_in
-from autotune.tune.values import RunStanding, TuningStanding
+from autotune.trials.trial_log import LEDGER_DIRECTORY, records_in
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.watchdog import REQUEUE

@@ -65,7 +65,7 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     """Show the machine, the findings about it and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
-        from autotune.base.json_text import answer_json
+        from autotune.base.document import answer_json
 
         answer = {
             "machine": machine,

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.corpus.values import RowContents
+from autotune.corpus.values import RowContents, RowsHold
 from autotune.errors import NotCheckable
-from autotune.export.decide import RowsHold
 from autotune.memory.decide.memory_model import Law, Surroundings, largest_rows, law_of
-from autotune.memory.values import Trace
+from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
-from autotune.trials.outcome import Measured, TimedOut
-from autotune.trials.requests import TraceRequest
+from autotune.trials.values import Measured, TimedOut
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
 from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
 from trainer.data.global_batch import RowStatistics, row_statistics

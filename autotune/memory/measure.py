@@ -13,15 +13,6 @@ from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.machine.gpu_models import Card
-from autotune.memory.decide.batch_choice import (
-    DEFAULT_GLOBAL_BATCH_TOKENS,
-    MicroBatchChoice,
-    choose_micro_batch,
-    choose_untimed,
-    curve_rows,
-    knee_interval,
-    rows_with_headroom,
-)
 from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.memory.decide.memory_model import Expected, ledger, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
@@ -30,13 +21,19 @@ from autotune.memory.estimate import (
     MemoryEstimate,
     estimate_model,
 )
-from autotune.memory.values import is_activations
-from autotune.profiles.evidence import CurvePoint, ProbeEvidence
+from autotune.memory.values import CurvePoint, ProbeEvidence, StepRequest, TraceRequest, is_activations
+from autotune.profiles.decide.batch_split import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
+    MicroBatchChoice,
+    choose_micro_batch,
+    choose_untimed,
+    curve_rows,
+    knee_interval,
+    rows_with_headroom,
+)
 from autotune.trials.fork_server import Machine
-from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory
-from autotune.trials.requests import StepRequest, TraceRequest
 from autotune.trials.runner import TrialRunner, unmeasured
-from autotune.trials.values import StepFigures, Trial
+from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, StepFigures, Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Manifest
 from trainer.data.global_batch import RowStatistics

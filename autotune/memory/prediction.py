@@ -16,7 +16,6 @@ from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
-from autotune.memory.decide.batch_choice import default_layout, default_precision, rows_with_headroom
 from autotune.memory.decide.memory_model import (
     UNTRACED_SHARE,
     Expected,
@@ -28,7 +27,7 @@ from autotune.memory.decide.memory_model import (
     peak_bytes,
 )
 from autotune.memory.decide.prediction import Answer, PredictedModel
-from autotune.memory.decide.sharding import Share, fewest_that_share, shares, state_of_terms, zero_share
+from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
 from autotune.memory.estimate import (
     CannotTrace,
     MemoryEstimate,
@@ -36,11 +35,11 @@ from autotune.memory.estimate import (
     contents_of,
     estimate_model,
 )
-from autotune.plan.decide import MemoryPlan
+from autotune.memory.values import MemoryPlan, Share, TraceRequest
 from autotune.plan.values import Fleet, PlanFigure
+from autotune.profiles.decide.batch_split import default_layout, default_precision, rows_with_headroom
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine, Machine
-from autotune.trials.requests import TraceRequest
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.record.progress import Update

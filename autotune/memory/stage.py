@@ -11,28 +11,21 @@ from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import local_ranks, memory_budget
-from autotune.memory.decide.batch_choice import (
+from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu
+from autotune.memory.estimate import MemoryEstimate
+from autotune.memory.measure import Probe, ProbeRequest, probe_model
+from autotune.memory.sections import ProbedModel
+from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     deal,
     default_layout,
     default_precision,
     global_batch_rows,
 )
-from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu
-from autotune.memory.estimate import MemoryEstimate
-from autotune.memory.measure import Probe, ProbeRequest, probe_model
-from autotune.memory.sections import ProbedModel
-from autotune.profiles.evidence import Evidence
-from autotune.profiles.store import (
-    profile_paths,
-    relative_data_path,
-    report_directory,
-    resting_on,
-    with_workers_of,
-    write_profile,
-)
-from autotune.profiles.values import Constraints, Profile, Provenance
+from autotune.profiles.store import profile_paths, relative_data_path, resting_on, with_workers_of, write_profile
+from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Bench
+from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
 from trainer.config.tables import parse_table
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig

@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat
+from autotune.plan.values import PlanFigure
+from autotune.trials.values import JobName, TrialRequest
+from trainer.config.tables import Table
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
 
 
 class Term(StrEnum):
@@ -91,3 +100,164 @@ class Trace:
             events=tuple(value["events"]),
             repeats_from=value["repeats_from"],
         )
+
+
+class StepRequest(TrialRequest):
+    """Take optimizer steps on random full rows under a memory budget."""
+
+    job: ClassVar[JobName] = "step"
+
+    config: TrainConfig
+    """``micro_batch_rows`` is each rank's; the global batch sets the number of micro-batches in a step."""
+    vocab_size: int
+    special_ids: SpecialIds
+    memory_budget_bytes: int | None
+    """Budget of each rank; None means no limit."""
+    warmup_steps: int
+    timed_steps: int
+    local_ranks: int
+    documents_per_row: float
+    attempt: int = 0
+    """A number that makes a repeated trial another trial."""
+
+
+class TraceRequest(TrialRequest):
+    """Trace one rank's training steps on the meta device, for several micro-batch sizes."""
+
+    job: ClassVar[JobName] = "trace"
+
+    config: TrainConfig
+    """The trainer's settings; ``sizes`` replaces ``micro_batch_rows``."""
+    vocab_size: int
+    special_ids: SpecialIds
+    documents_per_row: float
+    micro_batches: int
+    """Micro-batches in an optimizer step; with two or more, gradients exist while later ones are computed."""
+    ranks: int
+    sizes: list[int] = Field(default_factory=list)
+    """Rows of the micro-batch in each trace."""
+
+
+class CurvePoint(Table):
+    """Throughput at one micro-batch."""
+
+    rows: Positive
+    slot_tokens_per_s: PositiveFloat
+    """All rows full."""
+    step_s: PositiveFloat
+    """Median of the timed optimizer steps, one micro-batch each."""
+    timed_steps: Positive
+    slot_tokens_per_s_low: PositiveFloat | None = None
+    """95 % confidence bounds; None if the timed steps show no spread that could be trusted."""
+    slot_tokens_per_s_high: PositiveFloat | None = None
+
+    @property
+    def slot_rate(self) -> Interval:
+        """Slot tokens/s with their bounds."""
+        low, high = self.slot_tokens_per_s_low, self.slot_tokens_per_s_high
+        return Interval.of(self.slot_tokens_per_s, low, high, SHOWN_CONFIDENCE)
+
+
+class ProbeEvidence(Table):
+    """Which micro-batch fits, and which one is used."""
+
+    feasible_max: Positive
+    """The largest micro-batch, in rows, that ran optimizer steps under the budget."""
+    infeasible_min: Positive | None = None
+    """The smallest that was refused; None when the search met its own upper limit first."""
+    feasible_peak_bytes: Positive
+    """What ``feasible_max`` needed."""
+    predicted_peak_bytes: Positive | None = None
+    """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
+    traced_peak_bytes: Positive | None = None
+    """The same before any trial; None where the model was not traced."""
+    traced_rows: NonNegative | None = None
+    """The largest micro-batch that the trace alone predicted."""
+    traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
+    """Where the trace says that the memory of ``feasible_max`` goes."""
+    parameters: Positive | None = None
+    not_traced: str | None = None
+    """Why there is no trace."""
+    local_ranks: Positive = 1
+    """Ranks that took the steps together, each under the budget."""
+    micro_batches_per_step: Positive = 1
+    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
+    search_trials: Positive
+    """Trials until both sides were proven; the throughput curve took further ones."""
+    seconds: NonNegativeFloat
+    """The curve's included."""
+    mean_real_tokens_per_row: PositiveFloat
+    """Of this dataset, in this layout."""
+    curve: list[CurvePoint]
+    knee_rows: list[Positive] = Field(default_factory=list)
+    """Between which two sizes the knee of the curve lies, for all that the noise tells."""
+    sustained: CurvePoint | None = None
+    """The chosen micro-batch over a minute, warm and at the power limit: what is promised; over less if a trial's time
+    limit is below 4 minutes. None on a CPU."""
+    choice: str
+    """Why ``micro_batch_rows`` is what it is."""
+
+    def promised(self, rows: int) -> CurvePoint | None:
+        """Return the throughput to expect of a micro-batch; None if it was not measured."""
+        if self.sustained is not None and self.sustained.rows == rows:
+            return self.sustained
+        return next((point for point in self.curve if point.rows == rows), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Memory of one GPU at its peak, for one micro-batch: alone, or as a share of a model that several hold."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    """Activations kept for backward."""
+    head_and_loss_bytes: int
+    temporaries_bytes: int
+    """Blocks that come and go in a step."""
+    outside_bytes: int
+    """Non-PyTorch memory: context, NCCL, handles."""
+    gathered_bytes: int = 0
+    """The layer that ZeRO-3 has put together at the moment."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer: what ZeRO spreads."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything."""
+        work_bytes = self.activations_bytes + self.head_and_loss_bytes + self.temporaries_bytes
+        return self.state_bytes + work_bytes + self.outside_bytes + self.gathered_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Memory of one GPU under one way of sharing a model."""
+
+    name: str
+    trains_here: bool
+    """Whether this project's trainer can; the others are formulas for comparison."""
+    total_bytes: int
+    fits: bool
+    """Whether that is within the budget."""
+    held: StateBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What is known of a model's memory."""
+
+    parameters: PlanFigure
+    state: StateBytes
+    """Of a rank alone, with that micro-batch."""
+    largest_bytes: int
+    """The largest unit that FSDP gathers."""
+    micro_batch_rows: int
+    """Of a rank, for which the figures are."""
+    most_rows: int
+    """That fit a rank alone with the headroom left; 0 if not one does."""
+    source: str
+    shares: tuple[Share, ...] = ()

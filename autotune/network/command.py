@@ -22,7 +22,7 @@ def network(
     job: JobOptions,
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.network.sections import network_text
     from autotune.network.stage import nodes_here, tune_network
     from autotune.profiles.store import probed_here, read_profile

@@ -14,13 +14,21 @@ from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
-from autotune.network.values import MIB, Exchange, Link, Network, RankCompute
-from autotune.profiles.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
+from autotune.network.values import (
+    MIB,
+    ComputeEvidence,
+    Exchange,
+    ExchangeRequest,
+    ExchangeRow,
+    Link,
+    LinkEvidence,
+    LinksRequest,
+    Network,
+    RankCompute,
+)
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
-from autotune.trials.outcome import Measured, Outcome, describe
-from autotune.trials.requests import ExchangeRequest, LinksRequest, TrialRequest
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
-from autotune.trials.values import ExchangeFigures, LinkFigures, Trial
+from autotune.trials.values import ExchangeFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {

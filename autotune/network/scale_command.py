@@ -41,7 +41,7 @@ def scale(
     job: SlurmOptions,
 ) -> None:
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.base.units import parse_bits_per_s, parse_seconds
     from autotune.network.scaling import Assumed, known_of, ranks_of
     from autotune.network.sections import scaling_text

@@ -7,13 +7,13 @@ from typing import Any
 
 from autotune.base.model_work import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
-from autotune.memory.decide.batch_choice import rows_with_headroom
+from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
 from autotune.network.decide.scaling_model import Dealt, Load, Scaling, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.network.measure import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
-from autotune.network.values import Link, Network, RankCompute
-from autotune.profiles.decide.next_command import probe_command
-from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
+from autotune.network.values import Link, Network, NetworkEvidence, RankCompute, ScalingRow
+from autotune.profiles.decide.batch_split import rows_with_headroom
+from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.values import Profile
 
 ASSUMED_LATENCY_S = 25e-6

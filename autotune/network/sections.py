@@ -21,8 +21,8 @@ from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, per_s, plural
 from autotune.network.decide.scaling_model import Scaling
-from autotune.profiles.decide.next_command import command
-from autotune.profiles.evidence import ExchangeSplit, NetworkEvidence, ScalingRow
+from autotune.network.values import ExchangeSplit, NetworkEvidence, ScalingRow
+from autotune.profiles.decide.follow_up import command
 from autotune.report.values import ReportedProfile
 
 

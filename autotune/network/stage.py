@@ -10,21 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.base.document import plain
 from autotune.base.files import write_atomically
-from autotune.base.json_text import plain
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
-from autotune.memory.decide.batch_choice import rows_with_headroom
+from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import NetworkRequest, NetworkTuning
 from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
-from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, ScalingRow
-from autotune.profiles.store import StoredProfile, probed_here, report_directory, with_evidence, with_network
+from autotune.network.values import NetworkEvidence, ScalingRow
+from autotune.profiles.decide.batch_split import rows_with_headroom
+from autotune.profiles.store import StoredProfile, probed_here, with_evidence, with_network
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.multirank import TogetherMachine
 from autotune.trials.session import Bench, Display, site_here
-from autotune.workers.measure import SweepRequest
+from autotune.trials.trial_log import report_directory
+from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset, read_manifest
 from trainer.data.global_batch import in_rows

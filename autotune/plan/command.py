@@ -68,7 +68,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.base.units import parse_amount, parse_bits_per_s
     from autotune.network.scaling import Assumed
     from autotune.plan.inputs import PlanRequest, plan

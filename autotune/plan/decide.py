@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.base.units import format_amount, format_share
 from autotune.errors import BadInput
-from autotune.memory.decide.sharding import Share, StateBytes
+from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
 from autotune.plan.values import Fleet, Goal, GoalKind, PlanFigure, derived
 
@@ -46,23 +46,6 @@ def optimal_for(flops: float) -> Optimal:
     """Return the model and the tokens for so many operations, a positive number."""
     parameters = math.sqrt(flops / (FLOPS_PER_PARAMETER_AND_TOKEN * TOKENS_PER_PARAMETER))
     return Optimal(parameters=parameters, tokens=TOKENS_PER_PARAMETER * parameters)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """What is known of a model's memory."""
-
-    parameters: PlanFigure
-    state: StateBytes
-    """Of a rank alone, with that micro-batch."""
-    largest_bytes: int
-    """The largest unit that FSDP gathers."""
-    micro_batch_rows: int
-    """Of a rank, for which the figures are."""
-    most_rows: int
-    """That fit a rank alone with the headroom left; 0 if not one does."""
-    source: str
-    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

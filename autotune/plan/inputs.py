@@ -17,19 +17,19 @@ from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.errors import UsageError
 from autotune.launch.training_job import default_ranks
 from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
-from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.memory.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
+from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, exchanges, spread
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from autotune.network.values import Network, RankCompute
-from autotune.plan.decide import MemoryPlan, Plan, plan_of
+from autotune.plan.decide import Plan, plan_of
 from autotune.plan.values import Basis, Fleet, Goal, PlanFigure
-from autotune.profiles.decide.next_command import command
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
-from autotune.profiles.evidence import Evidence
 from autotune.profiles.store import StoredProfile
-from autotune.profiles.values import Profile
+from autotune.profiles.values import Evidence, Profile
 from trainer.config.train_config import Strategy, TrainConfig
 from trainer.data.dataset import read_manifest
 from trainer.model.flops import peak_flops_per_s, product_format

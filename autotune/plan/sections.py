@@ -8,8 +8,9 @@ from autotune.base.render import console_text
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_amount, format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds_with_confidence
-from autotune.memory.estimate_sections import shares_table
-from autotune.plan.decide import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
+from autotune.memory.sections import shares_table
+from autotune.memory.values import MemoryPlan
+from autotune.plan.decide import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, Plan
 from autotune.plan.values import PlanFigure
 
 WIDTH = 100

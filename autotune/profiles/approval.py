@@ -10,23 +10,15 @@ from pathlib import Path
 
 from autotune.base.files import write_atomically
 from autotune.profiles.values import HASH_KEY, Fingerprint, present_sha256
-from autotune.profiles.verification import (
-    Check,
-    LedgerCheck,
-    Review,
-    Standing,
-    Verdict,
-    Verification,
-    is_sha256,
-    standing_of,
-)
-from autotune.compare.decide import flat_table
+from autotune.profiles.values import Check, LedgerCheck, Review, Standing, Verdict, Verification, is_sha256, standing_of
+from trainer.config.tables import flat_table
 from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.errors import BadInput, ProfileRefused
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor
-from autotune.profiles.store import StoredProfile, read_profile, report_directory
+from autotune.profiles.store import StoredProfile, read_profile
+from autotune.trials.trial_log import report_directory
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError

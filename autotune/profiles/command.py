@@ -17,7 +17,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a profile's decisions with their reasons."""
-    from autotune.base.json_text import answer_json, plain
+    from autotune.base.document import answer_json, plain
     from autotune.profiles.approval import read_reviewed
     from autotune.profiles.sections import profile_text
 
@@ -40,7 +40,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Hold a profile against this machine, field by field, and against its ledger; nothing is measured."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
     from autotune.profiles import approval as reviews
@@ -80,11 +80,11 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.store import read_profile
     from autotune.advice.sections import explanation_text, explanations_text
-    from autotune.tune.sections import exploration_text
+    from autotune.search.sections import exploration_text
 
     read = read_profile(profile).profile
     found = explanations(read)

@@ -1,13 +1,15 @@
 """A profile: its decisions, what it was held against, who approved it, and where its figures come from."""
 
+from autotune.base.units import format_count
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+
 from autotune.base.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes
 from autotune.profiles.values import Profile
-from autotune.profiles.verification import LedgerCheck, Standing, Verification, is_sha256
-from autotune.profiles.decide.next_command import probe_again
-from autotune.memory.sections import global_batch_words
+from autotune.profiles.values import LedgerCheck, Standing, Verification, is_sha256
+from autotune.profiles.decide.follow_up import probe_again
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
@@ -201,3 +203,9 @@ def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
         command = f"autotune report review {one.quoted} --approve --by NAME"
         return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
     return (Pairs(pairs=(("Sign-off", (standing_line(standing),)),)),)
+
+
+def global_batch_words(tokens: int) -> str:
+    """Say a global batch, and whether it is the default."""
+    known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "as asked for"
+    return f"{format_count(tokens)} real tokens ({known})"

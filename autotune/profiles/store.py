@@ -1,26 +1,36 @@
 """Write what a search found into a profile; read profiles and their ledgers back."""
 
+from collections.abc import Mapping
+from trainer.config.train_config import TrainConfig
+
+from autotune.trials.trial_log import report_directory
+
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.files import LEDGER_DIRECTORY, write_atomically
+from autotune.base.files import write_atomically
+from autotune.trials.trial_log import LEDGER_DIRECTORY
 from autotune.advice.values import SettingChange
-from autotune.profiles.evidence import BaselineEvidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.baseline.values import BaselineEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.workers.values import WorkersEvidence
+from autotune.memory.values import ProbeEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
-from autotune.profiles.verification import LedgerCheck
+from autotune.profiles.values import LedgerCheck
 from autotune.advice.decide.rules import with_changes
-from autotune.profiles.decide.trial_log_check import check_ledger, ledger_sha256, own_records, records_of
-from autotune.profiles.decide.next_command import probe_command
+from autotune.profiles.decide.trial_log_check import check_ledger, records_of
+from autotune.trials.trial_log import ledger_sha256, own_records
+from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.network.measure import parallel_settings
-from autotune.workers.measure import with_data
 from autotune.trials.decide.plausibility import check_profile
-from autotune.trials.runner import TrialRunner, records_in
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import records_in
 from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME
@@ -66,9 +76,6 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 
-def report_directory(profile_path: Path, reports: Path) -> Path:
-    """Return the directory of a profile's ledger and report."""
-    return reports / profile_path.stem
 
 
 def read_trials(
@@ -245,3 +252,8 @@ def probed_here(stored: StoredProfile, refusals: Sequence[str] = ()) -> ProbeEvi
     else:
         return probe
     raise ProfileRefused(why, next_step=f"{first}: {probe_command(stored.profile, str(path))}")
+
+
+def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:
+    """Return the configuration with other settings of its ``data``."""
+    return config.model_copy(update={"data": config.data.model_copy(update=settings)})

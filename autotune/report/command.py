@@ -25,9 +25,9 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
-    from autotune.base.json_text import answer_json
-    from autotune.profiles.store import report_directory
+    from autotune.base.document import answer_json
     from autotune.report.stage import build_report
+    from autotune.trials.trial_log import report_directory
 
     place = out or report_directory(profile[0], reports) / "report.html"
     places = build_report(profile, reports, place, runs=run or (), data=data)
@@ -52,7 +52,7 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.profiles.approval import read_reviewed
     from autotune.profiles.approval import review as keep
     from autotune.profiles.sections import review_text

@@ -1,5 +1,6 @@
 """A report from its inputs: all sections in their order, first the answer; and the same facts for machines."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,23 +19,27 @@ from autotune.base.document import (
     Paragraph,
     Section,
     Strong,
+    Table,
     Words,
     blocks_of,
+    plain,
     sentence,
     table_of,
 )
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.json_text import plain
-from autotune.base.units import format_share
+from autotune.base.units import format_count, format_share
 from autotune.base.wording import bounds_with_confidence, count, listed, plural, with_interval
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
-from autotune.baseline.sections import baseline_section
+from autotune.baseline.sections import baseline_section, cost_section
+from autotune.baseline.values import RecipeRow, row_of
 from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
-from autotune.memory.sections import curve_section, global_batch_words, memory_section
+from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
-from autotune.profiles.decide.rates import Rate, fill_share, run_rate, tuned_rate
-from autotune.profiles.sections import commands, machine, reproduce, sign_off
+from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
+from autotune.profiles.sections import commands, global_batch_words, machine, reproduce, sign_off
+from autotune.profiles.values import Profile, fill_share
 from autotune.report.runs import (
     CAUSES,
     MOST_EVENTS,
@@ -47,7 +52,8 @@ from autotune.report.runs import (
     steps,
 )
 from autotune.report.values import ReportedProfile, ReportedRun, part_of_each
-from autotune.tune.sections import cost_section, exploration_section, profiles_table, trials_section
+from autotune.search.sections import exploration_section
+from autotune.trials.sections import trials_section
 from autotune.workers.sections import chosen_loader, workers_section
 
 SCHEMA_VERSION = 2
@@ -397,3 +403,31 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
         return None
     more = {"value": rate.value, "known": rate.known, "ranks": rate.ranks, "source": rate.source}
     return {**plain(rate.interval), **more}
+
+
+def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
+    """What was decided for each, and what that is worth, side by side; what was not measured is missing."""
+    return table_of(
+        "", zip(names, profiles, strict=True),
+        ("model", "l", lambda one: one[0]),
+        ("fits (rows)", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),
+        ("a step", "l", lambda one: _step(one[1])),
+        ("loader workers", "r", lambda one: str(found.chosen) if (found := one[1].evidence.workers) else None),
+        ("real tokens/s", "r", lambda one: _speed(row_of(one[1].evidence.baseline, "tuned"))),
+        ("against HF Trainer", "r", lambda one: _times(row_of(one[1].evidence.baseline, "hf-trainer"))),
+        ("against paper", "r", lambda one: _times(row_of(one[1].evidence.baseline, "paper"))),
+    )  # fmt: skip
+
+
+def _step(profile: Profile) -> str:
+    train, ranks = profile.train, 1 if profile.evidence.probe is None else profile.evidence.probe.local_ranks
+    dealt = deal(train.global_batch_rows, train.micro_batch_rows, ranks)
+    return f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
+
+
+def _speed(row: RecipeRow | None) -> str | None:
+    return format_count(statistics.median(row.real_tokens_per_s)) if row and row.real_tokens_per_s else None
+
+
+def _times(row: RecipeRow | None) -> str | None:
+    return None if row is None or row.speedup is None else f"{row.speedup:.2f} x"

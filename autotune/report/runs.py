@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.advice.bottleneck_values import Bottleneck, Cause
 from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.values import Bottleneck, Cause
 from autotune.base.document import (
     LONG_TABLE_ROWS,
     Axis,

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.advice.bottleneck_values import Bottleneck
-from autotune.advice.values import Advice
+from autotune.advice.values import Advice, Bottleneck
 from autotune.base.document import Block, Section
-from autotune.profiles.decide.next_command import probe_command
-from autotune.profiles.values import Profile
-from autotune.profiles.verification import LedgerCheck, Standing
+from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.values import LedgerCheck, Profile, Standing
 from autotune.trials.values import FinishedTrial
 from trainer.data.dataset import Manifest
 from trainer.record.run_record import Run

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.memory.decide.batch_choice import deal
+from autotune.profiles.decide.batch_split import deal
 from autotune.search.values import KNOBS, Configuration
 from trainer.config.train_config import Layout
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
 from autotune.search.values import Configuration
-from autotune.trials.outcome import Contaminated, Outcome, OutOfMemory, describe
-from autotune.trials.values import FeedFigures
+from autotune.trials.values import Contaminated, FeedFigures, Outcome, OutOfMemory, describe
 from autotune.workers.measure import TrainingWindows
 from trainer.config.train_config import Layout, Precision, TrainConfig
 

@@ -20,9 +20,8 @@ from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, Cells, ExploreRequest
 from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
-from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
-from autotune.trials.values import FeedFigures, Trial
+from autotune.trials.values import FeedFigures, Measured, Outcome, Trial
 from autotune.workers.measure import feed_trial
 
 TOGETHER = 3

@@ -1,18 +1,20 @@
 """The evidence of an exploration, as a table of the profile."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
-from autotune.base.interval import CONFIDENCE, Interval
+from autotune.base.interval import (
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    RatioBounds,
+)
 from trainer.config.tables import Table
 from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
-
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Configuration(Table):
@@ -69,17 +71,6 @@ class ExploredRow(Table):
     full one. None of the unexplored settings themselves, and where nothing ran."""
     outcome: str
     """``ran``, ``pruned`` after a short window, or why it did not run."""
-
-
-class RatioBounds(Table):
-    """Bounds of a ratio, of 98 % confidence; None where too few windows show a spread."""
-
-    ratio_low: PositiveFloat | None = None
-    ratio_high: PositiveFloat | None = None
-
-    def bounded(self, ratio: float) -> Interval:
-        """Return the ratio with its bounds."""
-        return Interval.of(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)
 
 
 class ExploreEvidence(RatioBounds):

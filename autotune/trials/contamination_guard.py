@@ -17,8 +17,7 @@ from autotune.trials.decide.contamination import (
     with_gpus,
 )
 from autotune.trials.fork_server import Machine
-from autotune.trials.outcome import Contaminated, Outcome
-from autotune.trials.values import Trial
+from autotune.trials.values import Contaminated, Outcome, Trial
 
 WAIT_BEFORE_S = 30.0
 """How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autotune.errors import BadInput, InternalError, MachineLacks
-from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut
-from autotune.trials.values import Trial
+from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from trainer.errors import HOST_REFUSES
 
 ENVIRONMENT = {

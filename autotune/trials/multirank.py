@@ -16,8 +16,7 @@ from typing import Any
 from autotune.base.process import start
 from autotune.errors import MachineLacks
 from autotune.trials.fork_server import ENVIRONMENT, StartedMachine, classify
-from autotune.trials.outcome import Crashed, Measured, Outcome, TimedOut
-from autotune.trials.values import Trial
+from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from trainer.config.tables import read_json
 from trainer.files import write_atomically
 

@@ -8,37 +8,32 @@ its windows are compared with each other.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.base.clock import Clock
-from autotune.base.files import Ledger, read_ledger
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
-from autotune.profiles.values import Fingerprint
 from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine
-from autotune.trials.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
-from autotune.trials.values import FinishedTrial, MadeOn, Trial, TrialRecord
+from autotune.trials.trial_log import Ledger, records_in
+from autotune.trials.values import (
+    Contaminated,
+    FinishedTrial,
+    MadeOn,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    Trial,
+    TrialRecord,
+    describe,
+)
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""
 ATTEMPTS = 3
 """A window that somebody else spoiled is read again so often."""
 Key = TypeVar("Key")
-
-
-def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a ledger's trials of all sites and writers, oldest first, and how many of its lines are none."""
-    lines, damaged = read_ledger(directory)
-    found = [TrialRecord.of(line) for line in lines]
-    return [record for record in found if record is not None], damaged + found.count(None)
-
-
-def made_on(here: Fingerprint) -> MadeOn:
-    """Return what trials say of where they are measured."""
-    return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
 @dataclass(slots=True, kw_only=True)

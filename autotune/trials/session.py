@@ -12,23 +12,24 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune.base.clock import SystemClock
-from autotune.base.files import LEDGER_DIRECTORY, Ledger, check_writable
+from autotune.base.files import check_writable
 from autotune.errors import MachineLacks
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
-from autotune.profiles.decide.trial_log_check import compare, own_records
-from autotune.profiles.evidence import ProbeEvidence
-from autotune.profiles.store import StoredProfile, probed_here, report_directory
+from autotune.memory.values import ProbeEvidence
+from autotune.profiles.decide.trial_log_check import compare
+from autotune.profiles.store import StoredProfile, probed_here
 from autotune.profiles.values import Fingerprint
 from autotune.trials.contamination_guard import WatchedMachine, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
-from autotune.trials.outcome import Outcome, describe
-from autotune.trials.runner import TrialRunner, made_on, records_in
-from autotune.trials.values import FinishedTrial
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import LEDGER_DIRECTORY, Ledger, made_on, own_records, records_in, report_directory
+from autotune.trials.values import FinishedTrial, Outcome, describe
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
-from autotune.workers.measure import SweepRequest, TrainingWindows
+from autotune.workers.measure import TrainingWindows
+from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import Manifest, read_manifest

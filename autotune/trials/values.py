@@ -4,13 +4,89 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from autotune.trials.outcome import Measured, Outcome, outcome_from_json
 from trainer.config.tables import Table, canonical_sha256, parse_table
 from trainer.errors import BadConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The job did what it was asked to, and these are its figures."""
+
+    figures: dict[str, Any]
+    kind: Literal["measured"] = field(default="measured", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory(_Failure):
+    """The allocator refused: the only outcome that says that something does not fit."""
+
+    kind: Literal["out_of_memory"] = field(default="out_of_memory", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOutOfMemory(_Failure):
+    """The kernel killed the job for the host's memory; says nothing about the budget."""
+
+    kind: Literal["host_out_of_memory"] = field(default="host_out_of_memory", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut(_Failure):
+    """The job did not end in its time and was killed."""
+
+    kind: Literal["timed_out"] = field(default="timed_out", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed(_Failure):
+    """The job failed in any other way."""
+
+    kind: Literal["crashed"] = field(default="crashed", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contaminated(_Failure):
+    """Somebody else used the device, or the hardware slowed down: the figures are void."""
+
+    kind: Literal["contaminated"] = field(default="contaminated", init=False)
+
+
+Outcome = Measured | OutOfMemory | HostOutOfMemory | TimedOut | Crashed | Contaminated
+
+
+_KINDS = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Outcome)}
+
+
+_WORDS = {"measured": "ran", "host_out_of_memory": "killed by the system"}
+
+
+def outcome_from_json(value: dict[str, Any]) -> Outcome:
+    """Read what ``dataclasses.asdict`` made of an outcome, as the ledger keeps it.
+
+    Raises:
+        ValueError: If the kind is unknown or its field is missing.
+    """
+    kind = value.get("kind")
+    name, of = ("figures", dict) if kind == "measured" else ("detail", str)
+    if kind in _KINDS and isinstance(value.get(name), of):
+        found: Outcome = _KINDS[kind](**{name: value[name]})
+        return found
+    raise ValueError(f"not an outcome: {value!r}")
+
+
+def describe(outcome: Outcome) -> str:
+    """An outcome in a few words, for tables and progress."""
+    return _WORDS.get(outcome.kind, outcome.kind.replace("_", " "))
+
 
 FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""
@@ -309,3 +385,26 @@ class ExchangeFigures(_Measured):
 _FIGURES: dict[str, type[_Measured]] = {
     "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "exchange": ExchangeFigures,
 }  # fmt: skip
+
+
+class TrialRequest(Table):
+    """Everything that defines a measurement."""
+
+    job: ClassVar[JobName]
+
+    def trial(self, *, timeout_s: float, **place: Any) -> Trial:  # noqa: ANN401 - JSON
+        """Return the trial of this request, whose inputs lie at ``place``."""
+        # Fields with a default came later; leaving defaults out keeps the keys of trials in older ledgers.
+        fields = type(self).model_fields.items()
+        defaults = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}
+        measured = self.model_dump(mode="json", exclude=defaults)
+        return Trial(job=self.job, measured=measured, timeout_s=timeout_s, place=place)
+
+    @classmethod
+    def of(cls, measured: dict[str, Any]) -> Self:
+        """Read ``Trial.measured``.
+
+        Raises:
+            BadConfig: If a field is missing, unknown or of another type, or settings contradict each other.
+        """
+        return parse_table(cls, measured, where="trial")

@@ -105,7 +105,7 @@ def tune(
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.profiles.store import read_profile
     from autotune.tune.sections import tuning_text
 
@@ -123,7 +123,7 @@ def tune_between_nodes(
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
     from autotune.tune.pipeline import measure_between_nodes
-    from autotune.workers.measure import SweepRequest
+    from autotune.workers.values import SweepRequest
 
     request = SweepRequest(data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
     _say(measure_between_nodes(tuned, request), as_json=False)

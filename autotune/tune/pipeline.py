@@ -15,21 +15,24 @@ from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
+from autotune.baseline.stage import compare_recipes
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
 from autotune.machine.measured_device import DeviceChoice
-from autotune.memory.decide.batch_choice import deal
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
-from autotune.profiles.store import probed_here, profile_paths, read_profile, report_directory
+from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.store import probed_here, profile_paths, read_profile
 from autotune.report.stage import build_report
+from autotune.search.stage import explore_settings
 from autotune.trials.session import Bench, open_bench
+from autotune.trials.trial_log import report_directory
 from autotune.tune.decide import least_s, share_s
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
-from autotune.workers.measure import SweepRequest
-from autotune.workers.stage import compare_recipes, count_workers, explore_settings
+from autotune.workers.stage import count_workers
+from autotune.workers.values import SweepRequest
 from trainer.config.tables import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")

@@ -1,6 +1,5 @@
 """A whole tuning: its stages, and how each of them stands; and how tunings and runs on disk are doing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,32 +47,3 @@ class TuningResult:
     seconds_in_children: float
     """Of these, while trials, their server, or ranks were running or starting."""
     next_steps: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStanding:
-    """A training run."""
-
-    directory: str
-    state: str
-    """In words, such as ``finished`` or ``running``."""
-    job: str | None = None
-    """The SLURM job that is queued or running for it; None where there is none, or SLURM cannot be asked."""
-    step: int | None = None
-    max_steps: int | None = None
-    real_tokens_per_s: float | None = None
-    checkpoint: str | None = None
-    reason: str | None = None
-    seconds_since_step: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningStanding:
-    """A tuning, by its ledger."""
-
-    directory: str
-    trials: int
-    outcomes: Mapping[str, int]
-    newest_utc: str | None
-    newest: str | None
-    damaged_lines: int

@@ -10,7 +10,7 @@ from autotune.console.slurm_job import JobOptions, job_of_profile
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.evidence import ProbeEvidence
+    from autotune.memory.values import ProbeEvidence
     from autotune.profiles.store import StoredProfile
 
 
@@ -40,7 +40,7 @@ def workers(
     job: JobOptions,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.base.json_text import answer_json
+    from autotune.base.document import answer_json
     from autotune.base.units import parse_seconds
     from autotune.profiles.store import probed_here, read_profile
     from autotune.trials.session import open_bench
@@ -69,7 +69,7 @@ def workers(
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """How to go on where the profile's GPU is not here."""
-    from autotune.profiles.decide.next_command import command
+    from autotune.profiles.decide.follow_up import command
 
     rows = stored.profile.train.micro_batch_rows
     step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.trials.jobs import footprint
-from autotune.trials.requests import FeedRequest
+from autotune.workers.values import FeedRequest
 from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig, accumulation_steps
 from trainer.data.dataset import TokenDataset

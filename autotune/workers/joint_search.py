@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.profiles.evidence import JointChoice
-from autotune.trials.outcome import Measured
-from autotune.trials.requests import FeedRequest
-from autotune.trials.values import FeedFigures, FinishedTrial
+from autotune.trials.values import FeedFigures, FinishedTrial, Measured
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.workers.measure import Asked, Sweep, WorkersDied
+from autotune.workers.values import FeedRequest, JointChoice
 from trainer.config.train_config import DataSettings
 
 if TYPE_CHECKING:

@@ -6,51 +6,22 @@ window depend on which samples fell into it.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import Site
-from autotune.profiles.evidence import WorkersEvidence, WorkersRow
-from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.trials.requests import FeedRequest
+from autotune.profiles.store import with_data
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
-from autotune.trials.values import FeedFigures, GpuUse, Trial
+from autotune.trials.values import Crashed, FeedFigures, GpuUse, HostOutOfMemory, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
+from autotune.workers.values import FeedRequest, SweepRequest, WorkersEvidence, WorkersRow
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
 """Of a window, however long they take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest:
-    """Which windows of training to measure, and for how long."""
-
-    data: Path
-    reports: Path
-    minutes: float
-    """Time of all windows, those from the trial log included, after which the answer may be that it is undecided."""
-    ranks: int | None = None
-    """None: as the profile was probed."""
-    max_workers: int | None = None
-    window_s: float = WINDOW_S
-    replayed_step_s: float | None = None
-    """Of a micro-batch on a GPU that is not here; None takes the training step itself."""
-    sample_delay_s: float = 0.0
-    """Added to the reading of every sample, as storage that is so much slower would."""
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
-    ends_s: float | None = None
-    """When all of it should be over, in seconds since 1970: no window begins that is likely to end later."""
-
-    @property
-    def budget_s(self) -> float:
-        """The same in seconds."""
-        return 60 * self.minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +170,6 @@ class Sweep:
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
             fitting = limits.fitting(self.max_workers, self.worker_bytes)
             self.limit = max(tried, fitting), refusal
-
-
-def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:
-    """Return the configuration with other settings of its ``data``."""
-    return config.model_copy(update={"data": config.data.model_copy(update=settings)})
 
 
 def feed_trial(

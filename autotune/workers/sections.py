@@ -23,9 +23,9 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import of_windows, per_s, plural, window_bounds
-from autotune.profiles.evidence import WorkersEvidence
 from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
+from autotune.workers.values import WorkersEvidence
 
 _VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
 

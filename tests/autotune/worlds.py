@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from autotune.advice.decide.rules import with_changes
 from autotune.advice.values import SettingChange
-from autotune.memory.decide.batch_choice import deal
-from autotune.profiles.evidence import CurvePoint, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.profiles.decide.batch_split import deal
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.record.run_record import Run

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.outcome import Measured
-from autotune.trials.values import Trial
+from autotune.trials.values import Measured, Trial
 from benchmarks import finders
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from trainer.config.train_config import TrainConfig

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from autotune.trials.runner import records_in
+from autotune.trials.trial_log import records_in
 from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_NOT_INITIALIZED,

@@ -13,17 +13,17 @@ from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
-from autotune.base.files import Ledger
 from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_card
 from autotune.machine.nvml import NvmlMonitor
-from autotune.memory.decide.batch_choice import rows_with_headroom
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import Expected, expected_on_gpu
 from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
+from autotune.profiles.decide.batch_split import rows_with_headroom
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.outcome import Measured
 from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import Ledger
+from autotune.trials.values import Measured
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.advice.bottleneck_values import Cause
+from autotune.advice.values import Cause
 from tests.simulators.kernels import DEVICES, Device, Floats, Kernels, Shape, kernels_of
 from tests.simulators.noise import log_uniform
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.profiles.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
+from autotune.memory.values import ProbeEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.profiles.values import Constraints, Evidence, Fingerprint, Profile, Provenance
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from tests.trainer.checkpoint.checkpoints import header_of
 from tests.trainer.rows import row_of
 from trainer.config.train_config import TrainConfig

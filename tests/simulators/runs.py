@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.advice.bottleneck_values import Cause
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
+from autotune.advice.values import Cause
 from autotune.profiles.values import Profile
 from tests.simulators.kernels import Floats
 from tests.simulators.machines import CAUSES, Machine, draw_machine

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.advice.bottleneck_values import Cause
+from autotune.advice.values import Cause
 from tests.simulators.kernels import Floats
 from tests.simulators.machines import Machine
 

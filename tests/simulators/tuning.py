@@ -10,17 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.step_model import expected_largest
-from autotune.profiles.evidence import (
-    ComputeEvidence,
-    ExchangeRow,
-    NetworkEvidence,
-    ProbeEvidence,
-    WorkersEvidence,
-    WorkersRow,
-)
+from autotune.network.values import ComputeEvidence, ExchangeRow, NetworkEvidence
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from tests.simulators.machines import Machine
 from tests.simulators.records import profile_with, sweep_with
 from tests.simulators.timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -152,3 +152,16 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_table_in, get_args(annotation))), None)
+
+
+def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return every value of nested tables by its dotted key; the model's own config is a table as well."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
+            found[f"{prefix}{name}"] = "nested too deep"
+        elif isinstance(value, dict) and value:
+            found |= flat_table(value, f"{prefix}{name}.", depth + 1)
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -27,8 +27,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from trainer.config.tables import Table, canonical_sha256, parse_table, read_json
-from trainer.config.train_config import BatchSplit
-from trainer.errors import BadConfig
+from trainer.config.train_config import BatchSplit, TrainConfig
+from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import EventRow, utc_now
 from trainer.health.watchdog import REQUEUE
 
@@ -330,3 +330,11 @@ def process_started_s() -> float:
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
+
+
+def settings_of(config: dict[str, Any]) -> TrainConfig | None:
+    """Return the settings that a record holds; None if another version of the trainer wrote them."""
+    try:
+        return parse_table(TrainConfig, config, where="settings")
+    except TrainerError:
+        return None

@@ -10,10 +10,9 @@ from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.model_work import place_share
 from autotune.base.statistics import difference, of_bounds
-from autotune.memory.decide.batch_choice import choose_micro_batch, deal, rows_with_headroom
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
-from autotune.memory.values import Term
-from autotune.profiles.evidence import ProbeEvidence
+from autotune.memory.values import ProbeEvidence, Term
+from autotune.profiles.decide.batch_split import choose_micro_batch, deal, rows_with_headroom
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""

@@ -4,19 +4,16 @@ import collections
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from autotune.advice.bottleneck_values import Bottleneck, Cause, StepPart
 from autotune.advice.decide.gpu_counters import Counters, counters_of, data_share, with_counters
+from autotune.advice.values import Bottleneck, Cause, StepPart
 from autotune.base.model_work import place_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
-from trainer.config.tables import parse_table
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.errors import TrainerError
 from trainer.model.flops import peak_flops_per_s, product_format
-from trainer.record.run_record import Run, StepRow
+from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10
 """A part below this limits nothing: computing does."""
@@ -49,14 +46,6 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
     loads_ahead = train is None or _loads_ahead(train)
     return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
-
-
-def settings_of(config: dict[str, Any]) -> TrainConfig | None:
-    """Return the settings that a record holds; None if another version of the trainer wrote them."""
-    try:
-        return parse_table(TrainConfig, config, where="settings")
-    except TrainerError:
-        return None
 
 
 def _loads_ahead(train: TrainConfig) -> bool:

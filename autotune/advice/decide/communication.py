@@ -9,7 +9,7 @@ from autotune.advice.decide.context import PERSISTENT_SHARE, Situation, on_host,
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.network.decide.link_fit import slow_members
-from autotune.profiles.evidence import ExchangeRow
+from autotune.network.values import ExchangeRow
 from autotune.trials.values import LinkFigures
 
 WORTH_RATIO = 1.02

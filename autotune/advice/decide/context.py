@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.advice.bottleneck_values import Bottleneck, Cause, StepPart
-from autotune.advice.values import EvidenceFigure, Gain, figure
+from autotune.advice.values import Bottleneck, Cause, EvidenceFigure, Gain, StepPart, figure
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, of_model
-from autotune.memory.decide.batch_choice import deal
-from autotune.profiles.decide.next_command import command, probe_again
-from autotune.profiles.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.follow_up import command, probe_again
 from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from trainer.config.train_config import TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.record.run_record import Run

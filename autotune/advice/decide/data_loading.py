@@ -9,7 +9,7 @@ from autotune.advice.decide.context import PERSISTENT_SHARE, Range, Situation, o
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds
-from autotune.profiles.evidence import WorkersRow
+from autotune.workers.values import WorkersRow
 
 STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""

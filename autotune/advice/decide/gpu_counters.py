@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.advice.bottleneck_values import Cause, StepPart
-from autotune.profiles.evidence import WorkersRow
+from autotune.advice.values import Cause, StepPart
 from autotune.profiles.values import Profile
+from autotune.workers.values import WorkersRow
 
 HEALTHY_BUSY_SHARE = 0.9
 """Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""

@@ -12,8 +12,7 @@ from autotune.advice.decide import data_loading as loader
 from autotune.advice.decide.context import Situation
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
 from autotune.errors import BadInput
-from autotune.trials.outcome import Contaminated
-from autotune.trials.values import FinishedTrial
+from autotune.trials.values import Contaminated, FinishedTrial
 from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.errors import BadConfig

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.profiles.evidence import BaselineEvidence, RecipeRow
+from autotune.baseline.values import BaselineEvidence, row_of
 from autotune.trials.values import FinishedTrial
 
 LARGE_JOB_RANKS = 256
@@ -56,8 +56,3 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
         None if speedup is None or speedup <= 1 else cost_rank_s / 3600 / (speedup - 1) for speedup in speedups
     )
     return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)
-
-
-def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
-    """One of the ways that were compared; None where it was not."""
-    return next((row for row in baseline.rows if row.name == name), None) if baseline else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.interval import Interval
-from autotune.profiles.evidence import RecipeName, SettingDifference
+from autotune.baseline.values import RecipeName, SettingDifference
 from trainer.config.train_config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
 from trainer.model.families import FAMILIES
 

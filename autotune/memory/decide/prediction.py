@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.memory.decide.memory_model import MemoryBreakdown
-from autotune.memory.decide.sharding import Share
+from autotune.memory.values import Share
 from trainer.config.train_config import TrainConfig
 
 

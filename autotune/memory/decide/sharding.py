@@ -1,52 +1,10 @@
 """Memory of one GPU when several share a model's state, layers or matrices: formulas, not measurements."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.base.units import format_bytes
-from autotune.memory.values import Term, is_activations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Memory of one GPU at its peak, for one micro-batch: alone, or as a share of a model that several hold."""
-
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    """Activations kept for backward."""
-    head_and_loss_bytes: int
-    temporaries_bytes: int
-    """Blocks that come and go in a step."""
-    outside_bytes: int
-    """Non-PyTorch memory: context, NCCL, handles."""
-    gathered_bytes: int = 0
-    """The layer that ZeRO-3 has put together at the moment."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer: what ZeRO spreads."""
-        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Everything."""
-        work_bytes = self.activations_bytes + self.head_and_loss_bytes + self.temporaries_bytes
-        return self.state_bytes + work_bytes + self.outside_bytes + self.gathered_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Memory of one GPU under one way of sharing a model."""
-
-    name: str
-    trains_here: bool
-    """Whether this project's trainer can; the others are formulas for comparison."""
-    total_bytes: int
-    fits: bool
-    """Whether that is within the budget."""
-    held: StateBytes
+from autotune.memory.values import Share, StateBytes, Term, is_activations
 
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:

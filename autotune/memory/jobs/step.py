@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.memory.values import StepRequest
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
-from autotune.trials.requests import StepRequest
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, accumulation_steps

@@ -17,8 +17,7 @@ from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import within_kernels
 from autotune.memory.jobs.shards import GradientBuckets, Shards, keep_largest_part
 from autotune.memory.jobs.worst_case import fullest_batch
-from autotune.memory.values import Term, Trace
-from autotune.trials.requests import TraceRequest
+from autotune.memory.values import Term, Trace, TraceRequest
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, accumulation_steps

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
 from autotune.network.decide.step_model import tree_hops
-from autotune.network.values import Scope
-from autotune.profiles.evidence import LinkEvidence
+from autotune.network.values import LinkEvidence, Scope
 from autotune.trials.values import LinkFigures
 
 Array = npt.NDArray[np.float64]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
-from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
+from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute, ScalingRow
 from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
-from autotune.profiles.evidence import ScalingRow
 from trainer.config.train_config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9

@@ -11,8 +11,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.profiles.evidence import ComputeEvidence
+from autotune.network.values import (
+    ELEMENT_BYTES,
+    MIB,
+    ComputeEvidence,
+    Exchange,
+    GradientPart,
+    Link,
+    Network,
+    RankCompute,
+)
 from autotune.trials.values import ExchangeFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.network.values import ExchangeRequest
 from autotune.trials.jobs.footprint import Memory
-from autotune.trials.requests import ExchangeRequest
 from autotune.workers.job import batches_of
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_state

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
-from autotune.trials.requests import LinksRequest
+from autotune.network.values import LinksRequest
 from trainer.distributed.ranks import Mark, Ranks, mark
 
 MIB = 2**20

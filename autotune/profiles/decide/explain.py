@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.advice.values import EvidenceFigure, figure
-from autotune.profiles.evidence import NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.workers.values import WorkersEvidence
+from autotune.memory.values import ProbeEvidence
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile
-from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
 from autotune.errors import BadInput
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.config.tables import nearest

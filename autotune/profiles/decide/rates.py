@@ -3,6 +3,8 @@
 A difference is judged by the interval of the ratio, from blocks of steps that hardly depend on each other.
 """
 
+from autotune.profiles.values import fill_share
+
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,8 +14,8 @@ from typing import Literal
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
 from autotune.profiles.values import Profile
-from autotune.baseline.decide.pay_back import row_of
-from autotune.trials.outcome import Measured
+from autotune.baseline.values import row_of
+from autotune.trials.values import Measured
 from autotune.trials.values import FinishedTrial, StepFigures
 from trainer.record.run_record import Run, StepRow
 
@@ -50,10 +52,6 @@ class Rate:
         return self.estimate.value
 
 
-def fill_share(profile: Profile) -> float | None:
-    """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-    tokens = profile.mean_real_tokens_per_row
-    return tokens and tokens / profile.train.seq_length_tokens
 
 
 def training_rates(profile: Profile) -> tuple[Rate, ...]:

@@ -1,12 +1,14 @@
 """Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure."""
 
+from autotune.trials.trial_log import ledger_sha256, own_records
+
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.profiles.values import Fingerprint, Profile
-from autotune.profiles.verification import Check, Found, LedgerCheck
-from autotune.trials.outcome import Measured, Outcome, OutOfMemory, outcome_from_json
+from autotune.profiles.values import Check, Found, LedgerCheck
+from autotune.trials.values import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from trainer.config.tables import canonical_sha256
 
@@ -23,22 +25,8 @@ _OF_A_REPLAY = ("cpu_model", "data_filesystem")
 _ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 
 
-def own_records(
-    records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
-) -> tuple[TrialRecord, ...]:
-    """Return trials of the same model, dataset, kind of device and length of rows (None takes any)."""
-    # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
-    others = {record.site for record in records if _is_other(record, made_on)}
-    own = (record for record in records if record.site not in others)
-    return tuple(
-        one for one in own if row_tokens is None or one.trial.config.get("seq_length_tokens") in (None, row_tokens)
-    )
 
 
-def ledger_sha256(records: Iterable[TrialRecord]) -> str:
-    """Names trials, with all that the ledger says of each, in whichever order they were written."""
-    said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
-    return canonical_sha256(sorted(map(canonical_sha256, said)))
 
 
 def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -61,23 +49,6 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
     )
 
 
-def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
-    where, config = record.made_on, record.trial.config
-    data, model = config.get("data"), config.get("model")
-    if where is not None:
-        hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
-    else:
-        settings = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else None
-        dataset = data.get("dataset_hash") if isinstance(data, dict) else None
-        hashes = None if settings is None else canonical_sha256(settings), dataset
-    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (None, made_on.dataset_hash):
-        return True
-    if where is None:
-        return False
-    if where.gpu_name is None and made_on.gpu_name is not None:
-        return False  # a GPU's steps are replayed where there is none
-    kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
-    return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:

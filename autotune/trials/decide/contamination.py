@@ -13,8 +13,7 @@ from typing import Any
 from autotune.base.units import format_bytes, format_seconds
 from autotune.machine.decide import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.machine.values import GpuProcess, GpuSample, GpuSeries, Unavailable, throttle_faults
-from autotune.trials.outcome import Contaminated, Measured, Outcome, OutOfMemory
-from autotune.trials.values import GpuUseFigures
+from autotune.trials.values import Contaminated, GpuUseFigures, Measured, Outcome, OutOfMemory
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""

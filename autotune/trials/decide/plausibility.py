@@ -8,17 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.advice.decide.bottleneck import settings_of
 from autotune.base.model_work import work_of_shape
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
-from autotune.profiles.decide.rates import fill_share
-from autotune.profiles.values import Profile
-from autotune.trials.outcome import Measured
-from autotune.trials.values import Trial
+from autotune.profiles.values import Profile, fill_share
+from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
 from trainer.model.flops import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
-from trainer.record.run_record import Run
+from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.profiles.evidence import Evidence
+from autotune.profiles.values import Evidence
 from tests.autotune.report.example import example_profile
 from tests.trainer.checkpoint.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of

@@ -17,9 +17,8 @@ from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise, with_changes
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
-from autotune.profiles.evidence import ExchangeRow, NetworkEvidence
-from autotune.trials.outcome import Contaminated, Measured, Outcome
-from autotune.trials.values import FinishedTrial, Trial
+from autotune.network.values import ExchangeRow, NetworkEvidence
+from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
 from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
 from tests.autotune.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step

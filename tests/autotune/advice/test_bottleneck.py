@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.advice.bottleneck_values import Bottleneck, StepPart
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
 from autotune.advice.decide.gpu_counters import Counters, counters_of_profile, data_share, with_counters
+from autotune.advice.values import Bottleneck, StepPart
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.worlds import World, profile_of, run_of, settings
 from tests.simulators.machines import CAUSES

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from autotune.advice.sources import data_facts, profile_of_run, read_foreign
-from autotune.base.files import Ledger
 from autotune.errors import BadInput
+from autotune.launch.sections import standings_text
 from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from autotune.tune.sections import standings_text
+from autotune.trials.trial_log import Ledger
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record
 from tests.autotune.worlds import World, run_of, settings

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.base.files import Ledger, check_writable, json_rows, read_ledger, write_atomically
+from autotune.base.files import check_writable, json_rows, write_atomically
 from autotune.errors import BadInput
+from autotune.trials.trial_log import Ledger, read_ledger
 
 _ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 

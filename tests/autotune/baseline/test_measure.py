@@ -2,9 +2,9 @@ import pytest
 
 from autotune.baseline.decide.recipes import hf_trainer, paper
 from autotune.baseline.measure import BaselineRunner, compare_with
+from autotune.baseline.values import SettingDifference
 from autotune.errors import OutOfTime, Undecided
-from autotune.profiles.evidence import SettingDifference
-from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from tests.autotune.trials import STEP
 from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.conftest import write_dataset

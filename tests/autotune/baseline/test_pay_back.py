@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
-from autotune.profiles.evidence import BaselineEvidence, RecipeRow
-from autotune.trials.outcome import Crashed
-from autotune.trials.values import FinishedTrial, Trial
+from autotune.baseline.values import BaselineEvidence, RecipeRow
+from autotune.trials.values import Crashed, FinishedTrial, Trial
 
 
 def trial(job, seconds, **measured):

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.base.files import Ledger
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
+from autotune.trials.trial_log import Ledger
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import FEED, record
 from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, of_one, of_windows
 from autotune.compare import decide as comparison
-from autotune.compare.decide import STEP_RATE, Change, Reading, Side, changes, compare, flat_table, gate
+from autotune.compare.decide import STEP_RATE, Change, Reading, Side, changes, compare, gate
 from tests.autotune.profiles.examples import example_profile
+from trainer.config.tables import flat_table
 
 WORK = {
     "model": "m", "dataset": "d", "machine": "cpu", "processors": "2 of A CPU", "ranks": "1",

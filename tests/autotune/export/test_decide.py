@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.export.decide import RowsHold, export_profile, exported_batch
+from autotune.corpus.values import RowsHold
+from autotune.export.decide import export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config.train_config import (
     CheckpointSettings,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.clock import SystemClock
-from autotune.base.json_text import plain
+from autotune.base.document import plain
 from autotune.errors import MachineLacks
 from autotune.machine.host import LIBRARIES, SystemHost, _unescape
 from tests.fakes import FakeClock, FakeHost

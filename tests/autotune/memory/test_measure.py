@@ -7,10 +7,10 @@ from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.memory.decide.memory_model import expected_on_cpu, peak_bytes
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
-from autotune.memory.values import Allocation, Trace
-from autotune.trials.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
-from autotune.trials.requests import TraceRequest
-from autotune.trials.runner import TrialRunner, made_on
+from autotune.memory.values import Allocation, Trace, TraceRequest
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import made_on
+from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.trials import STEP
 from tests.autotune.workers.feeds import runner_on

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.decide.sharding import StateBytes, fewest_that_share, model_share, shares, zero_share
+from autotune.memory.decide.sharding import fewest_that_share, model_share, shares, zero_share
+from autotune.memory.values import StateBytes
 
 sizes = st.integers(0, 10**12)
 ranks = st.integers(1, 64)

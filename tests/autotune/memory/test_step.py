@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from autotune.memory.jobs import step
-from autotune.trials.requests import StepRequest
+from autotune.memory.values import StepRequest
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 

@@ -7,8 +7,7 @@ from autotune.errors import BadInput
 from autotune.network.decide.step_model import all_reduce_s, step_time
 from autotune.network.measure import NetworkRequest, NetworkTuning
 from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.trials.outcome import Crashed, Measured, Outcome
-from autotune.trials.values import Trial
+from autotune.trials.values import Crashed, Measured, Outcome, Trial
 from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock
 from trainer.config.train_config import ModelSettings, TrainConfig

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ProfileRefused, Undecided
+from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.values import Link
-from autotune.profiles.evidence import CurvePoint
 from tests.autotune.network.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 

@@ -1,6 +1,6 @@
 """Profiles of plans: whose memory was traced, of GPUs, and without evidence."""
 
-from autotune.profiles.evidence import Evidence
+from autotune.profiles.values import Evidence
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.profiles.examples import but
 

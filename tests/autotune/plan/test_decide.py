@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.memory.decide.sharding import Share, StateBytes
+from autotune.memory.values import MemoryPlan, Share, StateBytes
 from autotune.network.decide.scaling_model import AllRanks
-from autotune.plan.decide import MemoryPlan, Plan, optimal_for, plan_of
+from autotune.plan.decide import Plan, optimal_for, plan_of
 from autotune.plan.values import Fleet, Goal, PlanFigure
 
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)

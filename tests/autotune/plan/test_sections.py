@@ -1,8 +1,8 @@
 import json
 from dataclasses import replace
 
-from autotune.base.json_text import answer_json
-from autotune.memory.decide.sharding import Share
+from autotune.base.document import answer_json
+from autotune.memory.values import Share
 from autotune.plan.decide import Optimal, Plan, plan_of
 from autotune.plan.sections import WIDTH, plan_text
 from autotune.plan.values import Fleet, PlanFigure

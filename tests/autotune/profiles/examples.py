@@ -1,6 +1,8 @@
 """Complete profiles for tests."""
 
-from autotune.profiles.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.profiles.values import Evidence
+from autotune.workers.values import WorkersEvidence, WorkersRow
+from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 

@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from autotune.base.files import Ledger
+from autotune.trials.trial_log import Ledger
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
-from autotune.profiles.decide.trial_log_check import ledger_sha256
+from autotune.trials.trial_log import ledger_sha256
 from autotune.profiles.store import read_profile
-from autotune.trials.runner import made_on
+from autotune.trials.trial_log import made_on
 from autotune.trials.values import MadeOn
 from tests.autotune.report.test_command import _change
 from tests.autotune.profiles.examples import but

@@ -1,6 +1,7 @@
 import pytest
 
-from autotune.profiles.evidence import Evidence, JointChoice
+from autotune.profiles.values import Evidence
+from autotune.workers.values import JointChoice
 from autotune.profiles.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
 from tests.autotune.profiles.examples import but, example_profile

@@ -5,15 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.base.files import Ledger
-from autotune.profiles.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow
+from autotune.trials.trial_log import Ledger
+from autotune.profiles.values import Evidence
+from autotune.baseline.values import BaselineEvidence, RecipeRow
+from autotune.workers.values import JointChoice
 from autotune.profiles.values import profile_to_toml
-from autotune.profiles.decide.trial_log_check import ledger_sha256
+from autotune.trials.trial_log import ledger_sha256
 from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.profiles import store as profiles
 from autotune.profiles.approval import read_reviewed, require_approved, review, review_path, verify
-from autotune.trials.runner import records_in
+from autotune.trials.trial_log import records_in
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials import record, records_of_example

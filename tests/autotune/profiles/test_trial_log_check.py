@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.trial_log_check import check_ledger, compare, ledger_sha256, own_records
+from autotune.profiles.decide.trial_log_check import check_ledger, compare
+from autotune.trials.trial_log import ledger_sha256, own_records
 from autotune.trials.values import TrialRecord
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record, records_of_example

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.profiles.values import present_sha256, profile_from_tables, profile_to_toml
-from autotune.profiles.verification import Review, standing_of
+from autotune.profiles.values import Review, standing_of
 from autotune.errors import BadInput
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config.train_config import DataSettings

@@ -6,16 +6,13 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 import math
 from pathlib import Path
 
-from autotune.advice.bottleneck_values import Bottleneck, StepPart
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange
+from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, SettingChange, StepPart
 from autotune.base.interval import Interval
 from autotune.profiles import evidence
-from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
-from autotune.profiles.verification import Review, Standing
+from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance, Review, Standing
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
-from autotune.trials.outcome import Measured, Outcome, OutOfMemory
-from autotune.trials.values import FinishedTrial, GpuUse, Trial
+from autotune.trials.values import FinishedTrial, GpuUse, Measured, Outcome, OutOfMemory, Trial
 from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.health.events import EventRow

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.base.files import Ledger
 from autotune.profiles.values import profile_to_toml
+from autotune.trials.trial_log import Ledger
 from tests.autotune.report.example import example_manifest, example_profile, example_run, example_trials
 
 

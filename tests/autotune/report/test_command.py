@@ -3,9 +3,8 @@ import tomllib
 
 import pytest
 
-from autotune.profiles.evidence import Evidence
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import present_sha256, profile_to_toml
+from autotune.profiles.values import Evidence, present_sha256, profile_to_toml
 from tests.autotune.report.example_files import write_example
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autotune.base.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.base.render import report_markdown
 from autotune.errors import UsageError
-from autotune.profiles.evidence import Evidence
+from autotune.profiles.values import Evidence
 from autotune.report.page import report_document, report_facts
 from autotune.report.runs import MOST_EVENTS, loss_points
 from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report

@@ -14,7 +14,7 @@ from autotune.base.document import Bullets, Code, Document, Missing, Pairs, Para
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import hours
 from autotune.profiles.sections import commands
-from autotune.profiles.verification import LedgerCheck
+from autotune.profiles.values import LedgerCheck
 from autotune.report.page import report_document, report_facts
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_inputs

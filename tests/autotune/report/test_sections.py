@@ -10,19 +10,20 @@ from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import console_text
 from autotune.baseline.sections import baseline_section, baseline_text
+from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.memory.decide.batch_choice import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.memory.sections import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
-from autotune.network.values import Link
-from autotune.profiles.evidence import BaselineEvidence, JointChoice, RecipeRow, ScalingRow, SettingDifference
+from autotune.network.values import Link, ScalingRow
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.sections import profile_text
-from autotune.profiles.verification import Standing
+from autotune.profiles.values import Standing
+from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
-from autotune.tune.sections import exploration_section, exploration_text
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
+from autotune.workers.values import JointChoice
 from tests.autotune.network.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_profile

@@ -10,8 +10,7 @@ from autotune.search.decide import knob_space, useful_share
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration
 from autotune.search.values import KNOBS, Configuration
-from autotune.trials.outcome import Measured, Outcome
-from autotune.trials.values import Trial
+from autotune.trials.values import Measured, Outcome, Trial
 from tests.autotune.trials import FEED
 from tests.autotune.workers.feeds import runner_on, windows_of
 from tests.fakes import FakeClock, FakeMachine

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.decide.batch_choice import deal
+from autotune.profiles.decide.batch_split import deal
 from autotune.search import decide as exploration
 from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
 from autotune.search.values import Configuration

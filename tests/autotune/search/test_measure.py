@@ -6,7 +6,7 @@ import pytest
 from autotune.errors import Undecided
 from autotune.search.history import FINALISTS
 from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
-from autotune.trials.outcome import Crashed, OutOfMemory
+from autotune.trials.values import Crashed, OutOfMemory
 from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
 BROKEN = Crashed(detail="broken")

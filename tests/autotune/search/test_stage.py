@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ProfileRefused
-from autotune.memory.decide.batch_choice import global_batch_rows
 from autotune.memory.stage import asked_config, probe_models
+from autotune.profiles.decide.batch_split import global_batch_rows
 from autotune.profiles.store import read_profile
+from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
 from autotune.trials import session as bench_room
-from autotune.trials.outcome import Crashed, Measured, OutOfMemory
+from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers import stage as sweeps
-from autotune.workers.measure import SweepRequest
-from autotune.workers.stage import explore_request, explore_settings
+from autotune.workers.values import SweepRequest
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.search.explorations import additive

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autotune.machine.values import GpmWindow, GpuProcess, GpuSample, GpuSeries, Unavailable
 from autotune.trials.decide import contamination
 from autotune.trials.decide.contamination import GpuHolders, gpu_use, is_above_baseline, judge, with_gpus
-from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")

@@ -8,8 +8,7 @@ from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
 from autotune.memory.measure import CURVE_STEPS, FIT_STEPS
 from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
-from autotune.trials.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.trials.values import Trial
+from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut, Trial
 from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
 
 GIB = 2**30

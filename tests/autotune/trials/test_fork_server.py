@@ -8,7 +8,7 @@ import torch
 from autotune.errors import BadInput, MachineLacks
 from autotune.trials.fork_server import classify
 from autotune.trials.jobs.child import run_job
-from autotune.trials.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory
+from autotune.trials.values import Crashed, HostOutOfMemory, Measured, OutOfMemory
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
 REFUSED = {"status": "out_of_memory", "detail": "refused"}

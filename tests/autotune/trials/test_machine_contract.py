@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut
-from autotune.trials.values import Trial
+from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
 from tests.fakes import FakeMachine
 
 OUTCOMES: dict[str, Any] = {

@@ -9,8 +9,7 @@ from autotune.cluster.torchrun import on_this_node
 from autotune.errors import MachineLacks
 from autotune.network.decide.link_fit import link_warnings
 from autotune.trials.multirank import TogetherMachine
-from autotune.trials.outcome import Crashed, Measured, TimedOut
-from autotune.trials.values import ExchangeFigures, LinkFigures, Trial
+from autotune.trials.values import Crashed, ExchangeFigures, LinkFigures, Measured, TimedOut, Trial
 from tests.conftest import write_dataset
 from tests.simulators.hosts import hosts, together
 

@@ -7,8 +7,7 @@ import pytest
 from autotune.errors import MachineLacks, Undecided
 from autotune.trials.decide import plausibility
 from autotune.trials.decide.plausibility import GpuRate, check_profile, check_rates, check_run, has_rate, rates_of_trial
-from autotune.trials.outcome import Measured
-from autotune.trials.values import Trial
+from autotune.trials.values import Measured, Trial
 from tests.autotune.advice.runs import run_of
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as tuned_profile

@@ -12,8 +12,7 @@ import pytest
 
 from autotune.errors import MachineLacks
 from autotune.trials.jobs.server import GRACE_S
-from autotune.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut
-from autotune.trials.values import StepFigures, Trial
+from autotune.trials.values import Crashed, Measured, OutOfMemory, StepFigures, TimedOut, Trial
 
 pytestmark = pytest.mark.system
 

@@ -1,10 +1,9 @@
 import pytest
 
-from autotune.base.files import Ledger
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
-from autotune.trials.outcome import Measured
-from autotune.trials.runner import LEAVING_S, made_on, records_in
-from autotune.trials.values import Trial
+from autotune.trials.runner import LEAVING_S
+from autotune.trials.trial_log import Ledger, made_on, records_in
+from autotune.trials.values import Measured, Trial
 from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.trials import STEP
 from tests.autotune.workers.feeds import runner_on

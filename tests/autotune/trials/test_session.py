@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.base.files import Ledger
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.report.stage import build_report
-from autotune.trials.outcome import TimedOut
 from autotune.trials.session import Bench, refuse_company
-from autotune.workers.measure import SweepRequest
+from autotune.trials.trial_log import Ledger
+from autotune.trials.values import TimedOut
+from autotune.workers.values import SweepRequest
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials import record

@@ -4,8 +4,7 @@ from typing import get_args
 import pytest
 
 from autotune.trials import outcome
-from autotune.trials.outcome import Measured, describe, outcome_from_json
-from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
+from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord, describe, outcome_from_json
 from tests.autotune.trials import FEED, STEP, record
 
 

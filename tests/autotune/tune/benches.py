@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import asked_config
-from autotune.trials.outcome import Outcome
 from autotune.trials.session import Bench
-from autotune.trials.values import Trial
+from autotune.trials.values import Outcome, Trial
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.workers.feeds import ON_CPU

@@ -3,8 +3,7 @@ import sys
 
 import pytest
 
-from autotune.trials.outcome import Measured
-from autotune.trials.values import FinishedTrial, Trial
+from autotune.trials.values import FinishedTrial, Measured, Trial
 from autotune.tune import live_view as live
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage

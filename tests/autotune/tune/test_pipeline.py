@@ -15,7 +15,7 @@ from autotune.trials.session import Bench
 from autotune.tune import pipeline as tune
 from autotune.tune.decide import USUAL_S, least_s
 from autotune.tune.pipeline import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
-from autotune.workers.measure import SweepRequest
+from autotune.workers.values import SweepRequest
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.tune.test_sections import worth
 from tests.fakes import FakeClock

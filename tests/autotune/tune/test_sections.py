@@ -2,10 +2,10 @@ import textwrap
 
 import pytest
 
-from autotune.profiles.evidence import BaselineEvidence, RecipeRow
-from autotune.trials.outcome import Measured, OutOfMemory
-from autotune.trials.values import FinishedTrial, Trial
-from autotune.tune.sections import best_words, exploration_text, stage_words, stages_text, tuning_text
+from autotune.baseline.values import BaselineEvidence, RecipeRow
+from autotune.search.sections import exploration_text
+from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
+from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_example

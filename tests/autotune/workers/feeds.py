@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.base.files import Ledger
 from autotune.machine.measured_device import Site
 from autotune.machine.values import SlurmFacts
-from autotune.trials.outcome import Measured, Outcome
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Trial
+from autotune.trials.trial_log import Ledger
+from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.measure import Sweep, SweepRequest, TrainingWindows
+from autotune.workers.measure import Sweep, TrainingWindows
+from autotune.workers.values import SweepRequest
 from tests.autotune.trials import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.trials.outcome import Measured
-from autotune.trials.values import FeedFigures, Trial
+from autotune.trials.values import FeedFigures, Measured, Trial
 from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of

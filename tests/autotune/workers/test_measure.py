@@ -8,11 +8,11 @@ import pytest
 
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
-from autotune.trials.outcome import Contaminated, Crashed, Measured
+from autotune.profiles.store import with_data
 from autotune.trials.runner import ATTEMPTS
-from autotune.trials.values import FeedFigures, GpuUseFigures, Trial
+from autotune.trials.values import Contaminated, Crashed, FeedFigures, GpuUseFigures, Measured, Trial
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
-from autotune.workers.measure import Asked, evidence, gpu_source, with_data
+from autotune.workers.measure import Asked, evidence, gpu_source
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.trials import FEED
 from tests.autotune.workers.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on

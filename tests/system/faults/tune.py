@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from autotune.base.files import read_ledger
 from autotune.base.process import start
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_from_tables
+from autotune.trials.trial_log import read_ledger
 from tests.conftest import write_dataset
 from tests.system.faults.kills import children_of
 

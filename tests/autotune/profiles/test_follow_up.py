@@ -2,7 +2,7 @@ import shlex
 
 import pytest
 
-from autotune.profiles.decide.next_command import command, probe_again, probe_command
+from autotune.profiles.decide.follow_up import command, probe_again, probe_command
 from tests.autotune.profiles.examples import but, example_profile
 
 

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.memory.decide import batch_choice as choose
-from autotune.memory.decide.batch_choice import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
-from autotune.profiles.evidence import CurvePoint
+from autotune.profiles.decide import batch_split as choose
+from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
+from autotune.memory.values import CurvePoint
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:

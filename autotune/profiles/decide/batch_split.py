@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from autotune.errors import BadInput
-from autotune.profiles.evidence import CurvePoint
+from autotune.memory.values import CurvePoint
 from trainer.config.train_config import Layout, ModelSettings, Precision
 from trainer.model.families import FAMILIES
 

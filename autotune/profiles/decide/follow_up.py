@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS
 from autotune.base.units import exact_bytes
 from autotune.profiles.values import Profile
-from autotune.memory.decide.batch_choice import default_layout, default_precision
+from autotune.profiles.decide.batch_split import default_layout, default_precision
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.config.presets import PRESETS
 

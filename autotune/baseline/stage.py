@@ -1,0 +1,45 @@
+"""TODO."""
+
+import contextlib
+
+from autotune.base.defaults import BASELINE_ROUNDS
+from autotune.base.files import write_atomically
+from autotune.baseline.measure import BaselineRunner, compare_with
+from autotune.baseline.values import BaselineEvidence
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.store import StoredProfile, with_evidence
+from autotune.profiles.values import profile_to_toml
+from autotune.trials.session import Bench
+from autotune.workers.values import SweepRequest
+from trainer.data.dataset import TokenDataset
+
+
+def compare_recipes(
+    bench: Bench, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
+) -> BaselineEvidence:
+    """Measure what the tuned settings are worth, and write it into the profile.
+
+    Raises:
+        ProfileRefused: If the profile is of another machine, model or dataset.
+        Undecided: If the tuned settings could not be measured.
+    """
+    probe, train = bench.check_belongs(stored), stored.profile.train
+    ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
+    training = bench.training(train, request, ranks)
+    with contextlib.closing(TokenDataset.open(request.data)) as dataset:
+        recipes, real_shares = compare_with(train, dataset, *training.limits.most())
+    trials = len(recipes) + (len(recipes) + 1) * rounds
+    with bench.stage("baseline", stored, request, trials) as trial_runner:
+        found = BaselineRunner(
+            training=training,
+            others=recipes,
+            real_shares=real_shares,
+            most_rounds=rounds,
+            memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
+            micro_batches=probe.micro_batches_per_step,
+            manifest=bench.manifest,
+            device_used_before_bytes=bench.used_before(ranks),
+            runner=trial_runner,
+        ).run()
+    write_atomically(stored.path, profile_to_toml(with_evidence(stored.profile, "baseline", found, trial_runner)))
+    return found

@@ -1,0 +1,44 @@
+"""TODO."""
+
+from collections.abc import Mapping, Sequence
+
+from autotune.base.document import Block, Paragraph, table_of
+from autotune.base.render import console_text
+from autotune.base.units import format_count, format_seconds
+from autotune.launch.values import RunStanding, TuningStanding
+
+
+def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
+    """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
+    ran = table_of(
+        "", runs,
+        ("run", "l", lambda run: run.directory),
+        ("state", "l", lambda run: run.state),
+        ("job", "l", lambda run: run.job),
+        ("step", "r", lambda run: None if run.step is None else f"{run.step:,}/{format_count(run.max_steps)}"),
+        ("real tokens/s", "r", lambda run: format_count(run.real_tokens_per_s)),
+        ("last checkpoint", "l", lambda run: run.checkpoint),
+        ("last step ago", "r", lambda run: format_seconds(run.seconds_since_step)),
+    )  # fmt: skip
+    tuned = table_of(
+        "", tunings,
+        ("tuning", "l", lambda one: one.directory),
+        ("trials", "r", lambda one: format_count(one.trials)),
+        ("outcomes", "l", lambda one: _counted(one.outcomes)),
+        ("newest (UTC)", "l", lambda one: one.newest_utc),
+        ("newest trial", "l", lambda one: one.newest),
+    )  # fmt: skip
+    ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
+    lost = [(one.directory, one.damaged_lines) for one in tunings if one.damaged_lines]
+    notes = [f"{directory}: {lines} lines of its ledger cannot be read" for directory, lines in lost]
+    notes += [] if runs or tunings else ["no runs and no tunings here"]
+    notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
+    blocks: list[Block] = [ran] if runs else []
+    blocks += [Paragraph(words=(line,)) for line in ended]
+    blocks += [tuned] if tunings else []
+    blocks += [Paragraph(words=(line,)) for line in notes]
+    return console_text(blocks)
+
+
+def _counted(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(outcomes.items()))

@@ -1,0 +1,166 @@
+"""TODO."""
+
+import contextlib
+import math
+import shutil
+from dataclasses import replace
+from typing import Any, get_args
+
+from autotune.base.files import write_atomically
+from autotune.errors import DoesNotFit, OutOfTime
+from autotune.memory.estimate import CannotTrace
+from autotune.memory.measure import ProbeRequest
+from autotune.memory.stage import prepare, probed_profile, settled_probe
+from autotune.profiles.decide.batch_split import global_batch_rows, rows_with_headroom
+from autotune.profiles.store import StoredProfile, with_evidence
+from autotune.profiles.values import Profile, profile_to_toml
+from autotune.search import measure as exploration
+from autotune.search.decide import knob_space, with_dealt_rows
+from autotune.search.history import ExploreRequest
+from autotune.search.measure import Exploration, Proof, prove, prove_one_of
+from autotune.search.values import Configuration, ExploreEvidence
+from autotune.trials.session import Bench
+from autotune.workers.values import SweepRequest
+from trainer.config.train_config import Checkpointing, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import row_statistics
+from trainer.model.families import FAMILIES
+
+COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
+"""One of which ``torch.compile`` needs: for the kernels themselves, or for what starts Triton's."""
+
+
+def explore_settings(
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
+) -> ExploreEvidence:
+    """Search, and write what was found; settings that are proven to be faster are probed and taken.
+
+    What the user fixed in the ``probe_request`` is not explored.
+
+    Raises:
+        ProfileRefused: If the profile is of another machine, model or dataset.
+        Undecided: If the unexplored settings could not be measured.
+    """
+    bench.check_belongs(stored)
+    space = explore_request(bench, stored, probe_request, request)
+    with bench.stage("explore", stored, request, 40) as runner:
+        search = Exploration(request=space, runner=runner)
+        search.run()
+        explored = prove(search)
+    profile, explored = _settle(bench, stored, probe_request, search, explored)
+    found = exploration.evidence(search, explored)
+    write_atomically(stored.path, profile_to_toml(with_evidence(profile, "explore", found, runner)))
+    return found
+
+
+def _settle(
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: Proof
+) -> tuple[Profile, Proof]:
+    """Probe what is to be taken, so that its memory is verified too; return the profile to write, and what is taken.
+
+    If only fewer rows leave the headroom free, these have to be proven to be faster as well.
+    """
+    if not explored.adopted:
+        return stored.profile, explored
+    chosen, train, ends_s = explored.candidate, stored.profile.train, search.runner.budget_ends_s
+    tokens = stored.profile.constraints.global_batch_tokens
+    settings = {**chosen.model_dump(), "parallel": train.parallel, "global_batch_tokens": tokens}
+    again = replace(probe_request, config=probe_request.config.model_copy(update=settings))
+    try:
+        probed, _ = probed_profile(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
+    except (DoesNotFit, OutOfTime) as error:
+        return stored.profile, replace(explored, adopted=False, refused=error.message)
+    probe = probed.evidence.probe
+    assert probe is not None
+    most = rows_with_headroom(probe.feasible_max, probed.constraints.headroom_share)
+    if chosen.micro_batch_rows > most:
+        ranks = search.request.training.limits.local_ranks
+        fewer = with_dealt_rows(chosen.but(micro_batch_rows=most), search.request.global_rows, ranks)
+        if fewer == search.unexplored:
+            why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
+            return stored.profile, replace(explored, adopted=False, refused=why)
+        search.known.consider(fewer)
+        proven = prove_one_of([fewer], search)
+        told = proven.equal_loss or explored.equal_loss
+        explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
+    if not explored.adopted:
+        return stored.profile, explored
+    probe = probe.model_copy(update={"choice": "explored together with other settings of the step"})
+    taken = {
+        "train": probed.train.model_copy(update={"micro_batch_rows": explored.candidate.micro_batch_rows}),
+        "evidence": probed.evidence.model_copy(update={"probe": probe}),
+    }
+    return probed.model_copy(update=taken), explored
+
+
+def explore_request(
+    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
+) -> ExploreRequest:
+    """Return the space around a profile's settings, and what its windows need; arguments as ``explore_settings``."""
+    train, constraints = stored.profile.train, stored.profile.constraints
+    probe = settled_probe(bench, probe_request)
+    levels, left_out = _levels(bench, train, probe_request.config)
+    with contextlib.closing(TokenDataset.open(request.data)) as dataset:
+        rows = {
+            layout: row_statistics(train.model_copy(update={"layout": layout}), dataset) for layout in levels["layout"]
+        }
+    tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
+    global_rows = {layout: global_batch_rows(tokens, one.mean_real_tokens) for layout, one in rows.items()}
+    most_rows = probe_request.max_rows
+    most: dict[Configuration, float] = {}
+
+    def fits(cell: Configuration) -> bool:
+        """Whether it is predicted to leave the headroom free; one that cannot be predicted is tried."""
+        if probe.expected is None:
+            return True
+        if cell.kind not in most:
+            config = probe.config.model_copy(update=cell.model_dump())
+            alike = replace(probe, rows=rows[cell.layout], config=config)
+            try:
+                predicted = alike.trace(bench.machine).most_rows
+                most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
+            except CannotTrace:
+                most[cell.kind] = math.inf
+        return cell.micro_batch_rows <= most[cell.kind]
+
+    return ExploreRequest(
+        training=bench.training(train, request, probe.local_ranks),
+        cells=knob_space(Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: most_rows),
+        global_rows=global_rows,
+        real_shares={
+            layout: None if layout == "bucketed" else one.mean_real_tokens / width for layout, one in rows.items()
+        },
+        left_out=tuple(left_out),
+        fits=fits,
+    )
+
+
+def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
+    """Return the values of each knob, the profile's first; and what is left out, with the reason."""
+    levels: dict[str, tuple[Any, ...]] = {
+        "precision": ("fp32", "bf16"),
+        "attention": ("auto", "sdpa"),
+        "checkpointing": get_args(Checkpointing),
+        "compile_layers": (False, True),
+        "layout": ("packed", "bucketed", "padded"),
+    }
+    left_out = []
+
+    def leave_out(name: str, why: str, *values: object) -> None:
+        levels[name] = values
+        left_out.append(f"{name}: {why}")
+
+    if "precision" in asked.model_fields_set:
+        leave_out("precision", f"{train.precision} was asked for")
+    if "layout" in asked.model_fields_set:
+        leave_out("layout", f"{train.layout} was asked for")
+    elif train.model.config["model_type"] not in FAMILIES:
+        leave_out("layout", "packed rows need a model whose attention this project knows", "padded", "bucketed")
+    compilers = COMPILERS[bench.site.device]
+    if not any(map(shutil.which, compilers)):
+        leave_out("compile_layers", f"there is no compiler here ({', '.join(compilers)})")
+    if bench.site.device == "cpu":
+        leave_out("attention", "a CPU has no varlen kernel")
+    first = {name: getattr(train, name) for name in levels}
+    first |= {"attention": "auto"} if levels["attention"] else {}
+    return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

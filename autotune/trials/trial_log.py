@@ -1,0 +1,126 @@
+"""TODO."""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.base.files import unwritable_means_bad_input
+from autotune.errors import BadInput
+from autotune.profiles.values import Fingerprint
+from autotune.trials.values import MadeOn, TrialRecord
+from trainer import files as disk
+from trainer.config.tables import canonical_json, canonical_sha256
+
+LEDGER_DIRECTORY = "ledger"
+"""Within a profile's directory among the reports."""
+
+
+MAX_LEDGER_BYTES = 256 * 2**20
+
+
+class Ledger:
+    """An append-only list of trial records in a directory; one file per writer, merged on read.
+
+    Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
+    never written after: ``writer`` is a name that no other has at the same time.
+    """
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self.directory = directory
+        self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record and sync it to disk.
+
+        Raises:
+            BadInput: If the directory cannot be written.
+        """
+        line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
+        with unwritable_means_bad_input(self._file):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            disk.append_whole(self._file, line, durable=True)
+
+
+def read_ledger(directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return all writers' records, ordered by their ``time_utc``, and how many lines are damaged.
+
+    One that does not exist yet is empty.
+
+    Raises:
+        BadInput: If a file of it is too large to be one.
+    """
+    found: list[dict[str, Any] | None] = []
+    for path in sorted(directory.glob("*.jsonl")):
+        if path.stat().st_size > MAX_LEDGER_BYTES:
+            raise BadInput(
+                f"{path} is larger than {MAX_LEDGER_BYTES} bytes", next_step="Move it away; it is no ledger."
+            )
+        found += map(_checked, path.read_bytes().splitlines())
+    records = [record for record in found if record is not None]
+    return sorted(records, key=lambda record: str(record.get("time_utc", ""))), found.count(None)
+
+
+def _checked(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+        record = entry["record"]
+        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(record)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if intact else None
+
+
+def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
+    """Return a ledger's trials of all sites and writers, oldest first, and how many of its lines are none."""
+    lines, damaged = read_ledger(directory)
+    found = [TrialRecord.of(line) for line in lines]
+    return [record for record in found if record is not None], damaged + found.count(None)
+
+
+def made_on(here: Fingerprint) -> MadeOn:
+    """Return what trials say of where they are measured."""
+    return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
+
+
+def report_directory(profile_path: Path, reports: Path) -> Path:
+    """Return the directory of a profile's ledger and report."""
+    return reports / profile_path.stem
+
+
+def own_records(
+    records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
+) -> tuple[TrialRecord, ...]:
+    """Return trials of the same model, dataset, kind of device and length of rows (None takes any)."""
+    # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
+    others = {record.site for record in records if _is_other(record, made_on)}
+    own = (record for record in records if record.site not in others)
+    return tuple(
+        one for one in own if row_tokens is None or one.trial.config.get("seq_length_tokens") in (None, row_tokens)
+    )
+
+
+def ledger_sha256(records: Iterable[TrialRecord]) -> str:
+    """Names trials, with all that the ledger says of each, in whichever order they were written."""
+    said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
+    return canonical_sha256(sorted(map(canonical_sha256, said)))
+
+
+def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
+    where, config = record.made_on, record.trial.config
+    data, model = config.get("data"), config.get("model")
+    if where is not None:
+        hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
+    else:
+        settings = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else None
+        dataset = data.get("dataset_hash") if isinstance(data, dict) else None
+        hashes = None if settings is None else canonical_sha256(settings), dataset
+    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (None, made_on.dataset_hash):
+        return True
+    if where is None:
+        return False
+    if where.gpu_name is None and made_on.gpu_name is not None:
+        return False  # a GPU's steps are replayed where there is none
+    kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
+    return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)
