@@ -107,9 +107,9 @@ def _profiles() -> list[Path]:
 
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
-    from autotune.advice.decide.rules import safe_changes
+    from autotune.advice.decide.apply import safe_changes, with_advice
     from autotune.advice.sections import change_text
-    from autotune.profiles.store import rebased, with_advice, write_profile
+    from autotune.profiles.store import rebased, write_profile
 
     if now.profile is None:
         raise UsageError(

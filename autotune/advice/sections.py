@@ -7,7 +7,7 @@ from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, Set
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import bounds, number, per_s, with_interval
+from autotune.base.wording import bounds, number, per_s, setting_text, with_interval
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40
@@ -99,11 +99,6 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
 def change_text(change: SettingChange) -> str:
     """Return one setting, and what it was."""
     return f"train.{change.key} = {setting_text(change.new)} (was {setting_text(change.old)})"
-
-
-def setting_text(value: object) -> str:
-    """Return the value of a setting as a profile has it."""
-    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def explanations_text(found: Sequence[Explanation]) -> str:

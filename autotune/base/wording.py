@@ -83,3 +83,8 @@ def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} more {nouns}"
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a setting as a profile has it."""
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

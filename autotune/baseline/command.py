@@ -27,11 +27,11 @@ def baseline(
     from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
-    from autotune.profiles.store import probed_here, read_profile
+    from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.session import open_bench
 
     stored = read_profile(sweep.profile)
-    probed_here(stored)
+    require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(stored, job.reports, minutes, window_s=window_s)
     purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."

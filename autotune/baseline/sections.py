@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.advice.sections import setting_text
 from autotune.base.document import (
     Axis,
     Bar,
@@ -22,10 +21,20 @@ from autotune.base.document import (
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
-from autotune.base.wording import count, hours, interval_of, number, of_windows, plural, window_bounds, with_interval
+from autotune.base.wording import (
+    count,
+    hours,
+    interval_of,
+    number,
+    of_windows,
+    plural,
+    setting_text,
+    window_bounds,
+    with_interval,
+)
 from autotune.baseline.decide.pay_back import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back
 from autotune.baseline.values import BaselineEvidence, SettingDifference, SettingValue
-from autotune.profiles.decide.follow_up import command
+from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 
 
@@ -41,7 +50,7 @@ def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
     if found is None:
         command = f"autotune baseline --profile {one.quoted}"
         what = "What the tuned settings are worth against others"
-        return (Missing(what=what, commands=(*one.probe_first, command)),)
+        return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)
     return _compared(found)
 
 

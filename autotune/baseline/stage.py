@@ -1,4 +1,4 @@
-"""TODO."""
+"""The baseline stage: compare the tuned settings with other recipes, and write the result into the profile."""
 
 import contextlib
 
@@ -7,9 +7,10 @@ from autotune.base.files import write_atomically
 from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import StoredProfile, with_evidence
+from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Bench
+from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.data.dataset import TokenDataset
 
@@ -23,13 +24,13 @@ def compare_recipes(
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If the tuned settings could not be measured.
     """
-    probe, train = bench.check_belongs(stored), stored.profile.train
+    probe, train = require_local_probe(stored, bench.fingerprint(stored.profile.train.model)), stored.profile.train
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
-    training = bench.training(train, request, ranks)
+    training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         recipes, real_shares = compare_with(train, dataset, *training.limits.most())
     trials = len(recipes) + (len(recipes) + 1) * rounds
-    with bench.stage("baseline", stored, request, trials) as trial_runner:
+    with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
         found = BaselineRunner(
             training=training,
             others=recipes,

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The evidence of a comparison with other recipes, as a table of the profile."""
 
 from typing import Literal
 

@@ -1,1 +1,1 @@
-"""The batch system: what SLURM says about this process, and jobs that are given to it."""
+"""The batch system: SLURM, its job scripts, the site file, and how ranks of several nodes meet."""

@@ -1,1 +1,1 @@
-"""Compare."""
+"""Profiles, tunings, runs or datasets side by side (`compare`)."""

@@ -1,1 +1,1 @@
-"""Console."""
+"""Options that commands share, completion, `--slurm`, and the guard of login nodes."""

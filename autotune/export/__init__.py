@@ -1,1 +1,1 @@
-"""Export."""
+"""Settings for other trainers (`profile export`)."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Runs and tunings as a table for the console."""
 
 from collections.abc import Mapping, Sequence
 

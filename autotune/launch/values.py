@@ -1,4 +1,4 @@
-"""TODO."""
+"""The progress of runs and tunings, as their records on disk tell it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

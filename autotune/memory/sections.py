@@ -33,7 +33,7 @@ from autotune.memory.decide.memory_model import MemoryBreakdown
 from autotune.memory.decide.prediction import Answer, PredictedModel
 from autotune.memory.values import ACTIVATIONS, ProbeEvidence, Share, Term, is_activations
 from autotune.profiles.decide.batch_split import deal
-from autotune.profiles.decide.follow_up import command
+from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
 from autotune.profiles.values import Profile
 from autotune.report.values import ReportedProfile
@@ -147,7 +147,7 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Where memory goes: predicted by term, measured in all, and the budget."""
     probe = one.profile.evidence.probe
     if probe is None:
-        return (Missing(what="What fits", commands=(one.probe,)),)
+        return (Missing(what="What fits", commands=(probe_command(one.profile, one.path),)),)
     constraints, train, known = one.profile.constraints, one.profile.train, one.profile.fingerprint.bytes_known
     traced = format_bytes(probe.traced_peak_bytes) if probe.traced_peak_bytes is not None else "not predicted"
     rows: list[Row] = [
@@ -223,11 +223,11 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Throughput by micro-batch, with the stretch in which the knee lies, and what is used."""
     probe = one.profile.evidence.probe
     if probe is None:
-        return (Missing(what="Throughput by micro-batch", commands=(one.probe,)),)
+        return (Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)),)
     rows = one.profile.train.micro_batch_rows
     used = told([f"{plural(rows, 'row')} are used", *reasons_of(one.profile)])
     if not probe.curve:
-        return (used, Missing(what="Throughput by micro-batch", commands=(one.probe,)))
+        return (used, Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)))
     best = max(probe.curve, key=lambda point: point.slot_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
     said = [f"{count(one.slot_tokens_per_s)} with {plural(one.rows, 'row')}" for one in (first, last, best)]

@@ -1,1 +1,1 @@
-"""Network."""
+"""Links, the step over a network, and scaling to more nodes (`network`)."""

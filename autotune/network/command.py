@@ -25,10 +25,10 @@ def network(
     from autotune.base.document import answer_json
     from autotune.network.sections import network_text
     from autotune.network.stage import nodes_here, tune_network
-    from autotune.profiles.store import probed_here, read_profile
+    from autotune.profiles.store import read_profile, require_local_probe
 
     stored = read_profile(sweep.profile)
-    probed_here(stored)
+    require_local_probe(stored)
     request = sweep.request(stored, job.reports, minutes)
     purpose = f"Measures the network between nodes, and how {stored.profile.train.model.name} trains best over it."
     asked = job_of_profile("network", purpose, stored, request)

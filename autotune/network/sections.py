@@ -22,7 +22,7 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.base.wording import bounds, per_s, plural
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.values import ExchangeSplit, NetworkEvidence, ScalingRow
-from autotune.profiles.decide.follow_up import command
+from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 
 
@@ -46,7 +46,7 @@ def network_section(one: ReportedProfile) -> tuple[Block, ...]:
     command = f"autotune network --profile {one.quoted} --slurm"
     if found is None:
         what = "The network, and how far nodes are useful, on two nodes"
-        return (Missing(what=what, commands=(*one.probe_first, command)),)
+        return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)
     unscaled = () if found.scaling else (Missing(what="Scaling over nodes, on two nodes", commands=(command,)),)
     return (*unscaled, *_measured(found, one.name))
 

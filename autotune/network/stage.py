@@ -17,13 +17,14 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
-from autotune.network.measure import NetworkRequest, NetworkTuning
+from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
 from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
-from autotune.network.values import NetworkEvidence, ScalingRow
+from autotune.network.values import Exchange, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import rows_with_headroom
-from autotune.profiles.store import StoredProfile, probed_here, with_evidence, with_network
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
+from autotune.profiles.values import Profile, profile_to_toml
 from autotune.trials.multirank import TogetherMachine
+from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench, Display, site_here
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
@@ -105,11 +106,19 @@ def tune_network(
         Undecided: If links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
-    ranks = request.ranks or probed_here(stored).local_ranks
+    ranks = request.ranks or require_local_probe(stored).local_ranks
     with open_together(train.device, request.data, place, nodes, ranks) as opened:
         bench = opened if display is None else replace(opened, display=display)
-        asked = _network_request(stored, bench.check_belongs(stored), request, nodes, local_ranks(bench.site, ranks))
-        with bench.stage("network", stored, request, 1 if links_only else 20) as runner:
+        asked = _network_request(
+            stored,
+            require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),
+            request,
+            nodes,
+            local_ranks(bench.site, ranks),
+        )
+        with bench.stage(
+            "network", stored.path, stored.profile.train.model, request, 1 if links_only else 20
+        ) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             if links_only:
                 tuning.measure_links()
@@ -213,3 +222,12 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
     train = read_manifest(directory).train
     tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
     return tokens / probe.mean_real_tokens_per_row
+
+
+def with_network(
+    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
+) -> Profile:
+    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
+    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
+    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
+    return with_evidence(profile, "network", found, runner, train)

@@ -1,1 +1,1 @@
-"""Profiles."""
+"""The profile: its tables, reading and writing, explanation, verification and approval (`profile`)."""

@@ -1,11 +1,14 @@
 """Write what a search found into a profile; read profiles and their ledgers back."""
 
+from autotune.profiles.values import updated
+
 from collections.abc import Mapping
 from trainer.config.train_config import TrainConfig
 
 from autotune.trials.trial_log import report_directory
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +25,10 @@ from autotune.search.values import ExploreEvidence
 from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
 from autotune.profiles.values import LedgerCheck
-from autotune.advice.decide.rules import with_changes
-from autotune.profiles.decide.trial_log_check import check_ledger, records_of
+from autotune.profiles.decide.trial_log_check import check_ledger, compare, records_of
 from autotune.trials.trial_log import ledger_sha256, own_records
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
-from autotune.network.measure import parallel_settings
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import records_in
@@ -114,26 +115,6 @@ def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> di
     return {"ledger_sha256": ledger_sha256(own), "ledger_until_utc": until}
 
 
-def _with(
-    profile: Profile,
-    train: TrainConfig,
-    command: str | None = None,
-    evidence: Mapping[str, object] | None = None,
-    without: Sequence[str] = (),
-    **provenance: object,
-) -> Profile:
-    """The profile with these settings and this evidence of a command, and without what some commands found."""
-    # What the settings were worth is no longer said of others.
-    gone = [*without, *(["baseline"] if train != profile.train else [])]
-    commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
-    said = {"commands": commands if command is None else [*commands, command], **provenance}
-    return profile.model_copy(
-        update={
-            "train": train,
-            "provenance": profile.provenance.model_copy(update=said),
-            "evidence": profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})}),
-        }
-    )
 
 
 def with_evidence(
@@ -145,46 +126,15 @@ def with_evidence(
 ) -> Profile:
     """Return the profile with what a command found, in place of what it found before, and with its settings if any."""
     resting = resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens)
-    return _with(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
+    return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
 
 
-def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
-    """Return the profile with the loader workers that a sweep chose."""
-    loader = {"loader_workers": found.chosen}
-    if found.joint is not None and found.joint.adopted:
-        loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
-    return with_evidence(profile, "workers", found, runner, with_data(profile.train, loader))
 
 
-def with_network(
-    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
-) -> Profile:
-    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
-    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
-    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
-    return with_evidence(profile, "network", found, runner, train)
 
 
-_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
-"""Settings that leave what a micro-batch takes as it is."""
 
 
-def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
-    """Return the profile with advice followed; what was measured of another step is no longer said of it.
-
-    Raises:
-        BadInput: If the settings are none any more.
-    """
-    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
-    without: tuple[str, ...] = ()
-    evidence, probe = dict[str, object](), profile.evidence.probe
-    if other:
-        without = ("explore", "workers", "network")
-        if probe is not None:
-            choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
-            evidence["probe"] = probe.model_copy(update={"choice": choice})
-    train = with_changes(profile.train, changes)
-    return _with(profile, train, "advise", evidence, without, created_utc=utc_now())
 
 
 def rebased(profile: Profile, old: Path, new: Path) -> Profile:
@@ -203,7 +153,7 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
         return profile
     loader = {name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)}
     train = with_data(profile.train, loader)
-    return _with(profile, train, "workers", {"workers": old.evidence.workers}) if train == old.train else profile
+    return updated(profile, train, "workers", {"workers": old.evidence.workers}) if train == old.train else profile
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
@@ -235,13 +185,26 @@ def relative_data_path(data_dir: Path, profile_path: Path) -> str:
     return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
 
 
-def probed_here(stored: StoredProfile, refusals: Sequence[str] = ()) -> ProbeEvidence:
-    """Return the probe evidence of a profile that belongs to this machine, model and dataset.
+def require_local_probe(
+    stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
+) -> ProbeEvidence:
+    """Return the probe evidence of a profile; lesser differences from ``here`` are told on standard error.
+
+    If a GPU's step is ``replayed``, the GPU itself does not matter.
 
     Raises:
-        ProfileRefused: If it was never probed, or not here.
+        ProfileRefused: If it was never probed, or is another machine's, model's or dataset's than ``here``.
     """
     rows, path, probe = stored.profile.train.micro_batch_rows, stored.path, stored.profile.evidence.probe
+    refusals = []
+    for check in () if here is None else compare(stored.profile.fingerprint, here, replayed=replayed):
+        text = f"{check.field} was {check.profile}, here it is {check.here}"
+        if check.found == "refuse":
+            refusals.append(text)
+        else:
+            sys.stderr.write(f"{check.found}: {text}\n")
+    if here is not None and not stored.intact:
+        sys.stderr.write(f"inform: {path} was edited by hand since it was written\n")
     if probe is None:
         why, first = f"{path} has no probed micro-batch, at which everything else is measured", "Probe first"
     elif refusals:
@@ -251,7 +214,7 @@ def probed_here(stored: StoredProfile, refusals: Sequence[str] = ()) -> ProbeEvi
         first = f"Lower it in {path}, or probe again"
     else:
         return probe
-    raise ProfileRefused(why, next_step=f"{first}: {probe_command(stored.profile, str(path))}")
+    raise ProfileRefused(why, next_step=f"{first}: {probe_command(stored.profile, path)}")
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

@@ -1,5 +1,11 @@
 """The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk."""
 
+from collections.abc import Mapping
+from trainer.config.train_config import TrainConfig
+from collections.abc import Mapping
+from collections.abc import Sequence
+from trainer.config.train_config import TrainConfig
+
 
 
 import re
@@ -327,3 +333,25 @@ def fill_share(profile: Profile) -> float | None:
     """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
     tokens = profile.mean_real_tokens_per_row
     return tokens and tokens / profile.train.seq_length_tokens
+
+
+def updated(
+    profile: Profile,
+    train: TrainConfig,
+    command: str | None = None,
+    evidence: Mapping[str, object] | None = None,
+    without: Sequence[str] = (),
+    **provenance: object,
+) -> Profile:
+    """The profile with these settings and this evidence of a command, and without what some commands found."""
+    # What the settings were worth is no longer said of others.
+    gone = [*without, *(["baseline"] if train != profile.train else [])]
+    commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
+    said = {"commands": commands if command is None else [*commands, command], **provenance}
+    return profile.model_copy(
+        update={
+            "train": train,
+            "provenance": profile.provenance.model_copy(update=said),
+            "evidence": profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})}),
+        }
+    )

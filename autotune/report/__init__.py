@@ -1,1 +1,1 @@
-"""Report."""
+"""The report: the sections of all packages in one page (`report`)."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from autotune.advice.decide.rules import rank
-from autotune.advice.sections import gain_text, in_unit, setting_text
+from autotune.advice.sections import gain_text, in_unit
 from autotune.advice.values import Advice
 from autotune.base.document import (
     LONG_TABLE_ROWS,
@@ -28,7 +28,7 @@ from autotune.base.document import (
 )
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_count, format_share
-from autotune.base.wording import bounds_with_confidence, count, listed, plural, with_interval
+from autotune.base.wording import bounds_with_confidence, count, listed, plural, setting_text, with_interval
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section, cost_section
 from autotune.baseline.values import RecipeRow, row_of
@@ -37,6 +37,7 @@ from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.follow_up import probe_first
 from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
 from autotune.profiles.sections import commands, global_batch_words, machine, reproduce, sign_off
 from autotune.profiles.values import Profile, fill_share
@@ -145,7 +146,7 @@ def _settings(one: ReportedProfile) -> Words:
 def _yield(one: ReportedProfile) -> Words:
     rate = tuned_rate(one.profile)
     if rate is None:
-        command = next(iter(one.probe_first), f"autotune baseline --profile {one.quoted}")
+        command = next(iter(probe_first(one.profile, one.path)), f"autotune baseline --profile {one.quoted}")
         return ("not measured: ", Code(text=command))
     evidence, stale = one.profile.evidence, ""
     advised = "advise" in one.profile.provenance.commands and evidence.workers is None and evidence.baseline is None

@@ -8,7 +8,6 @@ from typing import Literal
 
 from autotune.advice.values import Advice, Bottleneck
 from autotune.base.document import Block, Section
-from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.values import LedgerCheck, Profile, Standing
 from autotune.trials.values import FinishedTrial
 from trainer.data.dataset import Manifest
@@ -53,16 +52,6 @@ class ReportedProfile:
     def quoted(self) -> str:
         """Its path, as a shell takes it."""
         return shlex.quote(str(self.path))
-
-    @property
-    def probe(self) -> str:
-        """The command whose profile would take this one's place."""
-        return probe_command(self.profile, str(self.path))
-
-    @property
-    def probe_first(self) -> tuple[str, ...]:
-        """The same, where it comes before all other measurements; empty where the micro-batch was probed."""
-        return () if self.profile.evidence.probe is not None else (self.probe,)
 
     @property
     def unit(self) -> str:

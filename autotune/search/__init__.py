@@ -1,1 +1,1 @@
-"""Searches that run trials: ask what to measure, measure it, write it down, decide."""
+"""The joint search of step settings (`tune --explore`)."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sections on the settings that were searched jointly."""
 
 from collections.abc import Iterator
 

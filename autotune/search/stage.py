@@ -1,4 +1,4 @@
-"""TODO."""
+"""The explore stage: search settings of the step jointly, probe the best, and write them into the profile."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import prepare, probed_profile, settled_probe
 from autotune.profiles.decide.batch_split import global_batch_rows, rows_with_headroom
-from autotune.profiles.store import StoredProfile, with_evidence
+from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure as exploration
 from autotune.search.decide import knob_space, with_dealt_rows
@@ -20,6 +20,7 @@ from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, Proof, prove, prove_one_of
 from autotune.search.values import Configuration, ExploreEvidence
 from autotune.trials.session import Bench
+from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.train_config import Checkpointing, TrainConfig
 from trainer.data.dataset import TokenDataset
@@ -41,9 +42,9 @@ def explore_settings(
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If the unexplored settings could not be measured.
     """
-    bench.check_belongs(stored)
+    require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)
-    with bench.stage("explore", stored, request, 40) as runner:
+    with bench.stage("explore", stored.path, stored.profile.train.model, request, 40) as runner:
         search = Exploration(request=space, runner=runner)
         search.run()
         explored = prove(search)
@@ -124,7 +125,7 @@ def explore_request(
         return cell.micro_batch_rows <= most[cell.kind]
 
     return ExploreRequest(
-        training=bench.training(train, request, probe.local_ranks),
+        training=training_windows(bench, train, request, probe.local_ranks),
         cells=knob_space(Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: most_rows),
         global_rows=global_rows,
         real_shares={

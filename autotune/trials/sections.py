@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sections on single trials: every one that was run, and its outcome."""
 
 import statistics
 

@@ -18,20 +18,15 @@ from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
-from autotune.memory.values import ProbeEvidence
-from autotune.profiles.decide.trial_log_check import compare
-from autotune.profiles.store import StoredProfile, probed_here
 from autotune.profiles.values import Fingerprint
 from autotune.trials.contamination_guard import WatchedMachine, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import LEDGER_DIRECTORY, Ledger, made_on, own_records, records_in, report_directory
 from autotune.trials.values import FinishedTrial, Outcome, describe
-from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
-from autotune.workers.measure import TrainingWindows
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import Manifest, read_manifest
 from trainer.health.watchdog import slurm_left_s
 from trainer.record.progress import Update, progress
@@ -72,41 +67,18 @@ class Bench:
         """This site with the dataset and a model."""
         return fingerprint(self.site, settings, self.manifest, self.server.versions.get("cuda"))
 
-    def training(self, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
-        """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
-        train, disk = self.manifest.train, self.site.host.disks[0].filesystem_type
-        tokens = sum(shard.tokens for shard in train.shards)
-        per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
-        size = batch_bytes(
-            config.micro_batch_rows,
-            config.seq_length_tokens,
-            int(self.manifest.dtype.removeprefix("uint")) // 8,
-            config.masking_probability,
-            max(1.0, per_row),
-        )
-        limits = LoaderLimits(
-            host=self.site.host,
-            local_ranks=ranks,
-            batch_bytes=size,
-            prefetch_batches=config.data.prefetch_batches,
-            asked=request.max_workers,
-        )
-        storage = f"{disk}:{request.data.stat().st_dev}"
-        return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
-
     def used_before(self, ranks: int) -> list[int] | None:
         """What each of the first GPUs held before this program used it, where all of them say."""
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
 
     @contextlib.contextmanager
-    def stage(self, name: str, stored: StoredProfile, request: SweepRequest, trials: int) -> Iterator[TrialRunner]:
+    def stage(
+        self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
+    ) -> Iterator[TrialRunner]:
         """Show a stage of a profile, whose trials are written to its ledger."""
-        model = stored.profile.train.model
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
-            runner = self.runner(
-                report_directory(stored.path, request.reports), self.fingerprint(model), update, trials
-            )
+            runner = self.runner(report_directory(profile, request.reports), self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
             yield runner
 
@@ -150,24 +122,6 @@ class Bench:
             ends_s=None if left_s is None else time.time() + left_s,
             made_on=made_on(here),
         )
-
-    def check_belongs(self, stored: StoredProfile, *, replayed: bool = False) -> ProbeEvidence:
-        """Return a profile's probe if measurements here are of the same; lesser differences are said.
-
-        Raises:
-            ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
-        """
-        refusals = []
-        profile = stored.profile
-        for check in compare(profile.fingerprint, self.fingerprint(profile.train.model), replayed=replayed):
-            text = f"{check.field} was {check.profile}, here it is {check.here}"
-            if check.found == "refuse":
-                refusals.append(text)
-            else:
-                sys.stderr.write(f"{check.found}: {text}\n")
-        if not stored.intact:
-            sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
-        return probed_here(stored, refusals)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The trial log: an append-only list of trials in a directory, and which of them belong to a profile."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""What is to be measured. Two trials with the same key measure the same thing, so a repeated command can resume."""
+"""A trial: the request, its key, its outcome and its figures. Trials with equal keys measure the same."""
 
 import functools
 import math

@@ -1,1 +1,1 @@
-"""Tune."""
+"""All stages in their order, with one time budget, resumable (`tune`)."""

@@ -23,7 +23,7 @@ from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import deal
-from autotune.profiles.store import probed_here, profile_paths, read_profile
+from autotune.profiles.store import profile_paths, read_profile, require_local_probe
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.session import Bench, open_bench
@@ -201,7 +201,7 @@ class Tuning:
             return self._probe(bench, stage)
         assert stage.budget_s is not None
         stored, asked = read_profile(self._paths[stage.model]), self._prepared[stage.model].request
-        probed_here(stored)
+        require_local_probe(stored)
         request = SweepRequest(
             data=asked.data, reports=asked.reports, minutes=stage.budget_s / 60, window_s=self.request.window_s,
             trial_timeout_s=asked.trial_timeout_s, ends_s=self._ends_s(1 + OVERRUN_SHARE),

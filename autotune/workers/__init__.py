@@ -1,1 +1,1 @@
-"""Workers."""
+"""The fewest DataLoader workers that keep the devices busy (`workers`)."""

@@ -42,7 +42,7 @@ def workers(
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.base.document import answer_json
     from autotune.base.units import parse_seconds
-    from autotune.profiles.store import probed_here, read_profile
+    from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.session import open_bench
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
@@ -53,7 +53,7 @@ def workers(
             f"--step-time {step_time!r} is below 0.1 ms", next_step="Give a longer time: --step-time 120ms"
         )
     stored = read_profile(sweep.profile)
-    probe = probed_here(stored)
+    probe = require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(
         stored, job.reports, minutes, window_s=window_s, max_workers=max_workers, replayed_step_s=replayed_step_s

@@ -14,8 +14,9 @@ from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import Site
 from autotune.profiles.store import with_data
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
+from autotune.trials.session import Bench
 from autotune.trials.values import Crashed, FeedFigures, GpuUse, HostOutOfMemory, Measured, Outcome, Trial, describe
-from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.workers.values import FeedRequest, SweepRequest, WorkersEvidence, WorkersRow
 from trainer.config.train_config import TrainConfig
@@ -170,6 +171,29 @@ class Sweep:
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
             fitting = limits.fitting(self.max_workers, self.worker_bytes)
             self.limit = max(tried, fitting), refusal
+
+
+def training_windows(bench: Bench, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
+    """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
+    train, disk = bench.manifest.train, bench.site.host.disks[0].filesystem_type
+    tokens = sum(shard.tokens for shard in train.shards)
+    per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
+    size = batch_bytes(
+        config.micro_batch_rows,
+        config.seq_length_tokens,
+        int(bench.manifest.dtype.removeprefix("uint")) // 8,
+        config.masking_probability,
+        max(1.0, per_row),
+    )
+    limits = LoaderLimits(
+        host=bench.site.host,
+        local_ranks=ranks,
+        batch_bytes=size,
+        prefetch_batches=config.data.prefetch_batches,
+        asked=request.max_workers,
+    )
+    storage = f"{disk}:{request.data.stat().st_dev}"
+    return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
 
 
 def feed_trial(

@@ -23,6 +23,7 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import of_windows, per_s, plural, window_bounds
+from autotune.profiles.decide.follow_up import probe_first
 from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.values import WorkersEvidence
@@ -47,7 +48,7 @@ def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
         or not all(row.slot_tokens_per_s for row in found.rows)
     ):
         command = f"autotune workers --profile {one.quoted}"
-        return (Missing(what="The number of loader workers", commands=(*one.probe_first, command)),)
+        return (Missing(what="The number of loader workers", commands=(*probe_first(one.profile, one.path), command)),)
     if not found.undecided_between:
         return _sweep(found)
     few, many = found.undecided_between[0], found.undecided_between[-1]

@@ -1,4 +1,4 @@
-"""The explore, workers and baseline stages: windows of training in rounds, and the profile with what was found."""
+"""The workers stage: count the DataLoader workers, and write the number into the profile."""
 
 import contextlib
 import sys
@@ -7,13 +7,15 @@ from autotune.base.defaults import JOINT_TRIALS
 from autotune.base.files import write_atomically
 from autotune.errors import OutOfTime
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import StoredProfile, with_workers
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.store import StoredProfile, require_local_probe, with_data, with_evidence
+from autotune.profiles.values import Profile, profile_to_toml
+from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Bench
 from autotune.workers import measure as workers
 from autotune.workers.joint_search import gap_remains, search_joint
-from autotune.workers.measure import Sweep
+from autotune.workers.measure import Sweep, training_windows
 from autotune.workers.values import SweepRequest, WorkersEvidence
+from trainer.config.train_config import DataSettings, Tag, tagged
 
 
 def count_workers(
@@ -26,16 +28,16 @@ def count_workers(
         Undecided: If a window could not be measured.
     """
     replayed = request.replayed_step_s is not None
-    probe = bench.check_belongs(stored, replayed=replayed)
+    probe = require_local_probe(stored, bench.fingerprint(stored.profile.train.model), replayed=replayed)
     ranks, config = request.ranks or probe.local_ranks, stored.profile.train
     if replayed:
         config = config.model_copy(update={"device": "cpu"})
     else:
         ranks = local_ranks(bench.site, ranks)
-    training = bench.training(config, request, ranks)
+    training = training_windows(bench, config, request, ranks)
     if warning := training.limits.warning():
         sys.stderr.write(f"warn: {warning}\n")
-    with bench.stage("workers", stored, request, 24) as runner:
+    with bench.stage("workers", stored.path, stored.profile.train.model, request, 24) as runner:
         sweep = Sweep(training=training, runner=runner)
         choice, joint = sweep.run(), None
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:
@@ -44,3 +46,11 @@ def count_workers(
     found = workers.evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
     write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
     return found
+
+
+def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
+    """Return the profile with the loader workers that a sweep chose."""
+    loader = {"loader_workers": found.chosen}
+    if found.joint is not None and found.joint.adopted:
+        loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
+    return with_evidence(profile, "workers", found, runner, with_data(profile.train, loader))

@@ -1,4 +1,4 @@
-"""What each job is asked to measure: a command builds the request, a trial carries it as JSON, and the job reads it."""
+"""Requests and evidence of a sweep of DataLoader workers."""
 
 from dataclasses import dataclass
 from pathlib import Path

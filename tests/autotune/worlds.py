@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from autotune.advice.decide.rules import with_changes
+from autotune.advice.decide.apply import with_changes
 from autotune.advice.values import SettingChange
 from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.profiles.decide.batch_split import deal

@@ -1,1 +1,1 @@
-"""Checkpoint."""
+"""Checkpoints: their format, tensors, writing without a stop, and resuming."""

@@ -1,1 +1,1 @@
-"""Data."""
+"""The dataset, and micro-batches of it: batch plan, sampling, packing, masking and loading."""

@@ -1,1 +1,1 @@
-"""Distributed."""
+"""Ranks, the optimizer step and the optimizer over them."""

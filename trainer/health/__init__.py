@@ -1,1 +1,1 @@
-"""Health."""
+"""Loss spikes, failures, signals, time limits and hung ranks: what is noticed and what is done."""

@@ -1,1 +1,1 @@
-"""Staging."""
+"""A copy of the dataset on node-local disk."""

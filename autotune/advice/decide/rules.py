@@ -2,7 +2,7 @@
 
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autotune.advice.decide import batch_size as batch
@@ -10,12 +10,8 @@ from autotune.advice.decide import communication as network
 from autotune.advice.decide import computation as compute
 from autotune.advice.decide import data_loading as loader
 from autotune.advice.decide.context import Situation
-from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, SettingChange, figure
-from autotune.errors import BadInput
+from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.trials.values import Contaminated, FinishedTrial
-from trainer.config.tables import parse_table
-from trainer.config.train_config import TrainConfig, dotted
-from trainer.errors import BadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,26 +194,3 @@ def _nothing_to_do(now: Situation) -> Advice:
         command=None if now.profile is None else now.command("launch local"),
         would_change="another machine, model or dataset; or a figure that was not measured",
     )
-
-
-def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
-    """Return what may be written without a second thought, from these settings; of two wishes the first counts."""
-    settings = dotted(train.model_dump(mode="json"))
-    wishes = [change for one in advice if one.safe for change in one.changes]
-    found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
-    return tuple(change for change in reversed(found.values()) if change.old != change.new)
-
-
-def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
-    """Return the settings with these changes; raise ``BadInput`` if they are no settings any more."""
-    tables = train.model_dump(mode="json")
-    for change in changes:
-        *path, last = change.key.split(".")
-        table = tables
-        for name in path:
-            table = table[name]
-        table[last] = change.new
-    try:
-        return parse_table(TrainConfig, tables, where="advice")
-    except BadConfig as error:
-        raise BadInput(error.message, next_step=error.next_step) from error

@@ -1,1 +1,1 @@
-"""Jobs."""
+"""Child processes: the only modules that import torch."""

@@ -48,9 +48,14 @@ def model_word(model: ModelSettings) -> str:
     return model.name if model.name in PRESETS else "CONFIG.json"
 
 
-def probe_command(profile: Profile, path: str) -> str:
+def probe_command(profile: Profile, path: object) -> str:
     """Return the probe whose profile takes the place of this one, with whatever suits the machine."""
     return command("probe", model=model_word(profile.train.model), data="DIR", out=path)
+
+
+def probe_first(profile: Profile, path: object) -> tuple[str, ...]:
+    """Return the same if it comes before all other measurements; nothing if the micro-batch was probed."""
+    return () if profile.evidence.probe is not None else (probe_command(profile, path),)
 
 
 def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:

@@ -1,1 +1,1 @@
-"""Decide."""
+"""Pure decisions: no torch, files, clock or environment."""

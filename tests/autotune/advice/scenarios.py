@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.advice.decide.apply import with_changes
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
 from autotune.advice.decide.gpu_counters import counters_of_profile
-from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise, with_changes
+from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
 from autotune.network.values import ExchangeRow, NetworkEvidence

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.advice.decide.apply import safe_changes, with_changes
 from autotune.advice.decide.context import Situation, line, times, without
-from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise, safe_changes, with_changes
+from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise
 from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
 from tests.autotune.advice.scenarios import Scenario, ran, scenarios, tuned

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.workers.stage import with_workers
 from autotune.trials.trial_log import Ledger
 from autotune.profiles.values import Evidence
 from autotune.baseline.values import BaselineEvidence, RecipeRow
@@ -42,7 +43,7 @@ def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counte
     assert kept.train.data.loader_workers == 1
     assert kept.evidence.workers == EXAMPLE.evidence.workers
     assert profiles.write_profile(path, kept) is None
-    swept = profiles.with_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
+    swept = with_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
     path.write_text(profile_to_toml(swept))
     assert profiles.with_workers_of(probed_again(), path).train.data == swept.train.data
 
@@ -61,7 +62,7 @@ def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu
     text = path.read_text()
     path.write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
     with pytest.raises(ProfileRefused, match="more than the 2"):
-        profiles.probed_here(profiles.read_profile(path))
+        profiles.require_local_probe(profiles.read_profile(path))
     path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
     with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
         profiles.read_profile(path)
@@ -77,7 +78,7 @@ def swept_to(chosen, *, adopted=None):
 @pytest.mark.parametrize(("adopted", "loader"), [(None, (3, 2, True)), (True, (5, 8, False)), (False, (3, 2, True))])
 def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_and_is_named_once(adopted, loader):
     found = swept_to(3, adopted=adopted)
-    profile = profiles.with_workers(profiles.with_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
+    profile = with_workers(with_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
     names = ("loader_workers", "prefetch_batches", "pin_memory")
     written = EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
     assert profile.train.data == written
@@ -97,7 +98,7 @@ def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(c
     worth = profiles.with_evidence(EXAMPLE, "baseline", WORTH, RUNNER)
     assert (worth.train, worth.evidence.baseline) == (EXAMPLE.train, WORTH)
     assert worth.provenance.commands == ["probe", "baseline"]
-    changed = profiles.with_workers(worth, swept_to(chosen), RUNNER)
+    changed = with_workers(worth, swept_to(chosen), RUNNER)
     assert changed.evidence.baseline == kept
     assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]
 
@@ -110,7 +111,7 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
     theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
     for one in (*mine, theirs):
         ledger.append(one.model_dump(mode="json"))
-    found = profiles.with_workers(EXAMPLE, swept_to(3), SimpleNamespace(ledger=ledger)).provenance
+    found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(ledger=ledger)).provenance
     assert found.ledger_until_utc == newest
     kept = [one for one in records_in(ledger.directory)[0] if one.site == "here"]
     assert (len(kept), found.ledger_sha256) == (len(mine), ledger_sha256(kept))

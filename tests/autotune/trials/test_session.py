@@ -11,6 +11,7 @@ from autotune.report.stage import build_report
 from autotune.trials.session import Bench, refuse_company
 from autotune.trials.trial_log import Ledger
 from autotune.trials.values import TimedOut
+from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
@@ -84,7 +85,7 @@ def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(t
 
 def limits(data, host=None, asked=None, **train):
     request = SweepRequest(data=Path(), reports=Path("r"), minutes=1.0, max_workers=asked)
-    return bench_of(read_manifest(data), host).training(but(EXAMPLE, train=train).train, request, 2).limits
+    return training_windows(bench_of(read_manifest(data), host), but(EXAMPLE, train=train).train, request, 2).limits
 
 
 def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_of_a_batch(patterned_dataset):

@@ -1,0 +1,57 @@
+"""Settings with advice followed. Pure but for the time that the profile keeps."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from autotune.advice.values import Advice, SettingChange
+from autotune.errors import BadInput
+from autotune.profiles.values import Profile, updated
+from trainer.config.tables import parse_table
+from trainer.config.train_config import TrainConfig, dotted
+from trainer.errors import BadConfig
+from trainer.health.events import utc_now
+
+
+def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
+    """Return what may be written without a second thought, from these settings; of two wishes the first counts."""
+    settings = dotted(train.model_dump(mode="json"))
+    wishes = [change for one in advice if one.safe for change in one.changes]
+    found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
+    return tuple(change for change in reversed(found.values()) if change.old != change.new)
+
+
+def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
+    """Return the settings with these changes; raise ``BadInput`` if they are no settings any more."""
+    tables = train.model_dump(mode="json")
+    for change in changes:
+        *path, last = change.key.split(".")
+        table = tables
+        for name in path:
+            table = table[name]
+        table[last] = change.new
+    try:
+        return parse_table(TrainConfig, tables, where="advice")
+    except BadConfig as error:
+        raise BadInput(error.message, next_step=error.next_step) from error
+
+
+_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
+"""Settings that leave what a micro-batch takes as it is."""
+
+
+def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
+    """Return the profile with advice followed; what was measured of another step is no longer said of it.
+
+    Raises:
+        BadInput: If the settings are none any more.
+    """
+    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
+    without: tuple[str, ...] = ()
+    evidence, probe = dict[str, object](), profile.evidence.probe
+    if other:
+        without = ("explore", "workers", "network")
+        if probe is not None:
+            choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
+            evidence["probe"] = probe.model_copy(update={"choice": choice})
+    train = with_changes(profile.train, changes)
+    return updated(profile, train, "advise", evidence, without, created_utc=utc_now())
