@@ -8,17 +8,17 @@ from autotune.advice.command import advise
 from autotune.baseline.command import baseline
 from autotune.compare.command import compare
 from autotune.console.slurm_job import plain_arguments
-from autotune.corpus.command import app as data_app
+from autotune.corpus.command import app as data
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.export.command import export
-from autotune.launch.command import app as launch_app
+from autotune.launch.command import status, train
+from autotune.launch.job_commands import app as job
 from autotune.machine.command import doctor
 from autotune.memory.command import estimate, probe
 from autotune.network.command import network
-from autotune.network.scale_command import scale
 from autotune.plan.command import plan
-from autotune.profiles.command import app as profile_app
-from autotune.report.command import app as report_app
+from autotune.profiles.command import app as profile
+from autotune.report.command import report
 from autotune.tune.command import tune, tune_between_nodes
 from autotune.workers.command import workers
 from trainer.errors import TrainerError
@@ -31,24 +31,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+# In the order in which they are typed.
 for command in (
     doctor,
     estimate,
+    tune,
     probe,
     workers,
     network,
-    scale,
-    plan,
     baseline,
-    tune,
-    advise,
+    report,
     compare,
-    export,
+    advise,
+    plan,
+    train,
+    status,
 ):
     app.command()(command)
+app.add_typer(data, name="data")
+profile.command()(export)
+app.add_typer(profile, name="profile")
 app.command(hidden=True)(tune_between_nodes)
-for name, group in {"data": data_app, "launch": launch_app, "profile": profile_app, "report": report_app}.items():
-    app.add_typer(group, name=name)
+app.add_typer(job, name="job", hidden=True)
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         profile, run = f"{PROFILES}/{model}.toml", f"{RUNS}/{model}"
         read = f"--profile {profile} --data data"
         timed = f"{read} --minutes {{minutes}} --here --json"
-        local = f"launch local {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
+        local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
         local = f"{local} --set train.checkpoint.enabled=false"
         yield from memory(model, f"--model {model} --attention-dropout 0", sizes.probe)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)

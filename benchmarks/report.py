@@ -1,7 +1,7 @@
 """``python -m benchmarks.report``: how large a report is, how soon it is there, and what a browser makes of it.
 
 * size and time: a made-up tuning on GPUs with every kind of evidence and 2,000 trials. Time is that of whole processes
-  ``python -m autotune report build``, imports included, the median of a few; size is that of the HTML file.
+  ``python -m autotune report``, imports included, the median of a few; size is that of the HTML file.
 * browser: the same with bottlenecks, advice, a sign-off and a second profile, opened in Debian's Chromium without a
   network at three widths, in both colours and as it prints: what it asks for beside itself, what it complains of, and
   whether it is wider than its window.
@@ -93,7 +93,7 @@ def built(directory: Path, trials: int, repeats: int) -> Figures:
     """
     profile, reports, run = write_example(directory, trials)
     out = directory / "built" / "report.html"
-    command = [sys.executable, "-m", "autotune", "report", "build", str(profile), "--run", str(run)]
+    command = [sys.executable, "-m", "autotune", "report", str(profile), "--run", str(run)]
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()

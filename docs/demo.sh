@@ -38,7 +38,7 @@ run torchrun --standalone --nproc-per-node 2 -m trainer --profile "$first" --dat
 run autotune advise "$run_directory" --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports"
 
 # shellcheck disable=SC2086
-run autotune report build $profiles --run "$run_directory" --reports "$DEMO/reports" --data "$DEMO/data" \
+run autotune report $profiles --run "$run_directory" --reports "$DEMO/reports" --data "$DEMO/data" \
     --out "$DEMO/reports/report.html"
 
 printf '\ndone in %s s\nprofile: %s\nreport: %s\n' "$(($(date +%s) - start))" "$first" "$DEMO/reports/report.html"

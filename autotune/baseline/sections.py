@@ -40,7 +40,7 @@ from autotune.report.values import ReportedProfile
 
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:
     """The answer for people, and what to run next."""
-    following = (("profile", (str(profile),)), ("next", (command("report build", profile),)))
+    following = (("profile", (str(profile),)), ("next", (command("report", profile),)))
     return console_text((*_compared(found), Pairs(pairs=following)))
 
 

@@ -189,7 +189,7 @@ def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | N
     except KeyboardInterrupt as error:
         raise StoppedWaiting(
             f"stopped waiting; job {job} goes on, and writes to {log}",
-            next_step=f"Look after it: autotune launch status; end it: scancel {job}",
+            next_step=f"Look after it: autotune status; end it: scancel {job}",
         ) from error
     return verdict(job, last, log, last_lines(log))
 

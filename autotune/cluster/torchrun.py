@@ -93,7 +93,7 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
         port, _ = choose_port(int(job), lambda port: is_free(here, port))
         meeting = nodes, f"{here}:{port}", job
         words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
-        asking = f"{shlex.quote(sys.executable)} -m autotune launch address{option}"
+        asking = f"{shlex.quote(sys.executable)} -m autotune job address{option}"
         # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.
         own = (
             f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
@@ -102,7 +102,7 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
         # Words with a $ are the node's own to fill in.
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
         if environment.get(STARTER_VARIABLE):
-            return [sys.executable, "-m", "autotune", "launch", "outside", f"--nodes={nodes}", f"--script={script}"]
+            return [sys.executable, "-m", "autotune", "job", "outside", f"--nodes={nodes}", f"--script={script}"]
         # In a larger job SLURM may choose other nodes for a step than the first ones.
         this_one = environment.get("SLURMD_NODENAME")
         with_this_one = [f"--nodelist={this_one}"] if this_one else []

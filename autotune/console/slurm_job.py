@@ -212,6 +212,17 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(plain)
 
 
+def follow_jobs(jobs: Sequence[tuple[str, Path]]) -> Ended:
+    """Wait for jobs, by number and log, in turn; return the end of the first that failed, or of the last."""
+    ended = Ended(code=0)
+    for number, log in jobs:
+        say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
+        ended = follow(number, log, say)
+        if ended.code:
+            break
+    return ended
+
+
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
     from autotune.base.files import write_atomically
     from trainer.health.events import utc_now
@@ -241,12 +252,7 @@ def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
         print(f"expected minutes  {expected}, at most {told['time_limit']} (h:min:s)")
         print(f"ledger            {told['ledger'] or 'n/a'}")
         print(f"log               {told['log']}\nscript            {told['script']}", flush=True)
-    ended = Ended(code=0)
-    for job in jobs if wait else ():
-        say = functools.partial(print, f"job {job['job']}:", file=sys.stderr, flush=True)
-        ended = follow(job["job"], Path(job["log"]), say)
-        if ended.code:
-            break
+    ended = follow_jobs([(job["job"], Path(job["log"])) for job in jobs if wait])
     if as_json:
         first, *further = jobs
         print(answer_json({**first, "then": further, "exit_code": ended.code if wait else None}))

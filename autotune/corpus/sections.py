@@ -130,7 +130,7 @@ def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[Report
 
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
         if one.dataset is None:
-            command = f"autotune report build {one.quoted} --data DIR"
+            command = f"autotune report {one.quoted} --data DIR"
             missing = Missing(what=f"Lengths of samples ({one.dataset_lacking})", commands=(command,))
             return (missing, *_packing(one, runs))
         first = told.setdefault((one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title)

@@ -1,4 +1,4 @@
-"""``autotune export``: a profile as the settings of another trainer, and what these cannot say."""
+"""``autotune profile export``: a profile as the settings of another trainer, and what these cannot say."""
 
 import json
 import sys

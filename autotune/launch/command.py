@@ -1,9 +1,8 @@
-"""``autotune launch``: training from a profile, here or as a SLURM job; and how it is doing."""
+"""``autotune train`` and ``autotune status``: train from a profile, here or as a SLURM job; show runs and tunings."""
 
 import importlib.metadata
 import os
 import re
-import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles, sites
+from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles
+from autotune.console.slurm_job import SlurmOptions, follow_jobs
 from autotune.errors import BadInput, MachineLacks, ProfileRefused, UsageError
-from autotune.launch import job_commands as inside
+from autotune.profiles.decide.follow_up import command
 
 if TYPE_CHECKING:
     from autotune.launch.training_job import TrainRequest
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Train from a profile, here or as a SLURM job, and see how runs and tunings are doing.",
-    rich_markup_mode=None,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class TrainOptions:
     require_approved: Annotated[
         bool,
         typer.Option(
-            "--require-approved", help="Train only if the profile was approved as it is: autotune report review."
+            "--require-approved", help="Train only if the profile was approved as it is: autotune profile approve."
         ),
     ] = False
     reports: Reports = REPORTS
@@ -95,16 +89,44 @@ class TrainOptions:
         )
 
 
-@app.command("local")
 @grouped
-def local(
+def train(
+    context: typer.Context,
     *,
     options: TrainOptions,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes. Default: one for each GPU of the profile; as probed on a CPU.")
+        int | None,
+        typer.Option(min=1, help="Ranks on each node. Default: one for each GPU of the profile; as probed on a CPU."),
     ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="With --slurm: nodes of the job. Default: 1.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="[D-]HH:MM:SS", help="With --slurm: longest time of the job. Default: the site's."),
+    ] = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100, help="With --slurm: submit so many jobs, each resuming after the other, if requeue is off."
+        ),
+    ] = None,
+    job: SlurmOptions,
 ) -> None:
-    """Train here; the exit code is the run's own, which torchrun does not pass on."""
+    """Train from a profile, here or as a SLURM job.
+
+    The exit code is the run's own. A job resumes after time limits and pre-emption until the run is complete.
+    """
+    del context
+    if job.slurm is not None:
+        _submit(options, job, ranks=ranks, nodes=nodes or 1, time=time, chain=chain or 1)
+        return
+    given = {"--nodes": nodes, "--time": time, "--chain": chain, "--wait": job.wait or None}
+    given |= {"--dry-run": job.dry_run or None, "--json": job.as_json or None}
+    for option in (name for name, value in given.items() if value is not None):
+        raise UsageError(f"{option} requires --slurm", next_step="Add --slurm.")
+    _train_here(options, ranks)
+
+
+def _train_here(options: TrainOptions, ranks: int | None) -> None:
     from autotune.cluster.site_file import DEFAULT_SITE, find_site, read_site
     from autotune.cluster.torchrun import run_child, torchrun_command
     from autotune.launch.run_end import PATIENCE_HERE_S, ending_of
@@ -134,47 +156,21 @@ def local(
         raise typer.Exit(ending.code)
 
 
-@app.command("slurm")
-@grouped
-def slurm(
-    *,
-    options: TrainOptions,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")] = 1,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node. Default: one for each GPU of the profile.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="[D-]HH:MM:SS", help="Longest time of the job. Default: the site's.")
-    ] = None,
-    site: Annotated[
-        str,
-        typer.Option(
-            help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.", autocompletion=sites
-        ),
-    ] = "",
-    chain: Annotated[
-        int,
-        typer.Option(min=1, max=100, help="Submit so many jobs, each going on after the other: where requeue is off."),
-    ] = 1,
-    submit: Annotated[bool, typer.Option("--submit", help="Submit the script, too.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and do nothing.")] = False,
-    as_json: AsJson = False,
+def _submit(
+    options: TrainOptions, job: SlurmOptions, *, ranks: int | None, nodes: int, time: str | None, chain: int
 ) -> None:
-    """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.cluster.job_script import read_template
-    from autotune.cluster.site_file import TIME_PATTERN, SiteFile, find_site, read_site
+    from autotune.cluster.site_file import DEFAULT_SITE, TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
 
-    if submit and dry_run:
-        raise UsageError("--dry-run submits nothing", next_step="Leave out one of --submit and --dry-run.")
     if time is not None and re.fullmatch(TIME_PATTERN, time) is None:
         raise UsageError(
             f"--time {time} is not a time limit", next_step="Write [D-]HH:MM:SS, such as 04:00:00 or 1-00:00:00."
         )
-    site_path = find_site(site, os.environ)
+    site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
     cluster = SiteFile() if site_path is None else read_site(site_path)
     request = options.request(
         ranks=ranks,
@@ -183,27 +179,27 @@ def slurm(
     )
     request = replace(request, python=cluster.python or sys.executable, nodes=nodes, chain=chain, time=time)
     script = train_script(request, cluster, read_template("train", cluster, site_path))
-    if dry_run:
+    if job.dry_run:
         print(script, end="")
         return
     write_atomically(request.script, script)
     request.log.parent.mkdir(parents=True, exist_ok=True)
-    links = range(1, chain + 1) if submit else ()
-    ids = [submit_script(request.script, [str(link)] if chain > 1 else []) for link in links]
-    log = str(request.log).replace("%j", ids[0] if ids else "<job>")
+    links = [[str(link)] if chain > 1 else [] for link in range(1, chain + 1)]
+    ids = [submit_script(request.script, link) for link in links]
+    log = str(request.log).replace("%j", ids[-1])
     told = {"run": str(request.run), "script": str(request.script), "log": log}
-    if as_json:
-        print(answer_json({"jobs": ids, **told}))
-        return
-    for name, value in {"job": ", ".join(ids) or "not submitted", **told}.items():
-        print(f"{name:<7}{value}")
-    by_hand = f"sbatch {shlex.quote(told['script'])}"
-    if chain > 1:
-        by_hand = f"for link in $(seq {chain}); do {by_hand} $link; done"
-    print(f"next: autotune launch status {shlex.quote(told['run'])}" if ids else f"next: {by_hand}")
+    if not job.as_json:
+        for name, value in {"job": ", ".join(ids), **told}.items():
+            print(f"{name:<7}{value}")
+        print(f"next: {command('status', request.run)}", flush=True)
+    ended = follow_jobs([(ids[-1], Path(log))]) if job.wait else None
+    if job.as_json:
+        print(answer_json({"jobs": ids, **told, "exit_code": ended and ended.code}))
+    if ended is not None and ended.code:
+        sys.stderr.write(f"error: {ended.words}\n")
+        raise typer.Exit(ended.code)
 
 
-@app.command("status")
 def status(
     places: Annotated[
         list[Path] | None,
@@ -238,8 +234,3 @@ def _installed_torch() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-# What the scripts of jobs call on their nodes.
-for _command in (inside.preflight, inside.meet, inside.address, inside.outside, inside.ended):
-    app.command(hidden=True)(_command)

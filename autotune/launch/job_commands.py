@@ -1,4 +1,4 @@
-"""What the scripts of jobs call: ``autotune launch preflight``, ``meet``, ``address``, ``ended``, ``outside``."""
+"""``autotune job``: hidden commands that the scripts of jobs call."""
 
 import os
 import socket
@@ -108,3 +108,8 @@ def outside(
     if not os.environ.get(STARTER_VARIABLE):
         raise UsageError("no script of a job starts anything here", next_step="This is called inside of jobs only.")
     raise SystemExit(start_outside(Path(os.environ[STARTER_VARIABLE]), nodes, script))
+
+
+app = typer.Typer(no_args_is_help=True, help="Commands that the scripts of jobs call.")
+for _command in (preflight, meet, address, outside, ended):
+    app.command()(_command)

@@ -170,7 +170,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
-    words = ["launch", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
+    words = ["job", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
     # Asked again by the job: it may wait for days, in which somebody edits the profile or takes the approval back.
     if request.reviews is not None:

@@ -1,1 +1,1 @@
-"""Device memory: trace, memory model and breakdown, and the search for the largest micro-batch (`estimate`, `probe`)."""
+"""Device memory: trace, memory model, breakdown, and the search for the largest micro-batch (`estimate`, `probe`)."""

@@ -28,16 +28,18 @@ from autotune.report.values import ReportedProfile
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """The answer for people, and what to run next."""
-    following = f"{command('scale', profile=profile)}, or {command('launch slurm', profile=profile)}"
+    following = (
+        f"{command('network', profile=profile, predict=True)}, or {command('train', profile=profile, slurm=True)}"
+    )
     if not found.exchanges:
         following = f"{command('network', profile=profile)} (with training steps, which decide)"
     pairs = (("profile", (str(profile),)), ("next", (following,)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
 
 
-def scaling_text(every: Sequence[Scaling]) -> str:
-    """How far nodes are useful, for people."""
-    return "\n\n".join(console_text(_useful(scaled)) for scaled in every)
+def scaling_text(scaled: Scaling) -> str:
+    """Return how far nodes are useful, for the console."""
+    return console_text(_useful(scaled))
 
 
 def network_section(one: ReportedProfile) -> tuple[Block, ...]:

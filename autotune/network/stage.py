@@ -66,7 +66,7 @@ def open_together(
             raise MachineLacks(
                 "one rank alone sends nothing",
                 next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
-                "autotune scale predicts from an assumed card: --bandwidth 25Gbit.",
+                "autotune network --predict predicts from an assumed card: --bandwidth 25Gbit.",
             )
         if nodes > 1 and shutil.which("srun") is None and not os.environ.get(STARTER_VARIABLE):
             raise MachineLacks(

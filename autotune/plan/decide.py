@@ -208,7 +208,7 @@ def _warnings(plan: Plan, tokens: float) -> Iterator[str]:
         are = "one node is" if useful == 1 else f"{useful} nodes are"
         yield (
             f"{plan.fleet.nodes} nodes are {format_share(efficiency.value)} efficient ({efficiency.basis}), below "
-            f"{100 * USEFUL_EFFICIENCY:.0f} %; at this batch {are} useful. What would help: autotune scale."
+            f"{100 * USEFUL_EFFICIENCY:.0f} %; at this batch {are} useful. What would help: autotune network --predict."
         )
     if plan.memory is not None and plan.memory.shares and plan.memory.shares[0].fits is False:
         yield _does_not_fit(plan.memory)

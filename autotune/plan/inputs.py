@@ -366,5 +366,5 @@ def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> s
     if fleet.nodes > 1:
         if not joins_nodes(evidence.network):
             return command("network", profile=path, slurm=True)
-        return command("launch slurm", profile=path, nodes=fleet.nodes)
-    return command("workers" if evidence.workers is None else "launch local", profile=path)
+        return command("train", profile=path, nodes=fleet.nodes, slurm=True)
+    return command("workers" if evidence.workers is None else "train", profile=path)

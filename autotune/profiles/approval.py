@@ -94,8 +94,8 @@ def review(
         raise ProfileRefused(
             f"{profile} was edited by hand since autotune wrote it (its hash is {_short(present)}, and {written}): its "
             "figures were measured for what it said then, not for what would be approved",
-            next_step=f"See why each value is so: autotune profile explain {shlex.quote(str(profile))}. To approve "
-            "what it says now: --as-edited; to have it measured: autotune tune.",
+            next_step=f"See why each value is so: autotune profile show {shlex.quote(str(profile))} --explain. To "
+            "approve what it says now: --as-edited; to have it measured: autotune tune.",
         )
     edited = verdict == "approved" and not before.intact
     said = {"verdict": verdict, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
@@ -116,14 +116,14 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     """
     found = read_reviewed(profile, reports)
     state, last, now = found.standing.state, found.standing.review, _short(found.standing.present_sha256)
-    command, at = shlex.join(["autotune", "report", "review", str(profile)]), shlex.join(["--reports", str(reports)])
-    next_step = f"Have it reviewed: {command} --approve --by NAME {at}"
+    command, at = shlex.join(["autotune", "profile", "approve", str(profile)]), shlex.join(["--reports", str(reports)])
+    next_step = f"Have it reviewed: {command} --by NAME {at}"
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
             return found
         why = f"is approved as it is now, {_short(found.file_sha256)}, and this job was written for what it said "
         why += f"before, {_short(expect_sha256)}"
-        next_step = "Write the job again: autotune launch slurm; or undo the change."
+        next_step = "Write the job again: autotune train --slurm; or undo the change."
     elif state == "not reviewed" or last is None:
         why = f"is not approved: nobody has reviewed what it says now, {now}"
     elif state == "rejected":
@@ -150,7 +150,7 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
     raise ProfileRefused(
         f"--set makes of {approved.path} what nobody has approved: "
         + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
-        next_step="Write it into the profile, and have that reviewed: autotune report review; or leave it out.",
+        next_step="Write it into the profile, and have that reviewed: autotune profile approve; or leave it out.",
     )
 
 

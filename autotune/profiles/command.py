@@ -1,28 +1,48 @@
-"""``autotune profile``: read a profile, verify it on this machine, learn why it says what it says."""
+"""``autotune profile``: show and explain a profile, verify it on this machine, approve it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from autotune.console.options import REPORTS, AsJson, OneProfile, ProfileData, Reports
+from autotune.errors import UsageError
 
-app = typer.Typer(help="Read, check and explain profiles.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("show")
 def show(
     *,
     profile: OneProfile,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.loader_workers, or a group.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Give the figures behind every setting.")] = False,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Print a profile's decisions with their reasons."""
+    """Show a profile's settings, and the reasons for them.
+
+    With KEY or --explain: whether a setting was measured, asked for, or is a default, with the figures behind it.
+    """
+    from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
     from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.sections import profile_text
+    from autotune.search.sections import exploration_text
 
     stored = read_reviewed(profile, reports)
-    if as_json:
+    if key is not None or explain:
+        found = explanations(stored.profile)
+        chosen = found if key is None else of_key(found, key)
+        if as_json:
+            print(answer_json(chosen))
+            return
+        print(explanations_text(chosen) if key is None else "\n\n".join(map(explanation_text, chosen)))
+        if key is None and stored.profile.evidence.explore is not None:
+            print(f"\n{exploration_text(stored.profile.evidence.explore)}")
+    elif as_json:
         print(answer_json({**plain(stored.profile), "intact": stored.intact, "review": stored.standing.state}))
     else:
         print(profile_text(stored.profile, stored.standing, intact=stored.intact))
@@ -70,28 +90,38 @@ def verify(
     found.raise_if_bad(str(profile))
 
 
-@app.command("explain")
-def explain(
+@app.command("approve")
+def approve(
     *,
     profile: OneProfile,
-    key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.loader_workers, or a group.")
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Your name. Without it, the approval is only shown.")
     ] = None,
+    reject: Annotated[bool, typer.Option("--reject", help="Reject the profile instead.")] = False,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; up to 2,000 characters.")] = None,
+    as_edited: Annotated[
+        bool, typer.Option("--as-edited", help="Approve what it says now, though it was edited after it was measured.")
+    ] = False,
+    reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
-    from autotune.base.document import answer_json
-    from autotune.profiles.decide.explain import explanations, of_key
-    from autotune.profiles.store import read_profile
-    from autotune.advice.sections import explanation_text, explanations_text
-    from autotune.search.sections import exploration_text
+    """Approve or reject a profile; without --by, show its approval.
 
-    read = read_profile(profile).profile
-    found = explanations(read)
-    chosen = found if key is None else of_key(found, key)
-    if as_json:
-        print(answer_json(chosen))
+    Any later edit of the profile voids the approval.
+    """
+    from autotune.base.document import answer_json
+    from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.approval import review as keep
+    from autotune.profiles.sections import review_text
+
+    if by is None and (reject or note is not None or as_edited):
+        raise UsageError("--reject, --note and --as-edited require a name", next_step="Add --by NAME.")
+    verdict: Literal["approved", "rejected"] = "rejected" if reject else "approved"
+    if by is None:
+        found = read_reviewed(profile, reports)
     else:
-        print(explanations_text(chosen) if key is None else "\n\n".join(map(explanation_text, chosen)))
-        if key is None and read.evidence.explore is not None:
-            print(f"\n{exploration_text(read.evidence.explore)}")
+        found = keep(profile, reports, verdict, by=by, note=note, as_edited=as_edited)
+    if as_json:
+        print(answer_json({"profile": str(profile), "intact": found.intact, "standing": found.standing}))
+    else:
+        print(review_text(str(profile), found.standing, intact=found.intact))

@@ -200,7 +200,7 @@ def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
     """The last verdict on it."""
     standing = one.standing
     if standing is None or standing.state == "not reviewed":
-        command = f"autotune report review {one.quoted} --approve --by NAME"
+        command = f"autotune profile approve {one.quoted} --by NAME"
         return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
     return (Pairs(pairs=(("Sign-off", (standing_line(standing),)),)),)
 

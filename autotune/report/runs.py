@@ -79,7 +79,7 @@ def train_commands(one: ReportedProfile) -> tuple[str, ...]:
     """A run of the profile, and a report with it."""
     ranks = one.profile.local_ranks
     train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
-    return (train, f"autotune report build {one.quoted} --run runs/NAME")
+    return (train, f"autotune report {one.quoted} --run runs/NAME")
 
 
 def profile_of(run: ReportedRun, profiles: Sequence[ReportedProfile]) -> ReportedProfile | None:

@@ -269,14 +269,14 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
     network = read_profile(profiles[0]).profile.evidence.network
     steps = [
         f"autotune advise {first}",
-        f"autotune report review {first} --approve --by NAME  # once somebody has read the report",
+        f"autotune profile approve {first} --by NAME  # once somebody has read the report",
     ]
     if nodes < 2:
-        return (*steps, f"autotune launch local --profile {first}")
+        return (*steps, f"autotune train --profile {first}")
     if network is None or network.nodes < 2:
         steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
     steps.append(f"autotune plan --profile {first} --nodes {nodes}")
-    return (*steps, f"autotune launch slurm --profile {first} --nodes {nodes} --submit")
+    return (*steps, f"autotune train --profile {first} --nodes {nodes} --slurm")
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:

@@ -39,7 +39,7 @@ def refused(here, capsys):
         (["probe", "--model", "bert-mnii", "--data", "d"], 3, ["unknown model", "'bert-mini'"]),
         (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
         (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["nowhere is not a directory"]),
-        (["report", "build", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
+        (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
         *((words, 2, ["Error:"]) for words in (["prob"], ["probe"], ["probe", "--zzz"], ["probe", "--model"],
                                                ["report", "bild"])),
     ],
@@ -72,7 +72,7 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
         ("micro_batch_rows = 2", "micro_batch_rows = = 2", ("not valid TOML",)),
     ],
 )
-@pytest.mark.parametrize("command", [["workers", "--profile"], ["profile", "show"], ["report", "build"]])
+@pytest.mark.parametrize("command", [["workers", "--profile"], ["profile", "show"], ["report"]])
 def test_a_broken_profile_is_refused_by_every_command(refused, here, old, new, words, command):
     (here / "p.toml").write_text((here / "p.toml").read_text().replace(old, new, 1))
     refused(*command, "p.toml", code=3, words=words)
@@ -84,7 +84,7 @@ def test_workers_refuses_a_profile_of_another_dataset(refused, patterned_dataset
     refused("workers", "--profile", "p.toml", "--data", patterned_dataset, code=6, words=words)
 
 
-LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "build", "--help"])
+LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
     [
         (("plan", "--tokens", "1M", "--profile"), "H100"),
         (("advise",), "evidence"),
-        (("report", "build"), "report.html"),
+        (("report",), "report.html"),
         (("profile", "verify"), "content:"),
-        (("profile", "explain"), "micro_batch_rows"),
+        (("profile", "show"), "micro_batch_rows"),
     ],
 )
 def test_what_was_measured_is_planned_with_and_told(desk, words, said):

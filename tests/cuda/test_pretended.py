@@ -31,14 +31,14 @@ def profile(machine, data):
 
 
 def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rejected(machine, data, profile):
-    ended = machine.autotune("report", "build", profile, "--out", "report.html")
+    ended = machine.autotune("report", profile, "--out", "report.html")
     assert ended.code == 0, ended
     assert "memory is that of torch's allocator" in html.unescape((machine.folder / "report.html").read_text())
     workers = machine.autotune("workers", "--profile", profile, "--data", data, "--minutes", "0.1")
     assert workers.code == 5, workers
     assert "cannot be measured on a pretended NVIDIA H100 NVL" in workers.err, workers
     assert "predicted" in machine.autotune("plan", "--tokens", "1M", "--profile", profile).out
-    scaled = machine.autotune("scale", "--profile", profile, "--bandwidth", "100Gbit")
+    scaled = machine.autotune("network", "--predict", "--profile", profile, "--bandwidth", "100Gbit")
     assert scaled.code == 6, scaled
     assert "no throughput" in scaled.err, scaled
 

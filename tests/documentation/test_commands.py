@@ -175,7 +175,7 @@ def test_a_slip_in_a_command_is_found(text, why):
 
 def test_what_is_left_out_is_no_slip():
     check(typed("autotune probe --model bert-120m … --seq-length 128"))
-    check(typed("autotune profile explain P [KEY]"))
+    check(typed("autotune profile show P [KEY]"))
     with pytest.raises(Wrong, match="no option --modle"):
         check_named(typed("autotune probe --modle bert-mini"))
 

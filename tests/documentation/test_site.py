@@ -51,7 +51,7 @@ def test_reference_is_made_from_the_code(site):
     assert 'id="autotune-data-prepare"' in text["commands"]
     assert "Tokens in a row.  [default: 512; x&gt;=8]" in text["commands"]
     assert "--set train.KEY=VALUE" in text["commands"]
-    assert "launch meet" not in text["commands"]
+    assert "job meet" not in text["commands"]
     assert "<td>Rows that one rank computes at once.</td>" in text["profile"]
     assert "[[evidence.probe.curve]]" in text["profile"]
     advice = (site / "advice.html").read_text()

@@ -42,7 +42,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
         (r"\bDIR\b", "demo/data", "what make demo has prepared"),
         (r"^(autotune (?:tune|network) .*)--slurm --wait.*", r"\1--slurm --dry-run", _NO_CLUSTER),
-        (r"--submit", "--out runs/job", _NO_CLUSTER),
+        (r"(autotune train .*) --slurm", r"\1 --slurm --dry-run", _NO_CLUSTER),
         (
             r"^(autotune tune --model tiny/config.json --data demo/data)$",
             r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1",
@@ -56,7 +56,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (r"bert-mini-cpu", "tiny-cpu", _QUICK),
         (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
-        (r"^(autotune scale \S+ \S+).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
+        (r"^(autotune network --predict \S+ \S+).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
     ),
     "docs/tutorial.md": (
         (INSTALLING.pattern, "", "it is installed"),

@@ -111,7 +111,7 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
 
 
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probes):
-    out = autotune("report", "build", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
+    out = autotune("report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
     places = json.loads(out)
     text = (work / places["markdown"]).read_text()
     assert f"| largest micro-batch that ran | {probes[0]['feasible_max']} rows of 64 tokens |" in text

@@ -42,11 +42,11 @@ def bash():
     ("line", "offered"),
     [
         ("autotune es", ["estimate"]),
-        ("autotune profile ", ["show", "verify", "explain"]),
+        ("autotune profile ", ["show", "verify", "approve", "export"]),
         ("autotune estimate --what", ["--what-if"]),
         ("autotune estimate --model bert-m", ["bert-mini"]),
         ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
-        ("autotune export --to ", ["hf-trainer"]),
+        ("autotune profile export --to ", ["hf-trainer"]),
         ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
     ],
 )

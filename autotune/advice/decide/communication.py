@@ -79,7 +79,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
         ),
         gain=Gain(of="GPU-hours", ratio=ratio.value, low=ratio.low, high=ratio.high, confidence=ratio.confidence),
         cost="the run takes longer on fewer nodes, and costs less",
-        command=now.command("scale", "--nodes", f"{spread.useful_nodes},{spread.nodes}"),
+        command=now.command("network", "--predict", "--nodes", f"{spread.useful_nodes},{spread.nodes}"),
         would_change="a deadline that is worth the GPU-hours, a faster network, or a larger global batch",
     )
 
@@ -105,7 +105,7 @@ def below_t_min(now: Situation) -> Advice | None:
         gain=Gain(ratio=gain),
         cost="a change of recipe: twice the global batch, the learning rate times 1.41 (Adam goes with the root), as "
         "much warm-up in tokens, half the steps; only below the gradient noise scale, which runs report",
-        command=now.command("scale", "--nodes", str(spread.nodes)),
+        command=now.command("network", "--predict", "--nodes", str(spread.nodes)),
         would_change="16-bit gradients or a faster network, which halve T_min; fewer nodes",
     )
 

@@ -191,6 +191,6 @@ def _nothing_to_do(now: Situation) -> Advice:
         claim="change nothing: of all that was looked at, nothing is worth a change",
         evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
         cost="none",
-        command=None if now.profile is None else now.command("launch local"),
+        command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset; or a figure that was not measured",
     )

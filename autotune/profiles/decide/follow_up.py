@@ -26,7 +26,7 @@ def command(name: str, *arguments: object, **options: object) -> str:
     """Return a command of this program.
 
     Args:
-        name: The subcommand, such as ``launch local``.
+        name: The subcommand, such as ``train``.
         arguments: That have no name, such as a profile's path.
         options: By the word after ``--``, with underscores for hyphens. None and the default are left out; True is a
             flag, False its negation; a list repeats the option.

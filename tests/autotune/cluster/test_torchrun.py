@@ -139,7 +139,7 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
     assert command[-1].endswith("-m module 'a b'")
     # In a container the script of the job is asked.
     command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
-    assert command[:6] == [sys.executable, "-m", "autotune", "launch", "outside", "--nodes=3"]
+    assert command[:6] == [sys.executable, "-m", "autotune", "job", "outside", "--nodes=3"]
     assert "--node-rank=$SLURM_NODEID" in command[6]
 
 

@@ -249,9 +249,9 @@ NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
 def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(here, says, changes, code, said):
     speed = 1000 if "driver" in changes else 10_000  # at a tenth of which a GPU is at 0.3 of its peak
     name = _write_run("a", speed, steps=20, device=NVL, peak_flops_per_s=835e12, **changes)
-    for command in (["compare", name, name], ["report", "build", "p.toml", "--run", name], ["advise", name]):
+    for command in (["compare", name, name], ["report", "p.toml", "--run", name], ["advise", name]):
         assert said in says(*command, code=code)
-    [told] = json.loads(says("launch", "status", name, "--json"))["runs"]
+    [told] = json.loads(says("status", name, "--json"))["runs"]
     assert (told["step"], told["real_tokens_per_s"]) == (20, None)
 
 

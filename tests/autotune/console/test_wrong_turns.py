@@ -10,7 +10,7 @@ from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import example_profile
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
-PLAN, SCALE = ["plan", "--profile", "planned.toml"], ["scale", "--profile", "scaled.toml"]
+PLAN, PREDICT = ["plan", "--profile", "planned.toml"], ["network", "--predict", "--profile", "scaled.toml"]
 NETWORK = ["network", "--data", "corpus", "--profile"]
 WORKERS, BASELINE = ["workers", "--profile", "p.toml"], ["baseline", "--profile", "p.toml"]
 
@@ -45,11 +45,13 @@ def profiles(here, monkeypatch, patterned_dataset):
         (["plan"], ["--model", "bert-120m", "--gpu", "h200"], 2, "--epochs 3 --data DIR"),
         (["plan"], ["--profile", "none.toml"], 3, "none.toml"),
         (["plan"], ["--profile", SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
-        (SCALE, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
-        (SCALE, ["--bandwidth", "25"], 2, "such as 25Gbit"),
-        (SCALE, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "such as 25us"),
-        (SCALE, [], 3, "--bandwidth 25Gbit"),
-        (SCALE, ["--bandwidth", "25Gbit", "--nodes", "100000"], 3, "--global-batch-tokens"),
+        (PREDICT, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
+        (PREDICT, ["--bandwidth", "25"], 2, "such as 25Gbit"),
+        (PREDICT, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "such as 25us"),
+        (PREDICT, [], 3, "--bandwidth 25Gbit"),
+        (PREDICT, ["--bandwidth", "25Gbit", "--nodes", "100000"], 3, "--global-batch-tokens"),
+        (NETWORK, ["p.toml", "--nodes", "1,2"], 2, "several numbers require --predict"),
+        (NETWORK, ["p.toml", "--bandwidth", "25Gbit"], 2, "--bandwidth requires --predict"),
         (NETWORK, ["p.toml"], 5, "one rank alone sends nothing"),
         (NETWORK, ["p.toml", "--nodes", "2"], 3, "Submit it as a job of 2 nodes"),
         (NETWORK, ["p.toml", "--slurm"], 5, "sbatch is not here"),

@@ -10,7 +10,7 @@ from trainer.record.run_record import code_sha256
 def preflight(made_here, monkeypatch):
     """The command on a node that fits."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    return ["launch", "preflight", "--profile", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
+    return ["job", "preflight", "--profile", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
             "--code", code_sha256()]  # fmt: skip
 
 
@@ -29,19 +29,16 @@ def test_a_node_that_does_not_fit_is_refused_by_name(preflight, says, field, val
 
 
 def test_commands_of_scripts_find_addresses_and_are_not_in_the_way_of_people(says):
-    out = says("launch", "--help")
-    assert "status" in out
-    assert "preflight" not in out
-    assert "ended" not in out
-    assert "network.interface" in says("launch", "address", "--interface", "none9", code=5)
-    here, port = says("launch", "meet", "--job", "12").strip().split(":")
-    assert re.fullmatch(re.escape(here) + r" \S+", says("launch", "address").strip())
+    assert "job" not in [line.split()[0] for line in says("--help").splitlines() if line.strip()]
+    assert "network.interface" in says("job", "address", "--interface", "none9", code=5)
+    here, port = says("job", "meet", "--job", "12").strip().split(":")
+    assert re.fullmatch(re.escape(here) + r" \S+", says("job", "address").strip())
     assert 20000 <= int(port) < 30000
 
 
 def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(preflight, says, made_here):
     profile = made_here / "p.toml"
-    approve = ["report", "review", "p.toml", "--approve", "--by", "reviewer", "--as-edited"]
+    approve = ["profile", "approve", "p.toml", "--by", "reviewer", "--as-edited"]
     preflight += ["--require-approved", "--profile-sha256", profile_sha256(read_profile_tables(profile))]
     assert "nobody has reviewed" in says(*preflight, code=6)
     says(*approve)

@@ -16,7 +16,8 @@ def here(made_here, monkeypatch):
     return made_here
 
 
-LAUNCH = ["launch", "slurm", "--profile", "p.toml", "--data", "data", "--out", "runs/one"]
+HERE = ["--profile", "p.toml", "--data", "data", "--out", "runs/one"]
+LAUNCH = ["train", *HERE, "--slurm"]
 
 
 def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, says):
@@ -30,18 +31,17 @@ def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here
     assert sorted(here.rglob("*")) == before
 
 
-def test_without_submitting_the_script_lies_beside_the_run_and_the_command_is_told(here, says):
-    assert "next: sbatch runs/one/train.sbatch" in says(*LAUNCH)
+def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_says_where(here, says):
+    err = says(*LAUNCH, code=5)
     assert (here / "runs" / "one" / "train.sbatch").is_file()
     assert (here / "runs" / "one" / "logs").is_dir()  # SLURM writes there before anything runs
-    err = says(*LAUNCH, "--submit", code=5)
     assert "sbatch is not here" in err
     assert "runs/one/train.sbatch" in err
 
 
 def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
-    assert json.loads(says(*LAUNCH, "--chain", "3", "--submit", "--json"))["jobs"] == ["1", "2", "3"]
+    assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == ["1", "2", "3"]
     assert sbatch.read_text().split() == [
         word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)
     ]
@@ -52,14 +52,13 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     ("arguments", "code", "words"),
     [
         (["--set", "train.max_step=3"], 3, "max_step"),
-        (["--require-approved"], 6, "autotune report review p.toml --approve"),
+        (["--require-approved"], 6, "autotune profile approve p.toml --by"),
         (["--time", "00:00:30"], 3, "cannot hold"),
         (["--time", "4h"], 2, "04:00:00"),
         (["--time", "90"], 2, "--time 90 is not"),
         (["--time", "1-0"], 2, "--time 1-0 is not"),
-        (["--submit", "--dry-run"], 2, "--dry-run"),
         (["--data", "."], 3, "not a dataset"),
-        (["--site", "none.toml"], 3, "none.toml"),
+        (["--slurm", "none.toml"], 3, "none.toml"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_written(here, says, arguments, code, words):
@@ -93,13 +92,13 @@ def test_another_dataset_is_refused(here, says):
     assert "is not the dataset of the profile" in says(*LAUNCH, code=6)
 
 
-APPROVE = ["report", "review", "p.toml", "--approve", "--by", "reviewer"]
+APPROVE = ["profile", "approve", "p.toml", "--by", "reviewer"]
 
 
 def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, says):
     assert run(APPROVE) == 0
     script = says(*LAUNCH, "--require-approved", "--dry-run")
-    preflight = script[script.index(" launch preflight") :].split("\n\n")[0]
+    preflight = script[script.index(" job preflight") :].split("\n\n")[0]
     assert "--require-approved" in preflight
     assert "--reports reports" in preflight
     said = resolve(here / "p.toml", data=here / "data").profile_sha256
@@ -123,7 +122,7 @@ def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_
     says(*LAUNCH, code=6)
     says(*APPROVE)
     assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_rows=2", "--dry-run")
-    says("report", "review", "p.toml", "--reject", "--by", "another")
+    says("profile", "approve", "p.toml", "--reject", "--by", "another")
     assert "rejected by 'another'" in says(*LAUNCH, code=6)
 
 
@@ -135,7 +134,7 @@ def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, say
         monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
     code, words = (3, "absent.toml") if asked_by == "absent.toml" else (6, "nobody has reviewed")
     option = ["--require-approved"] if asked_by == "option" else []
-    assert words in says("launch", "local", *LAUNCH[2:], *option, code=code)
+    assert words in says("train", *HERE, *option, code=code)
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -147,7 +146,7 @@ def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_j
     site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
     (here / "site.toml").write_text(site)
     assert run(APPROVE) == 0
-    assert run(["launch", "local", *LAUNCH[2:]]) == 1
+    assert run(["train", *HERE]) == 1
     said = resolve(here / "p.toml", data=here / "data").profile_sha256
     assert (f"--expect-profile-sha256 {said}" in " ".join(started[0])) == required
     assert "/there/python" not in started[0]

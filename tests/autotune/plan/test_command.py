@@ -16,7 +16,7 @@ def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
     assert "CPU-hours" in text
     assert "GPU" not in text.split("rate:")[0]
     assert len(text.splitlines()) <= 45
-    assert text.splitlines()[-1].startswith("next: autotune launch local")
+    assert text.splitlines()[-1].startswith("next: autotune train")
 
 
 def test_a_price_becomes_a_cost_with_bounds(here, says):
@@ -42,13 +42,11 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 
-def test_scaling_is_predicted_and_kept_and_profiles_stand_side_by_side(here, says):
+def test_scaling_is_predicted_and_kept(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
-    out = says("scale", "--profile", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
+    out = says("network", "--predict", "--profile", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
     assert "Useful nodes at this global batch" in out
     assert "assumed, 80% of 25 Gbit/s" in out
     assert "measured" not in out.split("Computing:")[0]
     kept = json.loads((here / "reports" / "p" / "scaling-predicted.json").read_text())
     assert [row["nodes"] for row in kept["rows"]] == [1, 2, 8]
-    both = ["--profile", "p.toml", "--profile", "p.toml"]
-    assert len(json.loads(says("scale", *both, "--nodes", "1,2", "--bandwidth", "1Gbit", "--json"))) == 2

@@ -120,7 +120,7 @@ NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (F
         ({"amount": 1e8}, "smaller model on more tokens"),
         ({"amount": 1e11}, "larger model on fewer"),
         ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes are 50.0 % efficient (assumed), below 90 %; at this batch "
-         "2 nodes are useful. What would help: autotune scale."),
+         "2 nodes are useful. What would help: autotune network --predict."),
         ({"ranks": SLOW}, "this batch one node is useful"),
         ({"ranks": QUICK}, ""),
         ({"memory": memory(DDP=True)}, ""),

@@ -26,7 +26,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     assert "review: not reviewed" in out
     verify = ["profile", "verify", "p.toml", "--require-approved"]
     assert "nobody has reviewed" in says(*verify, code=6)
-    says("report", "review", "p.toml", "--approve", "--by", "reviewer")
+    says("profile", "approve", "p.toml", "--by", "reviewer")
     says(*verify)
     assert "review: approved by reviewer" in says("profile", "show", "p.toml")
     told = json.loads(says("profile", "show", "p.toml", "--json"))
@@ -88,19 +88,19 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
 
 
 def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_found(here, says):
-    out = says("profile", "explain", "p.toml")
+    out = says("profile", "show", "p.toml", "--explain")
     assert "at the trainer's default:" in out
     assert "max_steps = 1000" in out
-    out = says("profile", "explain", "p.toml", "data.loader_workers")
+    out = says("profile", "show", "p.toml", "data.loader_workers")
     assert "Loader processes per rank" in out
     assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
     assert "rejected" in out
-    told = {one["key"] for one in json.loads(says("profile", "explain", "p.toml", "data", "--json"))}
+    told = {one["key"] for one in json.loads(says("profile", "show", "p.toml", "data", "--json"))}
     assert told >= {"data.path", "data.loader_workers"}
-    assert "'micro_batch_rows'" in says("profile", "explain", "p.toml", "micro_batch_row", code=3)
+    assert "'micro_batch_rows'" in says("profile", "show", "p.toml", "micro_batch_row", code=3)
     (here / "p.toml").write_text(profile_to_toml(full_example("d")))
-    assert says("profile", "explain", "p.toml").count("Tried: 4 of 107 other ways to train") == 1
-    out = says("profile", "explain", "p.toml", "layout")
+    assert says("profile", "show", "p.toml", "--explain").count("Tried: 4 of 107 other ways to train") == 1
+    out = says("profile", "show", "p.toml", "layout")
     assert "measured: explored together with other settings of the step" in out
     assert "Tried: 4 of 107" not in out
 
@@ -108,6 +108,6 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
 def test_hostile_words_in_a_profile_steer_nothing(here, says):
     _change(here / "p.toml", 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"')
     _change(here / "p.toml", 'created_utc = "2026', 'created_utc = "\\u001b]0;x\\u00072026')
-    for command, *key in (("show",), ("explain",), ("explain", "micro_batch_rows")):
+    for command, *key in (("show",), ("show", "--explain"), ("show", "micro_batch_rows")):
         out = says("profile", command, "p.toml", *key)
         assert all(c.isprintable() or c == "\n" for c in out)

@@ -26,7 +26,7 @@ def built(says, here):
     """Build a report, and return its facts and its Markdown."""
 
     def call(*words):
-        says("report", "build", *words, "--out", "a")
+        says("report", *words, "--out", "a")
         return json.loads((here / "a.json").read_text()), (here / "a.md").read_text()
 
     return call
@@ -40,7 +40,7 @@ def _change(path, old, new):
 
 def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_example, says, here):
     profile, reports, directory = full_example
-    found = json.loads(says("report", "build", profile, "--run", directory, "--reports", reports, "--json"))
+    found = json.loads(says("report", profile, "--run", directory, "--reports", reports, "--json"))
     place = reports / profile.stem
     assert found == {
         "html": str(place / "report.html"), "markdown": str(place / "report.md"), "json": str(place / "report.json"),
@@ -53,7 +53,7 @@ def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_ex
     profile.write_text(profile_to_toml(read_profile(profile).profile.model_copy(update={"evidence": Evidence()})))
     for number, name in enumerate(("a.html", "a.md", "a.json", "a", "v1.2")):
         stem = "v1.2" if name == "v1.2" else "a"
-        said = says("report", "build", profile, "--out", f"r{number}/{name}")
+        said = says("report", profile, "--out", f"r{number}/{name}")
         assert said.startswith(f"report: r{number}/{stem}.html\n")
         names = sorted(path.name for path in (here / f"r{number}").iterdir())
         assert names == [f"{stem}.html", f"{stem}.json", f"{stem}.md"]
@@ -95,14 +95,14 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
 def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(full_example, says):
     profile, _, directory = full_example
     _change(directory / "run.json", '"schema_version": 4', '"schema_version": 3')
-    assert "schema_version" in says("report", "build", profile, "--run", directory, code=3)
+    assert "schema_version" in says("report", profile, "--run", directory, code=3)
     _change(profile, "seconds = 96.0", "seconds = inf")
     said = "evidence.baseline.seconds = inf: not a measured figure"
-    assert said in says("report", "build", profile, code=3)
+    assert said in says("report", profile, code=3)
 
 
-REVIEW = ["report", "review", "p.toml"]
-APPROVE = [*REVIEW, "--approve", "--by", "reviewer"]
+REVIEW = ["profile", "approve", "p.toml"]
+APPROVE = [*REVIEW, "--by", "reviewer"]
 
 
 @pytest.fixture
@@ -164,11 +164,11 @@ def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(her
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        (["--approve", "--reject", "--by", "reviewer"], 2), (["--by", "reviewer"], 2), (["--note", "x"], 2),
-        (["--as-edited"], 2), (["--approve"], 2), (["--reject"], 2), (["--approve", "--by", "x" * 10_000], 3),
-        (["--approve", "--by", ""], 3), (["--approve", "--by", " \n "], 3), (["--approve", "--by", "\udcff"], 3),
-        (["--approve", "--by", "reviewer", "--note", "x" * 10_000], 3),
-        (["--approve", "--by", "reviewer", "--note", "\ud800"], 3),
+        (["--note", "x"], 2),
+        (["--as-edited"], 2), (["--reject"], 2), (["--by", "x" * 10_000], 3),
+        (["--by", ""], 3), (["--by", " \n "], 3), (["--by", "\udcff"], 3),
+        (["--by", "reviewer", "--note", "x" * 10_000], 3),
+        (["--by", "reviewer", "--note", "\ud800"], 3),
     ],
 )  # fmt: skip
 def test_half_a_verdict_and_texts_without_bounds_are_refused(says, kept, options, code):
@@ -178,7 +178,7 @@ def test_half_a_verdict_and_texts_without_bounds_are_refused(says, kept, options
 
 def test_hostile_names_are_kept_and_steer_nothing(says, kept):
     name = "\x1b[31mreviewer\u202e\r\n| <script>\0\x07"
-    says(*REVIEW, "--approve", "--by", name, "--note", "\x1b]0;x\x07\nstanding: rejected")
+    says(*REVIEW, "--by", name, "--note", "\x1b]0;x\x07\nstanding: rejected")
     out = says(*REVIEW)
     assert all(c.isprintable() or c == "\n" for c in out)
     assert not any(line.startswith("standing: rejected") for line in out.splitlines())

@@ -103,8 +103,8 @@ def test_missing_parts_say_so_with_the_command():
     for command in (
         "autotune baseline --profile 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
         "autotune workers --profile", "autotune network --profile 'my profiles/m.toml' --slurm",
-        "torchrun --nproc-per-node 1 -m trainer", "autotune report build 'my profiles/m.toml' --data DIR",
-        "autotune report review 'my profiles/m.toml' --approve --by NAME",
+        "torchrun --nproc-per-node 1 -m trainer", "autotune report 'my profiles/m.toml' --data DIR",
+        "autotune profile approve 'my profiles/m.toml' --by NAME",
     ):  # fmt: skip
         assert command in text
 

@@ -176,7 +176,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     assert "Tuned, against hf-trainer: n/a (out of memory, even with one row)." in lines
     assert "paper: head: dense instead of masked" in lines
     assert "hf-trainer: nothing differs from the tuned settings" in lines
-    assert lines[-2:] == ["profile: p.toml", "next: autotune report build p.toml"]
+    assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
     assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
@@ -242,7 +242,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     [
         ({}, False, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
                      "seful nodes at this global batch (at least 90 % efficient, predicted):"),
-         "next: autotune scale --profile p.toml"),
+         "next: autotune network --profile p --predict.toml"),
         ({}, True, ("only the links were measured",),
          "next: autotune network --profile p.toml (with training steps, which decide)"),
         ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "most_rows": 4}, False,

@@ -266,8 +266,8 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
     one, many = tune.next_steps([path], nodes=1), tune.next_steps([path], nodes=4)
-    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune launch local --profile '{path}'")
-    assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
+    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train --profile '{path}'")
+    assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "train"]
     assert "the network between nodes was not measured" in many[2]
 
 
@@ -296,5 +296,5 @@ def test_between_nodes_the_network_is_measured_then_the_rest(stages, monkeypatch
     took_s = {"network": (20.0, RANKS_S), "baseline": (10.0, SERVER_S), "report": (0.0, 0.0)}
     both = [took_s[call[0]] for call in stages.calls]
     assert (result.seconds, result.seconds_in_children) == tuple(map(sum, zip(*both, strict=True)))
-    assert "autotune launch slurm" in result.next_steps[-1]
+    assert "autotune train" in result.next_steps[-1]
     assert "--nodes 2" in result.next_steps[-1]

@@ -85,7 +85,7 @@ def profile(probed, work) -> Path:
 
 
 def submitted(autotune, *arguments: str) -> dict:
-    return json.loads(autotune("launch", "slurm", "--profile", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
+    return json.loads(autotune("train", "--profile", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
 
 
 def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
@@ -119,7 +119,7 @@ def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile,
     assert f'slurm_job_id = "{told["job"]}"' in text
     assert "feasible_max = 8" in text
     assert "bert" in text
-    tunings = json.loads(autotune("launch", "status", "--json").stdout)["tunings"]
+    tunings = json.loads(autotune("status", "--json").stdout)["tunings"]
     assert [Path(one["directory"]).name for one in tunings] == ["tiny-cpu"]
     assert tunings[0]["trials"] >= 1
 
@@ -162,14 +162,24 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
 
 
 def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, work, autotune):
-    asked = ["scale", "--profile", "tuned/tiny-cpu.toml", "--nodes", "1,2,4", "--json", "--trial-timeout", "120"]
-    (predicted,) = json.loads(autotune(*asked).stdout)
+    asked = [
+        "network",
+        "--nodes",
+        "1,2,4",
+        "--predict",
+        "--profile",
+        "tuned/tiny-cpu.toml",
+        "--json",
+        "--trial-timeout",
+        "120",
+    ]
+    predicted = json.loads(autotune(*asked).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
-    asked[4] = "1,2"
+    asked[2] = "1,2"
     told = json.loads(autotune(*asked, "--ranks", "1", "--slurm", "--wait").stdout)
     assert told["exit_code"] == 0
     log = (work / told["log"]).read_text()
-    rows = json.loads(log[log.index("[\n  {") :])[0]["rows"]
+    rows = json.loads(log[log.index("{\n  ") :])["rows"]
     assert [(row["nodes"], row["measured"]) for row in rows] == [(1, False), (2, False), (1, True), (2, True)]
     kept = json.loads((work / "reports" / "tiny-cpu" / "scaling-predicted.json").read_text())
     assert [row["measured"] for row in kept["rows"]] == [False, False]
@@ -190,7 +200,7 @@ def preempted(lab, work, autotune, profile) -> dict:
     with socket.socket() as stranger:
         stranger.bind((own_address(None, read_addresses(), resolve_own_name()), derived_ports(number)[0]))
         stranger.listen()
-        told = submitted(autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--submit")
+        told = submitted(autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--slurm")
         assert told["jobs"] == [str(number)]
         started(lab, work, "two")
         lab.ask("scancel", "--signal=TERM", str(number))
@@ -216,13 +226,13 @@ def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_
         assert (run / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
     taken, following, *_ = derived_ports(int(preempted["JobId"]))
     assert f"port {taken} of lab1 is taken by somebody else; using {following}" in log
-    (told,) = json.loads(autotune("launch", "status", "runs/two", "--json").stdout)["runs"]
+    (told,) = json.loads(autotune("status", "runs/two", "--json").stdout)["runs"]
     assert (told["state"], told["step"], told["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
 
 
 def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_done(preempted, lab, work, autotune):
     (work / "chained.toml").write_text((work / "site.toml").read_text() + "requeue = false\n")
-    told = submitted(autotune, "--out", "runs/two", *SETTINGS, "--site", "chained.toml", "--chain", "2", "--submit")
+    told = submitted(autotune, "--out", "runs/two", *SETTINGS, "--slurm", "chained.toml", "--chain", "2")
     first, second = told["jobs"]
     assert lab.job(second)["Reason"] == "Dependency"
     lab.ask("scancel", first)
@@ -234,7 +244,7 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
 
 def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotune, profile):
     long = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
-    (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--submit")["jobs"]
+    (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--slurm")["jobs"]
     started(lab, work, "cancelled")
     lab.ask("scancel", number)
     lab.wait_for(number, "CANCELLED")
@@ -260,8 +270,9 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
 
 
 def script_of(autotune, *arguments: str) -> str:
-    command = ["launch", "slurm", "--profile", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
-    return autotune(*command, *arguments, "--dry-run").stdout
+    command = ["train", "--profile", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
+    slurm = [] if "--slurm" in arguments else ["--slurm"]
+    return autotune(*command, *arguments, *slurm, "--dry-run").stdout
 
 
 def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, autotune, profile):
@@ -291,12 +302,12 @@ def test_a_node_with_other_code_or_data_is_refused_by_name(lab, work, autotune, 
     (tmp_path / "elsewhere" / "profiles").symlink_to(work / "profiles")
     place = tmp_path if line.startswith("export") else tmp_path / "elsewhere"
     site = site_with(work, "unlike", f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(place)}; fi')
-    log = refused_by_preflight(lab, work, script_of(autotune, "--site", site))
+    log = refused_by_preflight(lab, work, script_of(autotune, "--slurm", site))
     assert [words for words in said if words not in log] == []
 
 
 def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, autotune, profile):
-    autotune("report", "review", "profiles/tiny-cpu.toml", "--approve", "--by", "reviewer")
+    autotune("profile", "approve", "profiles/tiny-cpu.toml", "--by", "reviewer")
     script = script_of(autotune, "--require-approved")
     approved = profile.read_text()
     try:
