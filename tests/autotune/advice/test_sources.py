@@ -13,7 +13,7 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import Ledger
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials import record
+from tests.autotune.trials.examples import record
 from tests.autotune.worlds import World, run_of, settings
 from tests.fakes import FakeHost
 from tests.trainer.checkpoint.checkpoints import end_of, header_of

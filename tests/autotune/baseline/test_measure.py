@@ -5,7 +5,7 @@ from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.baseline.values import SettingDifference
 from autotune.errors import OutOfTime, Undecided
 from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from tests.autotune.trials import STEP
+from tests.autotune.trials.examples import STEP
 from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_of
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine

@@ -8,7 +8,7 @@ from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import Ledger
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials import FEED, record
+from tests.autotune.trials.examples import FEED, record
 from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of
 from trainer.config.train_config import ModelSettings, TrainConfig

@@ -7,7 +7,7 @@ import pytest
 import typer
 from pydantic import TypeAdapter
 
-from autotune.base import json_text
+from autotune.base import document
 from autotune.cli import app, run
 from tests.autotune.compare.test_command import _write_run
 
@@ -85,8 +85,8 @@ def here(made_here):
 def answered(capsys, monkeypatch):
     """Run a command, hold what it prints against the type of what it answers, and return it."""
     given = []
-    plain = json_text.plain
-    monkeypatch.setattr(json_text, "plain", lambda answer: given.append(answer) or plain(answer))
+    plain = document.plain
+    monkeypatch.setattr(document, "plain", lambda answer: given.append(answer) or plain(answer))
 
     def run_and_check(line):
         assert run([*line.split(), "--json"]) == 0, capsys.readouterr().err

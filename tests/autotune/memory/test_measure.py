@@ -12,7 +12,7 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import made_on
 from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.trials import STEP
+from tests.autotune.trials.examples import STEP
 from tests.autotune.workers.feeds import runner_on
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine

@@ -16,7 +16,7 @@ from tests.autotune.profiles.examples import but
 from tests.conftest import write_dataset
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.model.encoder import flops as peaks
+from trainer.model import flops as peaks
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 

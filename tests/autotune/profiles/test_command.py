@@ -12,7 +12,7 @@ from autotune.trials.values import MadeOn
 from tests.autotune.report.test_command import _change
 from tests.autotune.profiles.examples import but
 from tests.autotune.report.example import example_profile as full_example
-from tests.autotune.trials import records_of_example
+from tests.autotune.trials.examples import records_of_example
 
 
 @pytest.fixture

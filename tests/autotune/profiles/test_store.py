@@ -19,7 +19,7 @@ from autotune.profiles.approval import read_reviewed, require_approved, review, 
 from autotune.trials.trial_log import records_in
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials import record, records_of_example
+from tests.autotune.trials.examples import record, records_of_example
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 

@@ -6,7 +6,7 @@ from autotune.profiles.decide.trial_log_check import check_ledger, compare
 from autotune.trials.trial_log import ledger_sha256, own_records
 from autotune.trials.values import TrialRecord
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
-from tests.autotune.trials import record, records_of_example
+from tests.autotune.trials.examples import record, records_of_example
 
 EXAMPLE = records_of_example()
 

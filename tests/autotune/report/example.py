@@ -8,11 +8,14 @@ from pathlib import Path
 
 from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, SettingChange, StepPart
 from autotune.base.interval import Interval
-from autotune.profiles import evidence
-from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance, Review, Standing
+from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.network.values import ComputeEvidence, ExchangeRow, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.profiles.values import Constraints, Evidence, Fingerprint, Profile, Provenance, Review, Standing
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.values import FinishedTrial, GpuUse, Measured, Outcome, OutOfMemory, Trial
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.health.events import EventRow
@@ -45,14 +48,14 @@ def example_profile(dataset_hash: str, note: str = "") -> Profile:
             tool_version="0.1.0", created_utc="2026-11-22T03:48:08Z", slurm_job_id="4711",
             commands=["probe", "explore", "workers", "network", "baseline"], ledger_sha256="b4" * 32,
         ),
-        evidence=evidence.Evidence(
+        evidence=Evidence(
             probe=_probe(note), explore=_explore(note), workers=_workers(note), network=_network(note),
             baseline=_baseline(note),
         ),
     )  # fmt: skip
 
 
-def _probe(note: str) -> evidence.ProbeEvidence:
+def _probe(note: str) -> ProbeEvidence:
     curve = [_point(rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 298)]
     terms = {
         "parameters": 0.45, "gradients": 0.45, "optimizer": 0.9, "activations: BertSelfAttention": 21.0,
@@ -60,7 +63,7 @@ def _probe(note: str) -> evidence.ProbeEvidence:
         "activations: Dropout": 9.6, "head and loss": 4.2, "temporaries": 3.4, "inputs and masks": 0.02,
         "outside the allocator": 1.1, f"rounding and fragmentation{note}": 1.3,
     }  # fmt: skip
-    return evidence.ProbeEvidence(
+    return ProbeEvidence(
         feasible_max=307, infeasible_min=308, feasible_peak_bytes=round(92.1 * GIB),
         predicted_peak_bytes=round(92.4 * GIB), traced_peak_bytes=round(90.4 * GIB), traced_rows=312,
         traced_terms_bytes={name: round(size * GIB) for name, size in terms.items()}, parameters=119_547_648,
@@ -100,19 +103,19 @@ def _explore(note: str) -> ExploreEvidence:
     )  # fmt: skip
 
 
-def _point(rows: int) -> evidence.CurvePoint:
+def _point(rows: int) -> CurvePoint:
     speed = 2 * PER_RANK_TOKENS * rows / (rows + 2.6) / FILL
-    return evidence.CurvePoint(
+    return CurvePoint(
         rows=rows, slot_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
         slot_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)), slot_tokens_per_s_high=speed * 1.012,
     )  # fmt: skip
 
 
-def _workers(note: str) -> evidence.WorkersEvidence:
+def _workers(note: str) -> WorkersEvidence:
     ceiling = 2 * PER_RANK_TOKENS / FILL
     ratios = {0: 0.41, 1: 0.62, 2: 0.93, 3: 0.995, 4: 0.997, 8: 0.991}
     rows = [
-        evidence.WorkersRow(
+        WorkersRow(
             loader_workers=count, slot_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
             ratio_to_ceiling=ratio, ratio_low=ratio - 0.012, ratio_high=ratio + 0.01,
             verdict="proven" if ratio > 0.99 else "refuted", data_wait_share=max(0.002, 1 - ratio - 0.003),
@@ -125,7 +128,7 @@ def _workers(note: str) -> evidence.WorkersEvidence:
         )
         for count, ratio in ratios.items()
     ]  # fmt: skip
-    return evidence.WorkersEvidence(
+    return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
         refusal=f"2 lose 5.8% to 8.2%{note}", fed=True, ceiling_slot_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
         local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
@@ -135,18 +138,18 @@ def _workers(note: str) -> evidence.WorkersEvidence:
     )  # fmt: skip
 
 
-def _network(note: str) -> evidence.NetworkEvidence:
+def _network(note: str) -> NetworkEvidence:
     links = [
-        evidence.LinkEvidence(
+        LinkEvidence(
             scope="within nodes", members=2, latency_s=9e-6, latency_s_low=8e-6, latency_s_high=1.1e-5,
             bytes_per_s=245e9, bytes_per_s_low=238e9, bytes_per_s_high=251e9, worst_error_share=0.04,
         ),
-        evidence.LinkEvidence(
+        LinkEvidence(
             scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, worst_error_share=0.06,
         ),
     ]  # fmt: skip
     exchanges = [
-        evidence.ExchangeRow(
+        ExchangeRow(
             strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, micro_batches=4, rows=64, predicted_step_s=s[0],
             step_s=s[1], steps=12, real_tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
             peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
@@ -158,12 +161,12 @@ def _network(note: str) -> evidence.NetworkEvidence:
     ]  # fmt: skip
     scaling = [_scaling(2**power, measured=False, note=note) for power in range(8)]
     scaling += [_scaling(nodes, measured=True, note=note) for nodes in (1, 2)]
-    return evidence.NetworkEvidence(
+    return NetworkEvidence(
         nodes=2, ranks_per_node=RANKS, backend="nccl", interface=f"eth0{note}", interface_bytes_per_s=3_125_000_000,
         transport=f"NET/Socket{note}", links=links, all_reduce_factor=1.07,
         warnings=[f"rank 3 multiplies 4% slower than the others{note}"], products_flops_per_s=[6.4e14] * 3 + [6.1e14],
         default_rows=64,
-        compute=evidence.ComputeEvidence(
+        compute=ComputeEvidence(
             rows=64, micro_batch_s=0.19, fixed_s=0.004, update_s=0.006, forward_share=0.34, jitter_share=0.007,
             slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
         ),
@@ -173,9 +176,9 @@ def _network(note: str) -> evidence.NetworkEvidence:
     )  # fmt: skip
 
 
-def _scaling(nodes: int, *, measured: bool, note: str) -> evidence.ScalingRow:
+def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
     efficiency = 1 / (1 + 0.0065 * (nodes - 1)) * (0.985 if measured and nodes > 1 else 1.0)
-    return evidence.ScalingRow(
+    return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=max(1, 16 // nodes),
         rows=64, step_s=3.06 / nodes / efficiency, real_tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
@@ -184,7 +187,7 @@ def _scaling(nodes: int, *, measured: bool, note: str) -> evidence.ScalingRow:
     )  # fmt: skip
 
 
-def _baseline(note: str) -> evidence.BaselineEvidence:
+def _baseline(note: str) -> BaselineEvidence:
     speeds = {"paper": 0.064, "hf-trainer": 0.34, "tuned": 1.0}
     different = {
         "paper": [("precision", f"fp32{note}", "bf16"), ("layout", "padded", "packed")],
@@ -192,16 +195,16 @@ def _baseline(note: str) -> evidence.BaselineEvidence:
         "tuned": [],
     }
     rows = [
-        evidence.RecipeRow(
+        RecipeRow(
             name=name,
-            differences=[evidence.SettingDifference(key=key, theirs=a, tuned=b) for key, a, b in different[name]],
+            differences=[SettingDifference(key=key, theirs=a, tuned=b) for key, a, b in different[name]],
             real_tokens_per_s=[2 * PER_RANK_TOKENS * 0.995 * share * scale for scale in (0.994, 1.0, 1.003, 0.998)],
             speedup=1 / share, speedup_low=0.988 / share, speedup_high=1.015 / share, data_wait_share=0.003,
             outcome=f"ran{note}",
         )
         for name, share in speeds.items()
     ]  # fmt: skip
-    return evidence.BaselineEvidence(rows=rows, local_ranks=RANKS, window_s=5.0, windows=4, seconds=96.0)
+    return BaselineEvidence(rows=rows, local_ranks=RANKS, window_s=5.0, windows=4, seconds=96.0)
 
 
 def example_manifest(note: str = "") -> Manifest:
@@ -363,7 +366,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         advice=example_advice(note),
         standing=Standing(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
-    bare = profile.model_copy(update={"evidence": evidence.Evidence(probe=profile.evidence.probe)})
+    bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(
         path=Path("profiles/bert-120m-again.toml"), profile=bare, intact=False, content_sha256="cd" * 32, trials=(),
         damaged_lines=0,

@@ -16,7 +16,7 @@ from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report
 from tests.autotune.profiles.examples import but
 from tests.autotune.report.example import example_inputs, example_profile
 from tests.autotune.report.examples import of_kind, reported, reported_run
-from tests.autotune.trials import record
+from tests.autotune.trials.examples import record
 from tests.trainer.rows import row_of
 from trainer.health.events import happened
 

@@ -11,7 +11,7 @@ from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration
 from autotune.search.values import KNOBS, Configuration
 from autotune.trials.values import Measured, Outcome, Trial
-from tests.autotune.trials import FEED
+from tests.autotune.trials.examples import FEED
 from tests.autotune.workers.feeds import runner_on, windows_of
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config.train_config import Checkpointing, Layout

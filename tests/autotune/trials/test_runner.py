@@ -5,7 +5,7 @@ from autotune.trials.runner import LEAVING_S
 from autotune.trials.trial_log import Ledger, made_on, records_in
 from autotune.trials.values import Measured, Trial
 from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.trials import STEP
+from tests.autotune.trials.examples import STEP
 from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock, FakeMachine
 

@@ -15,7 +15,7 @@ from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
-from tests.autotune.trials import record
+from tests.autotune.trials.examples import record
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 

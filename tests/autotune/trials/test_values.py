@@ -3,9 +3,8 @@ from typing import get_args
 
 import pytest
 
-from autotune.trials import outcome
-from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord, describe, outcome_from_json
-from tests.autotune.trials import FEED, STEP, record
+from autotune.trials.values import FeedFigures, Measured, Outcome, StepFigures, TrialRecord, describe, outcome_from_json
+from tests.autotune.trials.examples import FEED, STEP, record
 
 
 def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_are_those_of_one():
@@ -24,7 +23,7 @@ def test_a_feed_window_of_another_version_is_no_record():
 
 
 def test_every_outcome_survives_the_ledger_and_reads_apart():
-    failures = [kind(detail="d") for kind in get_args(outcome.Outcome) if kind is not Measured]
+    failures = [kind(detail="d") for kind in get_args(Outcome) if kind is not Measured]
     every = [Measured(figures={"a": 1}), *failures]
     assert [outcome_from_json(asdict(one)) for one in every] == every
     assert len({describe(one) for one in every}) == len(every) == 6

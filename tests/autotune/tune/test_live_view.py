@@ -7,7 +7,7 @@ from autotune.trials.values import FinishedTrial, Measured, Trial
 from autotune.tune import live_view as live
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage
-from tests.autotune.trials import FEED
+from tests.autotune.trials.examples import FEED
 from tests.fakes import FakeClock
 
 

@@ -9,7 +9,7 @@ from autotune.tune.sections import best_words, stage_words, stages_text, tuning_
 from autotune.tune.values import Stage, TuningResult
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_example
-from tests.autotune.trials import FEED, STEP
+from tests.autotune.trials.examples import FEED, STEP
 
 
 def stages():

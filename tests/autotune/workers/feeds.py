@@ -13,7 +13,7 @@ from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest
-from tests.autotune.trials import FEED
+from tests.autotune.trials.examples import FEED
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 

@@ -14,7 +14,7 @@ from autotune.trials.values import Contaminated, Crashed, FeedFigures, GpuUseFig
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import Asked, evidence, gpu_source
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.trials import FEED
+from tests.autotune.trials.examples import FEED
 from tests.autotune.workers.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on
 from tests.fakes import FakeMachine
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint.format import format as checkpoint
+from trainer.checkpoint import format as checkpoint
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.sampler import Position

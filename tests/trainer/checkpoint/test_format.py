@@ -12,6 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.checkpoints import CONTENT, entries, refusing, state_of, write_checkpoint
+from trainer.checkpoint import format as checkpoint
 from trainer.checkpoint.format import (
     BadCheckpoint,
     CheckpointManifest,
@@ -26,7 +27,6 @@ from trainer.checkpoint.format import (
     read_checkpoint,
     step_of,
 )
-from trainer.checkpoint.format import format as checkpoint
 from trainer.config.tables import canonical_sha256
 from trainer.errors import BadConfig, DiskTrouble
 

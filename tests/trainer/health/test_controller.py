@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
+from trainer.health import controller as module
 from trainer.health.controller import Overseer, agreed, tell
 from trainer.health.events import Action
-from trainer.health.monitor import controller as module
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 

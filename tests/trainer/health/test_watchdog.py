@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.health.monitor import watchdog as watch
+from trainer.health import watchdog as watch
 from trainer.health.watchdog import REQUEUE, TimeBudget, ignore_signals, parse_slurm_time_s, slurm_left_s
 
 PROGRAM = """

@@ -20,9 +20,10 @@ from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
+from trainer.model import attention
+from trainer.model import sparse_last_layer as narrow
 from trainer.model.attention import attend_within_documents, choose_attention, document_places
-from trainer.model.encoder import attention, build_config, build_model
-from trainer.model.encoder import sparse_last_layer as narrow
+from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from trainer.record import progress as module
 from trainer.record.progress import progress
-from trainer.record.run_record import progress as module
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
 from trainer.preflight import describe_run, driver_of, open_board, open_dataset
+from trainer.record import writer as run_writer
 from trainer.record.run_record import (
     EARLIER_DIRECTORY,
     TENSORBOARD_DIRECTORY,
@@ -28,7 +29,6 @@ from trainer.record.run_record import (
     read_origin,
     read_run,
 )
-from trainer.record.run_record import writer as run_writer
 from trainer.record.writer import RunWriter
 
 
