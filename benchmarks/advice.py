@@ -56,7 +56,7 @@ LIMITED: tuple[tuple[str, Cause, Callable[[Place], Run]], ...] = (
     ("one sample to a row", "padding", lambda place: train(place, "padded", layout="padded", model=deep(4))),
     (
         "two hosts, 200 Mbit/s", "network",
-        lambda place: train_over_network(place, "network", global_batch_rows=4, micro_batch_rows=2),
+        lambda place: train_over_network(place, "network", global_batch_size=4, micro_batch_size=2),
     ),
 )  # fmt: skip
 
@@ -185,7 +185,7 @@ def _followed(
     for number in range(ROUNDS):
         for name, settings in (("before", before), ("after", after)):
             run = train(place, f"{rule}-{name}-{number}", limit=limit, **settings)
-            rates[name].append(statistics.median(row.real_tokens_per_s for row in run.steps[2:]))
+            rates[name].append(statistics.median(row.tokens_per_s for row in run.steps[2:]))
     ratio = statistics.median(new / old for new, old in zip(rates["after"], rates["before"], strict=True))
     gain = advice.gain
     assert gain is not None

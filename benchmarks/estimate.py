@@ -122,8 +122,8 @@ def speed(_: int) -> Figures:
         started_s = time.perf_counter()
         law_of(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_ROW)
         traced_s = time.perf_counter()
-        for micro_batch_rows in sizes:
-            fake_peak_bytes(model, VOCAB_SIZE, micro_batch_rows, ROW_TOKENS)
+        for micro_batch_size in sizes:
+            fake_peak_bytes(model, VOCAB_SIZE, micro_batch_size, ROW_TOKENS)
         ended_s = time.perf_counter()
         if repeat >= 0:
             times_s["law_s"].append(traced_s - started_s)
@@ -133,7 +133,7 @@ def speed(_: int) -> Figures:
 
 
 def law_of(
-    config: TrainConfig, vocab_size: int, documents_per_row: float, micro_batches: int = 1, rows: int | None = None
+    config: TrainConfig, vocab_size: int, documents_per_sequence: float, micro_batches: int = 1, rows: int | None = None
 ) -> Law:
     """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
     from autotune.memory.jobs import trace
@@ -145,12 +145,14 @@ def law_of(
         config=config,
         vocab_size=vocab_size,
         special_ids=SPECIAL_IDS,
-        documents_per_row=documents_per_row,
+        documents_per_sequence=documents_per_sequence,
         micro_batches=micro_batches,
         ranks=1,
     )
     cpu = Surroundings(kind="cpu")
-    return estimate_model(request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_rows=rows or FIRST_ROWS[-1]).law
+    return estimate_model(
+        request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_ROWS[-1]
+    ).law
 
 
 def cold(_: int) -> Figures:
@@ -169,7 +171,7 @@ def accuracy(_: int) -> Figures:
 
     found = {}
     for case in CASES:
-        law = law_of(case.config, case.vocab_size, case.documents_per_row, case.micro_batches, case.rows)
+        law = law_of(case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows)
         predicted = peak_bytes(law, case.rows, Surroundings(kind="cpu"))
         found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
         sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")

@@ -126,8 +126,8 @@ def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the la
     config = TrainConfig(
         model=_NO_MODEL,
         seq_length_tokens=ROW_TOKENS,
-        micro_batch_rows=ROWS,
-        global_batch_rows=ROWS,
+        micro_batch_size=ROWS,
+        global_batch_size=ROWS,
         layout=layout,
     )
     dataset = TokenDataset.open(corpus)
@@ -135,7 +135,7 @@ def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the la
     for batch in make_loader(
         MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0)
     ):
-        yield len(batch.starts_N), batch.real_tokens
+        yield len(batch.starts_N), batch.non_padding_tokens
 
 
 def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:  # noqa: ANN401 - a datasets.Dataset

@@ -58,7 +58,7 @@ class Case:
 
     def config_of(self, rows: int) -> dict[str, Any]:
         """The configuration with micro-batches of so many rows, one to an optimizer step."""
-        return dict(self.config) | {"micro_batch_rows": rows, "global_batch_rows": rows}
+        return dict(self.config) | {"micro_batch_size": rows, "global_batch_size": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class _Bench:
 
     def batch(self, rows: int) -> Any:  # noqa: ANN401 - a MicroBatch
         """Full random rows."""
-        config = self.config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": rows})
+        config = self.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": rows})
         return _fullest_batch(config, self._case.vocab_size, self._special_ids)
 
     def learning_rate(self, step: int) -> float:
@@ -321,11 +321,13 @@ def cases() -> list[Case]:
     tiny_roberta = {"model_type": "roberta"} | _shape(layers=3, hidden=128, heads=2, intermediate=512)
     return [
         _case("bert-small, 64", PRESETS["bert-small"], 64, 448),
-        _case("bert-mini, 512, recomputed", PRESETS["bert-mini"] | _NO_DROPOUT, 512, 320, checkpointing="full"),
+        _case(
+            "bert-mini, 512, recomputed", PRESETS["bert-mini"] | _NO_DROPOUT, 512, 320, activation_checkpointing="full"
+        ),
         _case("bert-mini, 128", PRESETS["bert-mini"], 128, 480),
         _case("modernbert tiny, 256", tiny_modern, 256, 1024),
         _case("roberta tiny, 64, no dropout", tiny_roberta | _NO_DROPOUT, 64, 448),
-        _case("roberta tiny, 64, bf16", tiny_roberta, 64, 768, precision="bf16", checkpointing="selective"),
+        _case("roberta tiny, 64, bf16", tiny_roberta, 64, 768, precision="bf16", activation_checkpointing="selective"),
     ]
 
 

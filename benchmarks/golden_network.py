@@ -6,7 +6,7 @@ peak of an H100), no latency, no update. Efficiency is against one node with the
 
 from dataclasses import dataclass, replace
 
-from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, exchanges
+from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, gradient_syncs
 from autotune.network.decide.step_model import hidden_bound_s, step_time
 from autotune.network.values import Exchange, GradientPart, Link, Network, RankCompute
 from benchmarks.bars import Bar
@@ -42,9 +42,9 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
     gradients = [GradientPart(elements=each, ready_share=(number + 1) / parts) for number in range(parts)]
     embedding = GradientPart(elements=encoder.embedding_elements, ready_share=1.0)
     return RankCompute(
-        row_s=6 * encoder.elements * ROW_TOKENS / flops_per_s,
+        sequence_s=6 * encoder.elements * ROW_TOKENS / flops_per_s,
         micro_batch_s=0.0,
-        update_s=0.0,
+        optimizer_step_s=0.0,
         gradients=(*gradients, embedding),
     )
 
@@ -69,11 +69,11 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
     """
     load = Load(
         compute=compute(BERT_120M, BF16_FLOPS_PER_S),
-        global_batch_rows=sequences,
-        real_tokens_per_row=ROW_TOKENS,
-        most_rows=184,
+        global_batch_size=sequences,
+        tokens_per_sequence=ROW_TOKENS,
+        max_micro_batch_size=184,
     )
-    found = ScalingModel(load=load, network=network(nodes), exchanges=exchanges(sixteen_bit=True)).at(nodes)
+    found = ScalingModel(load=load, network=network(nodes), gradient_syncs=gradient_syncs(sixteen_bit=True)).at(nodes)
     if found is None or found.efficiency is None:
         raise ValueError(f"{sequences} sequences leave ranks without a row")
     return found

@@ -128,7 +128,7 @@ FULL = Sizes()
 TINY = Sizes(
     models=("bert-mini",),
     memory={},
-    probe="--max-rows 4 --trial-timeout 40 --global-batch-tokens 1024",
+    probe="--max-micro-batch-size 4 --trial-timeout 40 --global-batch-tokens 1024",
     window="--window 0.3",
     tune="--minutes 10 --skip workers --skip network --skip baseline",
     seq_length=64,
@@ -170,7 +170,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         yield from memory(model, f"--model {model} --attention-dropout 0", sizes.probe)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
         if sizes.compiled:
-            compiled = f"{local} --set train.compile_layers=true --out {run}-compiled"
+            compiled = f"{local} --set train.compile=true --out {run}-compiled"
             yield command(f"train-{model}-compiled", compiled, 90, 400, profile)
         yield command(f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile)
         if model == sizes.models[0]:
@@ -468,12 +468,12 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
         for name, profile in profiles.items()
         if (found := profile.evidence.workers) is not None and not found.undecided_between
         for row in found.rows
-        if row.loader_workers == found.chosen
+        if row.num_workers == found.chosen
     ]
     network = [
         {"model": name, "strategy": row.strategy, "predicted_step_s": row.predicted_step_s, "step_s": row.step_s}
         for name, profile in profiles.items()
-        for row in (profile.evidence.network.exchanges if profile.evidence.network else ())
+        for row in (profile.evidence.network.gradient_syncs if profile.evidence.network else ())
         if row.step_s is not None
     ]
     tuned = [read_profile(path).profile.evidence.workers for path in out.glob(f"tune/{PROFILES}/*.toml")]
@@ -499,7 +499,7 @@ def _memory(name: str, estimated: Mapping[str, Any], probe: ProbeEvidence) -> di
         "estimated_least": found.get("rows_low"),
         "estimated": found.get("rows"),
         "estimated_most": found.get("rows_high"),
-        "traced": probe.traced_rows,
+        "traced": probe.traced_micro_batch_size,
         "largest": probe.feasible_max,
         "traced_peak_bytes": probe.traced_peak_bytes,
         "corrected_peak_bytes": probe.predicted_peak_bytes,
@@ -521,11 +521,11 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
     return {
         "training": name,
         "steps": rows[-1].step if rows else 0,
-        "tokens_per_s_per_gpu": median("real_tokens_per_s_per_rank"),
+        "tokens_per_s_per_gpu": median("tokens_per_s_per_rank"),
         "mfu_share": median("mfu"),
         "mfu_6n_share": median("mfu_6n"),
-        "probed_positions_per_s": promised.slot_tokens_per_s if promised else None,
-        "positions_per_s": median("slot_tokens_per_s"),
+        "probed_positions_per_s": promised.padded_tokens_per_s if promised else None,
+        "positions_per_s": median("padded_tokens_per_s"),
         "peak_bytes": rows[-1].peak_memory_bytes if rows else None,
     }
 

@@ -73,7 +73,7 @@ class Grid:
     """What was measured of one model."""
 
     model: str
-    unexplored: Configuration
+    starting: Configuration
     """What the probe alone comes to."""
     window_s: float
     ratios: dict[Configuration, list[float]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Grid:
         ]
         return {
             "model": self.model,
-            "unexplored": self.unexplored.model_dump(),
+            "starting": self.starting.model_dump(),
             "window_s": self.window_s,
             "reference_rates": self.reference_rates,
             "cells": cells,
@@ -122,7 +122,7 @@ class Grid:
         cells = [(Configuration(**one["settings"]), one) for one in told["cells"]]
         return cls(
             model=told["model"],
-            unexplored=Configuration(**told["unexplored"]),
+            starting=Configuration(**told["starting"]),
             window_s=told["window_s"],
             reference_rates=told["reference_rates"],
             ratios={cell: one["ratios"] for cell, one in cells},
@@ -166,14 +166,14 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         stored = read_profile(probed.path)
         windows = SweepRequest(data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S)
         request = explore_request(bench, stored, asked, windows)
-        cells = [cell for cell in request.cells if not cell.compile_layers and request.fits(cell)]
+        cells = [cell for cell in request.cells if not cell.compile and request.fits(cell)]
         request = replace(request, cells=tuple(cells))
         return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
 
 
 def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, most_rounds: int) -> Grid:
-    training, unexplored = request.training, request.cells[0]
-    grid = Grid(model=training.config.model.name, unexplored=unexplored, window_s=training.request.window_s)
+    training, starting = request.training, request.cells[0]
+    grid = Grid(model=training.config.model.name, starting=starting, window_s=training.request.window_s)
     taken: dict[Configuration, list[float]] = {}
     here = bench.fingerprint(training.config.model)
     with progress(f"grid of {grid.model}") as update:
@@ -181,16 +181,16 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, 
         numbers = itertools.count()
         for turn in range(most_rounds):
             left = request.cells if turn < rounds else grid.may_be_best()
-            others = [cell for cell in left if cell != unexplored]
+            others = [cell for cell in left if cell != starting]
             for group in groups(others, turn):
                 number = next(numbers)
                 update(turn, most_rounds, f"{len(others)} cells, group {number}")
-                rates = _read_group(request, runner, number, [unexplored, *group], taken)
-                grid.reference_rates.append(round(rates[unexplored], 1))
+                rates = _read_group(request, runner, number, [starting, *group], taken)
+                grid.reference_rates.append(round(rates[starting], 1))
                 for cell in group:
                     if cell in rates:
-                        grid.ratios.setdefault(cell, []).append(round(rates[cell] / rates[unexplored], 4))
-    grid.ratios[unexplored] = [1.0]
+                        grid.ratios.setdefault(cell, []).append(round(rates[cell] / rates[starting], 4))
+    grid.ratios[starting] = [1.0]
     grid.seconds = {cell: statistics.median(taken[cell]) for cell in grid.ratios}
     return grid
 

@@ -141,13 +141,13 @@ def _tuning(
     config = TrainConfig(
         model=ModelSettings(name="bert-4x256", config=MODEL),
         seq_length_tokens=row_tokens,
-        micro_batch_rows=rows,
-        global_batch_rows=rows * count,
+        micro_batch_size=rows,
+        global_batch_size=rows * count,
         layout="packed",
     )
     request = NetworkRequest(
-        config=config, data_dir=str(data), nodes=count, ranks_per_node=1, most_rows=rows,
-        real_tokens_per_row=float(config.seq_length_tokens), budget_s=600.0, trial_timeout_s=300.0,
+        config=config, data_dir=str(data), nodes=count, ranks_per_node=1, max_micro_batch_size=rows,
+        tokens_per_sequence=float(config.seq_length_tokens), budget_s=600.0, trial_timeout_s=300.0,
     )  # fmt: skip
     ledger = Ledger(Path(tempfile.mkdtemp(dir=place)), "network")
     return NetworkTuning(

@@ -71,7 +71,7 @@ class Turn:
     """One optimizer step of a contender."""
 
     seconds: float
-    real_tokens: int
+    non_padding_tokens: int
 
 
 class Contender(ABC):
@@ -106,11 +106,11 @@ class Contender(ABC):
         self.turns += 1
         return found
 
-    def stepped(self, real_tokens: int) -> None:
+    def stepped(self, non_padding_tokens: int) -> None:
         """End this turn, and wait for the next."""
         if self.match.ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        self._done.put(Turn(seconds=time.perf_counter() - self._began_s, real_tokens=real_tokens))
+        self._done.put(Turn(seconds=time.perf_counter() - self._began_s, non_padding_tokens=non_padding_tokens))
         self._wait()
 
     def finish(self, *, abandon: bool = True) -> None:
@@ -166,7 +166,7 @@ class Ours(Contender):
         """End a turn with every logged step, which stands for all since the last."""
         if isinstance(row, StepRow):
             self.rows.append(row)
-            self.stepped(row.real_tokens * self.match.config.log_interval_steps)
+            self.stepped(row.non_padding_tokens * self.match.config.log_interval_steps)
 
 
 class Paper(Contender):
@@ -182,15 +182,15 @@ class Paper(Contender):
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=False
         )
-        micro_batches = self.match.samples_per_step // config.micro_batch_rows
+        micro_batches = self.match.samples_per_step // config.micro_batch_size
         batches = collated(self.match, padded_to=config.seq_length_tokens)
         logged: list[float] = []
         step = 0
         while True:
-            real_tokens = 0
+            non_padding_tokens = 0
             for _ in range(micro_batches):
                 batch = next(batches)
-                real_tokens += int(batch["attention_mask"].sum())
+                non_padding_tokens += int(batch["attention_mask"].sum())
                 labels_BS = batch["labels"].to(device)
                 logits_BSV = model(batch["input_ids"].to(device), batch["attention_mask"].to(device).bool())
                 loss = functional.cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten()) / micro_batches
@@ -199,7 +199,7 @@ class Paper(Contender):
             _update(model, optimizer, config, step)
             logged.append(loss.item())
             step += 1
-            self.stepped(real_tokens)
+            self.stepped(non_padding_tokens)
 
 
 class HuggingFace(Contender):
@@ -217,11 +217,11 @@ class HuggingFace(Contender):
         device = self.match.ranks.device
         torch.manual_seed(config.seed)
         self.model = BertForMaskedLM(self.match.bert_config())
-        real_tokens: list[torch.Tensor] = []
+        non_padding_tokens: list[torch.Tensor] = []
 
         class Counting(Trainer):
             def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - theirs
-                real_tokens.append(inputs["attention_mask"].sum())
+                non_padding_tokens.append(inputs["attention_mask"].sum())
                 return super().training_step(model, inputs, *args, **kwargs)
 
         class Baton(TrainerCallback):
@@ -230,14 +230,14 @@ class HuggingFace(Contender):
                     group["lr"] = learning_rate(config, state.global_step)
 
             def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature
-                real = sum(int(tokens) for tokens in real_tokens)
-                real_tokens.clear()
+                real = sum(int(tokens) for tokens in non_padding_tokens)
+                non_padding_tokens.clear()
                 contender.stepped(real)
 
         arguments = TrainingArguments(
             output_dir=str(self.match.place / "hf"),
-            per_device_train_batch_size=config.micro_batch_rows,
-            gradient_accumulation_steps=self.match.samples_per_step // config.micro_batch_rows,
+            per_device_train_batch_size=config.micro_batch_size,
+            gradient_accumulation_steps=self.match.samples_per_step // config.micro_batch_size,
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
             warmup_steps=config.warmup_steps,
@@ -252,7 +252,7 @@ class HuggingFace(Contender):
             save_strategy="no",
             logging_steps=500,
             disable_tqdm=True,
-            dataloader_num_workers=config.data.loader_workers,
+            dataloader_num_workers=config.data.num_workers,
             remove_unused_columns=False,
         )
         rows: Any = Samples(self.match)
@@ -296,11 +296,11 @@ def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
     collator = _collator(match.data_dir, padded_to)
     loader: Any = torch.utils.data.DataLoader(
         Samples(match),
-        batch_size=match.config.micro_batch_rows,
+        batch_size=match.config.micro_batch_size,
         shuffle=True,
         drop_last=True,
         collate_fn=collator,
-        num_workers=match.config.data.loader_workers,
+        num_workers=match.config.data.num_workers,
         pin_memory=match.ranks.device.type == "cuda",
     )
     while True:

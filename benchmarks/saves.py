@@ -30,8 +30,8 @@ schema_version = 1
 [train]
 seq_length_tokens = 512
 layout = "packed"
-micro_batch_rows = 8
-global_batch_rows = 64
+micro_batch_size = 8
+global_batch_size = 64
 warmup_steps = 1
 [train.model]
 name = "tiny"
@@ -62,8 +62,8 @@ class SavingTrainer:
         config = TrainConfig(
             model=settings,
             seq_length_tokens=row_tokens,
-            micro_batch_rows=rows,
-            global_batch_rows=rows,
+            micro_batch_size=rows,
+            global_batch_size=rows,
             layout="packed",
             attention_dropout=0.0,
             device=device,

@@ -99,8 +99,8 @@ def read(directory: Path, batches: int) -> dict[str, Any]:
     config = TrainConfig(
         model=ModelSettings(name="none", config={"model_type": "bert"}),
         seq_length_tokens=ROW_TOKENS,
-        micro_batch_rows=ROWS,
-        global_batch_rows=ROWS,
+        micro_batch_size=ROWS,
+        global_batch_size=ROWS,
         layout="packed",
     )
     before_bytes = _rss_bytes()
@@ -111,13 +111,13 @@ def read(directory: Path, batches: int) -> dict[str, Any]:
     loader = make_loader(MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0))
     next(loader)
     first_s = time.perf_counter()
-    real_tokens = sum(batch.real_tokens for batch in islice(loader, batches - 1))
+    non_padding_tokens = sum(batch.non_padding_tokens for batch in islice(loader, batches - 1))
     ended_s = time.perf_counter()
     return {
         "open_s": opened_s - started_s,
         "first_batch_s": first_s - opened_s,
         "rss_growth_bytes": _rss_bytes() - before_bytes,
-        "rest_real_tokens_per_s": real_tokens / (ended_s - first_s) if batches > 1 else None,
+        "rest_real_tokens_per_s": non_padding_tokens / (ended_s - first_s) if batches > 1 else None,
     }
 
 

@@ -123,7 +123,7 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
         for name, contender in contenders.items():
             done = contender.step()
             if turn:  # the first warms caches
-                rates[name].append(done.real_tokens / done.seconds)
+                rates[name].append(done.non_padding_tokens / done.seconds)
         sys.stderr.write(f"{setting.name}: turn {turn} of {setting.turns}\n")
     for name in ("paper", "paper recipe", "hf-trainer recipe"):
         contenders[name].finish()
@@ -167,10 +167,10 @@ def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN40
     }
     config = TrainConfig(
         model=ModelSettings(name="bench", config=shape),
-        evaluation=EvaluationSettings(max_rows=VALIDATION_SAMPLES),
+        evaluation=EvaluationSettings(max_sequences=VALIDATION_SAMPLES),
         layout="packed",
         seq_length_tokens=ROW_TOKENS,
-        micro_batch_rows=MICRO_BATCH_ROWS,
+        micro_batch_size=MICRO_BATCH_ROWS,
         global_batch_samples=SAMPLES_PER_STEP,
         max_steps=steps,
         warmup_steps=WARM_UP_STEPS,
@@ -225,7 +225,7 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]: 
 
 def _json(found: Found) -> dict[str, Any]:
     return {
-        "real_tokens_per_s": {name: list(rates) for name, rates in found.tokens_per_s.items()},
+        "tokens_per_s": {name: list(rates) for name, rates in found.tokens_per_s.items()},
         "flop_ratio_ceiling": found.ceiling,
         "step_overhead_share": found.overhead,
         "validation_loss": dict(found.losses),

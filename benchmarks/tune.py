@@ -123,14 +123,14 @@ def replay(grid: Grid, seed: int) -> Replay:
         search = Exploration(request=_request(grid), runner=runner)
         search.run()
         found = prove(search)
-    chosen = found.candidate if found.adopted else grid.unexplored
+    chosen = found.candidate if found.adopted else grid.starting
     means = grid.mean_log_ratios()
     best = max(means.values())
     return Replay(
         seed=seed,
         chosen=chosen.name,
         of_best_share=math.exp(means[chosen] - best),
-        to_unexplored=math.exp(means[chosen] - means[grid.unexplored]),
+        to_unexplored=math.exp(means[chosen] - means[grid.starting]),
         trials_share=(len(search.known.tried) - 1) / len(means),
     )
 
@@ -145,7 +145,7 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
         cell = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         # A recorded ratio deviates by what both of its windows do, so all of it is the cell's.
-        deviation = 0.0 if cell == grid.unexplored else rng.choice(deviations) * (2 if short else 1)
+        deviation = 0.0 if cell == grid.starting else rng.choice(deviations) * (2 if short else 1)
         clock.sleep(grid.seconds[cell])
         here_and_now = random.Random(f"{seed} {trial.measured['round']}").choice(grid.reference_rates)
         rate = here_and_now * math.exp(means[cell] + deviation)
@@ -155,29 +155,29 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
     return FakeMachine(simulate)
 
 
-def _figures(real_tokens_per_s: float) -> dict[str, Any]:
+def _figures(tokens_per_s: float) -> dict[str, Any]:
     return {
-        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
-        "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
-        "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
+        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "tokens_per_s": tokens_per_s,
+        "padded_tokens_per_s": tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
+        "local_ranks": 1, "gradient_accumulation_steps": 1, "memory_bytes": None, "worker_bytes": None,
         "storage_bytes_per_s": None,
     }  # fmt: skip
 
 
 def _request(grid: Grid) -> ExploreRequest:
     """The grid's space; rates are read as they were recorded, what rows hold included."""
-    limits = LoaderLimits(host=SystemHost().facts([Path()]), local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+    limits = LoaderLimits(host=SystemHost().facts([Path()]), local_ranks=1, batch_bytes=2**20, prefetch_factor=2)
     model = ModelSettings(name=grid.model, config={"model_type": "bert"})
     request = SweepRequest(
         data=Path("grid"), reports=Path("grid"), minutes=MINUTES, window_s=grid.window_s, trial_timeout_s=600.0
     )
     training = TrainingWindows(request=request, config=TrainConfig(model=model), limits=limits)
     # Global batches of which every micro-batch is useful in full: the recorded rates have it in them already.
-    whole = math.lcm(*(cell.micro_batch_rows for cell in grid.ratios))
+    whole = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
     rows = {cell.layout: whole for cell in grid.ratios}
     return ExploreRequest(
         training=training,
-        cells=(grid.unexplored, *(cell for cell in grid.ratios if cell != grid.unexplored)),
+        cells=(grid.starting, *(cell for cell in grid.ratios if cell != grid.starting)),
         global_rows=rows,
         real_shares=dict.fromkeys(rows),
         most_trials=60,
@@ -206,7 +206,7 @@ def summary(grids: Sequence[Grid]) -> dict[str, Any]:
     found = {}
     for grid in grids:
         means = grid.mean_log_ratios()
-        share = math.exp(means[grid.unexplored] - max(means.values()))
+        share = math.exp(means[grid.starting] - max(means.values()))
         found[grid.model] = {
             "cells": len(means),
             "window_ratio_sigma": statistics.pstdev(grid.deviations()),

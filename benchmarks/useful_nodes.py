@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import BUCKET_CAPS_BYTES, Load, ScalingModel, exchanges, useful_nodes
+from autotune.network.decide.scaling_model import BUCKET_CAPS_BYTES, Load, ScalingModel, gradient_syncs, useful_nodes
 from autotune.network.decide.step_model import step_time
 from autotune.network.values import MIB, Exchange, GradientPart, Network, RankCompute
 from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
@@ -65,10 +65,10 @@ def run_far(
         for cluster in clusters:
             simulator = Simulator(model, cluster, seed=1)
             load, network = observed(simulator)
-            tokens = load.most_rows * ROW_TOKENS * cluster.ranks_per_node
+            tokens = load.max_micro_batch_size * ROW_TOKENS * cluster.ranks_per_node
 
             def predicted(nodes: int, load: Load = load, network: Network = network) -> float:
-                time = step_time(load.compute, load.most_rows, 1, Exchange(), replace(network, nodes=nodes))
+                time = step_time(load.compute, load.max_micro_batch_size, 1, Exchange(), replace(network, nodes=nodes))
                 return time.step_s
 
             recipe = Recipe(nodes=PAPERS_NODES, global_tokens=tokens * PAPERS_NODES, micro_batches=1)
@@ -86,7 +86,7 @@ def run_far(
 
 def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
     load, network = observed(Simulator(model, cluster, seed=1))
-    known = ScalingModel(load=load, network=network, exchanges=exchanges(sixteen_bit=True))
+    known = ScalingModel(load=load, network=network, gradient_syncs=gradient_syncs(sixteen_bit=True))
     predicted = useful_nodes(known.efficiency, MOST_NODES)
     true, efficiency = _brute_force(Simulator(model, cluster, seed=2), predicted)
     return Case(model=model.name, cluster=cluster.name, predicted=predicted, true=true, efficiency_at_true=efficiency)
@@ -112,7 +112,9 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
     compute = _compute(simulator, most)
     compute = replace(compute, slowdown_share=_slowdown(simulator, compute, network, most))
     rows = GLOBAL_TOKENS // ROW_TOKENS
-    return Load(compute=compute, global_batch_rows=rows, real_tokens_per_row=ROW_TOKENS, most_rows=most), network
+    return Load(
+        compute=compute, global_batch_size=rows, tokens_per_sequence=ROW_TOKENS, max_micro_batch_size=most
+    ), network
 
 
 def _compute(simulator: Simulator, most: int) -> RankCompute:
@@ -124,14 +126,14 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
         return [one_rank.step_s(recipe, steps=1, exchange=False) for _ in range(STEPS)]
 
     at_most, fewer = single(most), single(max(1, most // 4))
-    update_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
-    row_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (most - max(1, most // 4))
+    optimizer_step_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
+    sequence_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (most - max(1, most // 4))
     return RankCompute(
-        row_s=row_s,
-        micro_batch_s=max(0.0, statistics.fmean(at_most) - update_s - most * row_s),
-        update_s=update_s,
+        sequence_s=sequence_s,
+        micro_batch_s=max(0.0, statistics.fmean(at_most) - optimizer_step_s - most * sequence_s),
+        optimizer_step_s=optimizer_step_s,
         gradients=tuple(GradientPart(elements=n, ready_share=at) for n, at in simulator.model.gradients()),
-        jitter_share=statistics.stdev(at_most) / (statistics.fmean(at_most) - update_s),
+        jitter_share=statistics.stdev(at_most) / (statistics.fmean(at_most) - optimizer_step_s),
     )
 
 
@@ -139,7 +141,7 @@ def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most
     """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
     exchange = Exchange(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
     backward_s = step_time(compute, most, 1, exchange, network).exchange_s * 1.2
-    rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.row_s)))
+    rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)))
     recipe = Recipe(
         nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
         gradient_dtype="bf16", bucket_cap_bytes=exchange.bucket_cap_bytes,

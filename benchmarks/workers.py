@@ -240,7 +240,7 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 model=model,
                 data=DataSettings(dataset_hash=manifest.dataset_hash),
                 seq_length_tokens=ROW_TOKENS,
-                micro_batch_rows=ROWS,
+                micro_batch_size=ROWS,
             )
             request = SweepRequest(
                 data=data, reports=data, minutes=REAL_BUDGET_S / 60, window_s=1.0, trial_timeout_s=120.0,
@@ -266,7 +266,7 @@ def measure_real() -> dict[str, dict[str, Any]]:
 
 
 def _limits(host: HostFacts, asked: int | None) -> LoaderLimits:
-    return LoaderLimits(host=host, local_ranks=1, batch_bytes=ROWS * ROW_TOKENS * 4, prefetch_batches=2, asked=asked)
+    return LoaderLimits(host=host, local_ranks=1, batch_bytes=ROWS * ROW_TOKENS * 4, prefetch_factor=2, asked=asked)
 
 
 # What comes out.

@@ -33,7 +33,7 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
     cheap operations again by itself, and cannot be told to within its graphs. An architecture without checkpointing
     raises ``BadConfig``.
     """
-    if config.checkpointing == "none" or (config.checkpointing == "selective" and config.compile_layers):
+    if config.activation_checkpointing == "none" or (config.activation_checkpointing == "selective" and config.compile):
         return
     if not model.supports_gradient_checkpointing:
         raise BadConfig(
@@ -41,7 +41,7 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
             next_step="Use --set train.checkpointing=none.",
         )
     options: dict[str, Any] = {"use_reentrant": False}
-    if config.checkpointing == "selective":
+    if config.activation_checkpointing == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
     model.config.use_cache = False  # decoders have one, and transformers would warn of it
     if hasattr(model, "activation_checkpointing_enable"):
@@ -138,7 +138,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     module = MaskedLM(model, config, attention)
     keep_less(model, config)
     layers = model_layers(model)
-    if config.compile_layers:
+    if config.compile:
         # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
         torch._dynamo.config.optimize_ddp = False
         for layer in layers:  # they are alike, so one graph serves all

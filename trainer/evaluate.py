@@ -33,9 +33,9 @@ def evaluate(
     # All rows in one go, as if they were one optimizer step; too few batches to pay for starting loader processes.
     config = config.model_copy(
         update={
-            "global_batch_rows": min(config.evaluation.max_rows, len(validation)),
+            "global_batch_size": min(config.evaluation.max_sequences, len(validation)),
             "max_epochs": 1,
-            "data": config.data.model_copy(update={"loader_workers": 0}),
+            "data": config.data.model_copy(update={"num_workers": 0}),
         }
     )
     plan = make_plan(config, len(validation), ranks.world_size)
@@ -45,13 +45,13 @@ def evaluate(
     rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
     module.eval()
     # Nor do they pay for compiling the layers once more, for evaluation.
-    eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()
             # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes
             # take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-            empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
+            empty_rows = 0 if any(ranks.sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break
             if empty_rows:

@@ -126,7 +126,7 @@ def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> Dat
     return None if directory is None else data_facts(directory, host)
 
 
-_OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_rows"}
+_OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_size"}
 
 
 def other_than(run: Run, stored: StoredProfile) -> list[str]:

@@ -131,7 +131,7 @@ class SettingChange:
     """One setting of ``[train]`` that the advice would set."""
 
     key: str
-    """Dotted, without ``train``: ``data.loader_workers``."""
+    """Dotted, without ``train``: ``data.num_workers``."""
     old: Any
     new: Any
 

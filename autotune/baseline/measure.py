@@ -39,7 +39,7 @@ def compare_with(
 
     A rank may have ``most_workers`` loader workers here, for the reason that ``limit`` gives.
     """
-    rows = in_rows(tuned, dataset).global_batch_rows
+    rows = in_rows(tuned, dataset).global_batch_size
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
     configs: dict[RecipeName, TrainConfig] = {TUNED: tuned} | {one.name: one.config for one in others}
@@ -124,7 +124,7 @@ class BaselineRunner:
         """Halve a recipe's micro-batch until it fits the memory that the tuned one was probed under."""
         while True:
             recipe = self.recipes[name]
-            rows = recipe.config.micro_batch_rows
+            rows = recipe.config.micro_batch_size
             trial = self._fit_trial(recipe.config)
             outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
             if isinstance(outcome, Measured):
@@ -134,15 +134,15 @@ class BaselineRunner:
                 self.fallen[name] = describe(outcome) + (", even with one row" if no_room else f" with {rows} rows")
                 return
             budget = format_bytes(self.memory_budget_bytes)
-            config = recipe.config.model_copy(update={"micro_batch_rows": rows // 2})
-            because = {**recipe.because, "micro_batch_rows": f"{rows} do not fit {budget}"}
+            config = recipe.config.model_copy(update={"micro_batch_size": rows // 2})
+            because = {**recipe.because, "micro_batch_size": f"{rows} do not fit {budget}"}
             self.recipes[name] = replace(recipe, config=config, because=because)
 
     def _fit_trial(self, config: TrainConfig) -> Trial:
         """Return the trainer's own step on full rows under the memory budget, as the probe asks whether it fits."""
         ranks = self.training.limits.local_ranks
         changes = {
-            "global_batch_rows": config.micro_batch_rows * ranks * self.micro_batches,
+            "global_batch_size": config.micro_batch_size * ranks * self.micro_batches,
             "global_batch_tokens": None,
             "global_batch_samples": None,
         }
@@ -154,7 +154,7 @@ class BaselineRunner:
             warmup_steps=FIT_STEPS[0],
             timed_steps=FIT_STEPS[1],
             local_ranks=ranks,
-            documents_per_row=1.0,
+            documents_per_sequence=1.0,
         )
         timeout_s = self.training.request.trial_timeout_s
         return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
@@ -181,7 +181,7 @@ class BaselineRunner:
 
     def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
         share = self.real_shares[name]
-        return figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
+        return figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
 
     def _speedup(self, name: RecipeName) -> Interval:
         """Of the tuned settings over a recipe that was read at least once."""
@@ -196,7 +196,7 @@ class BaselineRunner:
         return RecipeRow(
             name=name,
             differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),
-            real_tokens_per_s=self._rates(name),
+            tokens_per_s=self._rates(name),
             speedup=None if ratio is None else ratio.value,
             speedup_low=ratio.low if ratio and bounded else None,
             speedup_high=ratio.high if ratio and bounded else None,

@@ -68,8 +68,7 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
 
 def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
     rows = [
-        (row, interval_of(row.real_tokens_per_s), None if row.name == "tuned" else row.bounded_speedup)
-        for row in found.rows
+        (row, interval_of(row.tokens_per_s), None if row.name == "tuned" else row.bounded_speedup) for row in found.rows
     ]
     table = table_of(
         "The same as figures", rows,
@@ -79,7 +78,7 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         ("tuned is faster", "r", lambda one: f"{number(one[2].value)} times" if one[2] else None),
         ("95 % interval", "r", lambda one: window_bounds(one[2], number) if one[2] else None),
         ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
-        ("windows", "r", lambda one: str(len(one[0].real_tokens_per_s))),
+        ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
         ("outcome", "l", lambda one: one[0].outcome),
     )  # fmt: skip
     bars = [

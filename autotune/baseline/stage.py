@@ -37,7 +37,7 @@ def compare_recipes(
             real_shares=real_shares,
             most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
-            micro_batches=probe.micro_batches_per_step,
+            micro_batches=probe.gradient_accumulation_steps,
             manifest=bench.manifest,
             device_used_before_bytes=bench.used_before(ranks),
             runner=trial_runner,

@@ -18,7 +18,7 @@ class SettingDifference(Table):
     """A setting in which a recipe differs from the tuned one, or that it could not choose itself."""
 
     key: str
-    """Dotted, without ``train``: ``data.loader_workers``."""
+    """Dotted, without ``train``: ``data.num_workers``."""
     theirs: SettingValue = None
     """None where it is unset."""
     tuned: SettingValue = None
@@ -32,7 +32,7 @@ class RecipeRow(Table):
     name: RecipeName
     differences: list[SettingDifference] = Field(default_factory=list)
     """From the tuned settings, in what bears on speed."""
-    real_tokens_per_s: list[PositiveFloat]
+    tokens_per_s: list[PositiveFloat]
     """One figure per window, of all local ranks; empty where it did not run."""
     speedup: PositiveFloat | None = None
     """Tuned real tokens/s over theirs, of windows of the same round; None where it did not run."""

@@ -49,7 +49,7 @@ _READ_FROM = {
 }
 _NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and nothing was timed"
 _BY_STEPS = "the run's steps"
-_OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
+_OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 """Settings that a tuning varies from trial to trial."""
 
 
@@ -112,7 +112,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         "dataset": made_on.dataset_hash,
         "machine": made_on.gpu_name or "cpu",
         "processors": None if made_on.allotted_cpus is None else processors,
-        "global batch": f"{train.global_batch_rows} rows",
+        "global batch": f"{train.global_batch_size} rows",
         "row length": str(train.seq_length_tokens),
         "layout": train.layout,
         "memory budget": str(profile.constraints.memory_budget_bytes),
@@ -151,11 +151,11 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
             estimate = of_bounds(point.slot_rate, point.timed_steps)
             yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, {what}", estimate=estimate)
     if workers is not None:
-        if rates := _positive(workers.ceiling_slot_tokens_per_s):
+        if rates := _positive(workers.cached_padded_tokens_per_s):
             yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
         for row in workers.rows:
-            of = _many(row.loader_workers, "loader worker")
-            if rates := _positive(row.slot_tokens_per_s):
+            of = _many(row.num_workers, "loader worker")
+            if rates := _positive(row.padded_tokens_per_s):
                 yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
             yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
@@ -167,11 +167,11 @@ def _run_side(run: Run, name: str) -> Side:
         "dataset": header.dataset_hash,
         "machine": header.device,
         "ranks": str(header.world_size),
-        "global batch": f"{header.global_batch_rows} rows",
+        "global batch": f"{header.global_batch_size} rows",
         "row length": str(config.get("seq_length_tokens")),
         "layout": header.layout,
     }
-    rate = _steps(TRAINING_RATE, [(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
+    rate = _steps(TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
     readings = [
         *rate,
@@ -241,7 +241,9 @@ def _tuning_side(path: Path) -> Side:
     readings = [one for of, group in groups.items() for one in _trial_readings(of, group)]
     config = records[-1].trial.config
     settings = flat_table(config)
-    fed = [one for one in readings if one.metric is WINDOW_RATE] or [one for one in readings if one.metric is STEP_RATE]
+    keeps_up = [one for one in readings if one.metric is WINDOW_RATE] or [
+        one for one in readings if one.metric is STEP_RATE
+    ]
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
@@ -264,7 +266,7 @@ def _tuning_side(path: Path) -> Side:
         circumstances=circumstances,
         facts=facts,
         readings=tuple(readings),
-        headlines=tuple(sorted(fed, key=lambda one: -one.estimate.value)),
+        headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)),
         notes=tuple(notes),
     )
 
@@ -273,15 +275,15 @@ def _what(record: TrialRecord) -> str:
     """What a trial is of, in words that another version of this project would use as well."""
     measured = record.measured
     config, loader = record.trial.config, _table(record.trial.config, "data")
-    words = [_many(config.get("micro_batch_rows"), "row"), _many(measured.get("local_ranks", 1), "rank")]
+    words = [_many(config.get("micro_batch_size"), "row"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
         limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
         return ", ".join([*words, limit])
-    fed = "batches from memory" if measured.get("cached") else _many(loader.get("loader_workers"), "loader worker")
-    fed += "" if loader.get("prefetch_batches") == 2 else f", {loader.get('prefetch_batches')} ahead"
-    fed += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
-    return ", ".join([*words, f"{_many(config.get('global_batch_rows'), 'row')} a step", fed])
+    keeps_up = "batches from memory" if measured.get("cached") else _many(loader.get("num_workers"), "loader worker")
+    keeps_up += "" if loader.get("prefetch_factor") == 2 else f", {loader.get('prefetch_factor')} ahead"
+    keeps_up += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
+    return ", ".join([*words, f"{_many(config.get('global_batch_size'), 'row')} a step", keeps_up])
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -308,14 +310,14 @@ def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
     rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
-        rates = _positive(one.slot_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
+        rates = _positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
             yield Reading(metric=STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
             yield Reading(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
     windows = [FeedFigures.of(outcome) for outcome in rated]
-    if rates := _positive(one.slot_tokens_per_s for one in windows):
+    if rates := _positive(one.padded_tokens_per_s for one in windows):
         yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
         yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))

@@ -98,7 +98,7 @@ class StepOptions:
         float | None,
         typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
     ] = None
-    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_ROWS
+    max_micro_batch_size: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class ModelOptions(StepOptions):
                 reports=reports,
                 memory_bytes=None if self.memory is None else parse_bytes(self.memory),
                 ranks=self.ranks,
-                max_rows=self.max_rows,
+                max_micro_batch_size=self.max_micro_batch_size,
                 trial_timeout_s=self.trial_timeout,
                 **more,
             )

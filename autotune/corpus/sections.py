@@ -202,7 +202,7 @@ def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[B
         rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
-            share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
+            share = sum(step.non_padding_tokens for step in steps) / max(1, sum(step.padded_tokens for step in steps))
             rows.append([f"steps of {run.name}", format_share(share)])
     table = Table(
         caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"

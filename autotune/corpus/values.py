@@ -121,7 +121,7 @@ class RowContents:
 
     vocab_size: int
     special_ids: "SpecialIds"
-    mean_real_tokens: float
+    mean_non_padding_tokens: float
     mean_samples: float
     documents: float
     """In the fullest micro-batches."""
@@ -138,6 +138,6 @@ class RowContents:
 class RowsHold:
     """What a row holds, on average; None if unknown."""
 
-    real_tokens: float | None
+    non_padding_tokens: float | None
     samples: float | None
     source: str

@@ -70,12 +70,12 @@ def _export_text(export: "Export") -> str:
     ]
     lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
     batch = export.batch
-    tokens, exported = (format_count(one) for one in (batch.real_tokens_per_step, batch.exported_real_tokens_per_step))
+    tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_real_tokens_per_step))
     return "\n\n".join(
         [
             f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.rows_per_step:,} rows with "
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-            f"in {batch.accumulation_steps} micro-batches of {batch.samples_per_microbatch_per_rank} on each rank",
+            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.samples_per_microbatch_per_rank} on each rank",
             f"{same} settings mean the same there. Others come near:",
             text_table(("here", "there", "how it differs"), near),
             "No equivalent:",

@@ -45,10 +45,10 @@ class ExportedBatch:
     rows_per_step: int
     samples_per_row: float | None
     """Mean; None if rows are packed and the dataset is not here."""
-    real_tokens_per_step: float | None
+    tokens_per_step: float | None
     """Over all ranks, as this trainer takes it."""
     samples_per_microbatch_per_rank: int
-    accumulation_steps: int
+    gradient_accumulation_steps: int
     exported_samples_per_step: int
     exported_real_tokens_per_step: float | None
 
@@ -94,23 +94,23 @@ def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatc
     Kept are, in this order: at most as many rows in a micro-batch as were shown to fit; the non-padding tokens of an
     optimizer step, as near as whole micro-batches of all ranks allow.
     """
-    train, rows = profile.train, profile.train.global_batch_rows
-    if train.global_batch_tokens is not None and hold.real_tokens:
-        rows = max(1, round(train.global_batch_tokens / hold.real_tokens))
+    train, rows = profile.train, profile.train.global_batch_size
+    if train.global_batch_tokens is not None and hold.non_padding_tokens:
+        rows = max(1, round(train.global_batch_tokens / hold.non_padding_tokens))
     elif train.global_batch_samples is not None and hold.samples:
         rows = max(1, round(train.global_batch_samples / hold.samples))
     samples = max(1, round(rows * (hold.samples or 1.0)))
-    steps = max(1, math.ceil(samples / (train.micro_batch_rows * ranks)))
-    each = min(train.micro_batch_rows, max(1, round(samples / (steps * ranks))))
+    steps = max(1, math.ceil(samples / (train.micro_batch_size * ranks)))
+    each = min(train.micro_batch_size, max(1, round(samples / (steps * ranks))))
     exported = each * steps * ranks
-    known = hold.real_tokens / hold.samples if hold.real_tokens and hold.samples else None
+    known = hold.non_padding_tokens / hold.samples if hold.non_padding_tokens and hold.samples else None
     return ExportedBatch(
         ranks=ranks,
         rows_per_step=rows,
         samples_per_row=hold.samples,
-        real_tokens_per_step=hold.real_tokens and rows * hold.real_tokens,
+        tokens_per_step=hold.non_padding_tokens and rows * hold.non_padding_tokens,
         samples_per_microbatch_per_rank=each,
-        accumulation_steps=steps,
+        gradient_accumulation_steps=steps,
         exported_samples_per_step=exported,
         exported_real_tokens_per_step=known and exported * known,
     )
@@ -128,31 +128,36 @@ def _row(
 
 def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
     on_gpu, fsdp = train.device == "cuda", train.parallel.strategy == "fsdp2"
-    compiles, selective = train.compile_layers, train.checkpointing == "selective"
-    recomputes = train.checkpointing != "none" and not fsdp
+    compiles, selective = train.compile, train.activation_checkpointing == "selective"
+    recomputes = train.activation_checkpointing != "none" and not fsdp
     return (
         _row("model"),
         _row("attention_dropout"),
         _row("device", "use_cpu", not on_gpu),
         _row("precision", "bf16", train.precision == "bf16"),
         _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
-        _row("compile_layers", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
-        _row("checkpointing", "gradient_checkpointing", recomputes or None, near=selective and "matmuls as well"),
+        _row("compile", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
+        _row(
+            "activation_checkpointing",
+            "gradient_checkpointing",
+            recomputes or None,
+            near=selective and "matmuls as well",
+        ),
         _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="no run record, steps or events"),
     )
 
 
 def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
-    each, steps = batch.samples_per_microbatch_per_rank, batch.accumulation_steps
+    each, steps = batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps
     packed, bucketed = train.layout == "packed", train.layout == "bucketed"
-    other = packed or each != train.micro_batch_rows
+    other = packed or each != train.micro_batch_size
     rounded = packed or batch.exported_samples_per_step != batch.rows_per_step
     return (
-        _row("micro_batch_rows", "per_device_train_batch_size", each, near=other and "samples, one in each row"),
-        _row("global_batch_rows", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches"),
+        _row("micro_batch_size", "per_device_train_batch_size", each, near=other and "samples, one in each row"),
+        _row("global_batch_size", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches"),
         _row("global_batch_tokens"),
         _row("global_batch_samples"),
-        _row("evaluation.max_rows", "per_device_eval_batch_size", each, near="the whole dataset, other masks"),
+        _row("evaluation.max_sequences", "per_device_eval_batch_size", each, near="the whole dataset, other masks"),
         _row("layout", "train_sampling_strategy", "group_by_length" if bucketed else None,
              near=bucketed and "takes samples of like length out of fifty batches: a step is no independent draw",
              lost=packed and "its encoders would attend across documents of a packed row: one padded sample a row"),
@@ -201,15 +206,15 @@ def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
 def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
     """Workers, checkpoints, evaluations; seconds between saves become steps by the measured rate."""
     train, data, saving = profile.train, profile.train.data, profile.train.checkpoint
-    any_workers, interval = data.loader_workers > 0, train.evaluation.interval_steps
+    any_workers, interval = data.num_workers > 0, train.evaluation.interval_steps
     every, how = saving.interval_steps, "no measured step time tells how many steps fit into it"
     if (step := _step_s(profile, batch)) is not None:
         every = min(max(1, math.floor(saving.interval_s / step[0])), every or sys.maxsize)
         how = f"steps of {step[0]:.3g} s by this project's trainer ({step[1]})"
     counted = profile.evidence.workers is not None
     return (
-        _row("data.loader_workers", "dataloader_num_workers", data.loader_workers, near=counted and "needs more"),
-        _row("data.prefetch_batches", "dataloader_prefetch_factor", data.prefetch_batches if any_workers else None),
+        _row("data.num_workers", "dataloader_num_workers", data.num_workers, near=counted and "needs more"),
+        _row("data.prefetch_factor", "dataloader_prefetch_factor", data.prefetch_factor if any_workers else None),
         _row("data.pin_memory", "dataloader_pin_memory", data.pin_memory and train.device == "cuda"),
         _row("workers persist over epochs", "dataloader_persistent_workers", True if any_workers else None),
         _row("checkpoint.enabled", "save_strategy", "steps" if saving.enabled else "no"),
@@ -223,7 +228,7 @@ def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equival
 
 def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
     """Seconds of an optimizer step of this trainer, and where they come from; None if nothing was measured."""
-    tokens, rate, tuned = batch.real_tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
+    tokens, rate, tuned = batch.tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
     if tokens is None:
         return None
     if rate is not None:
@@ -238,7 +243,7 @@ def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
     timeout, bucket, half = math.ceil(settings.timeout_s), settings.bucket_cap_mib, settings.gradient_dtype != "fp32"
     config: dict[str, Scalar] = {
         "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "activation_checkpointing": train.checkpointing != "none",
+        "activation_checkpointing": train.activation_checkpointing != "none",
     }  # fmt: skip
     gradients = half and "gradients travel in fp32: twice the bytes"
     if fsdp and bf16:
@@ -301,7 +306,7 @@ def _calls(train: TrainConfig) -> tuple[str, ...]:
 
 
 def _warnings(train: TrainConfig, batch: ExportedBatch, hold: RowsHold) -> list[str]:
-    each, rows, found = batch.samples_per_microbatch_per_rank, train.micro_batch_rows, []
+    each, rows, found = batch.samples_per_microbatch_per_rank, train.micro_batch_size, []
     if train.layout == "packed" and batch.samples_per_row is None:
         found.append(
             f"A packed row holds several samples, and how many is not known ({hold.source}): the export takes one for "

@@ -16,7 +16,7 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
         ("state", "l", lambda run: run.state),
         ("job", "l", lambda run: run.job),
         ("step", "r", lambda run: None if run.step is None else f"{run.step:,}/{format_count(run.max_steps)}"),
-        ("real tokens/s", "r", lambda run: format_count(run.real_tokens_per_s)),
+        ("real tokens/s", "r", lambda run: format_count(run.tokens_per_s)),
         ("last checkpoint", "l", lambda run: run.checkpoint),
         ("last step ago", "r", lambda run: format_seconds(run.seconds_since_step)),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def standing_of_run(directory: Path, jobs: Jobs | None) -> RunStanding:
         job=number,
         step=last.step if last else run.header.resumed_step,
         max_steps=run.header.config.get("max_steps"),
-        real_tokens_per_s=last.real_tokens_per_s if last and measured else None,
+        tokens_per_s=last.tokens_per_s if last and measured else None,
         checkpoint=newest[0].name if newest else None,
         reason=run.end.reason if run.end else None,
         seconds_since_step=_age_s(directory / STEPS_FILE),

@@ -12,7 +12,7 @@ from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
 """Weights and AdamW's two moments, in 32 bits."""
@@ -148,7 +148,7 @@ def term_lead_s(request: TrainRequest) -> int:
     state_bytes = _UNKNOWN_STATE_BYTES if parameters is None else parameters * _STATE_BYTES_PER_PARAMETER
     config = request.config
     micro_step_s = max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
-    step_s = micro_step_s * accumulation_steps(config, request.nodes * request.ranks)
+    step_s = micro_step_s * gradient_accumulation_steps(config, request.nodes * request.ranks)
     return max(_LEAST_LEAD_S, math.ceil(_LEAVING_S + 2 * step_s + state_bytes / _SLOW_DISK_BYTES_PER_S))
 
 
@@ -157,7 +157,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
     rows = workers.rows if workers else []
-    measured = [row.memory_bytes or 0 for row in rows if workers and row.loader_workers == workers.chosen]
+    measured = [row.memory_bytes or 0 for row in rows if workers and row.num_workers == workers.chosen]
     needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
     memory_mib = max(cpus * site.slurm.memory_mib_per_cpu, needed_mib)
     return Shape(

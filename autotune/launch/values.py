@@ -15,7 +15,7 @@ class RunStanding:
     """The SLURM job that is queued or running for it; None where there is none, or SLURM cannot be asked."""
     step: int | None = None
     max_steps: int | None = None
-    real_tokens_per_s: float | None = None
+    tokens_per_s: float | None = None
     checkpoint: str | None = None
     reason: str | None = None
     seconds_since_step: float | None = None

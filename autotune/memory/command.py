@@ -26,13 +26,13 @@ def probe(
     *,
     options: ModelOptions,
     layout: Layout = None,
-    checkpointing: Checkpointing = "none",
+    activation_checkpointing: Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
         typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
     ] = "ddp",
-    compile_layers: Annotated[
-        bool, typer.Option("--compile", help="Compile the model's layers, as a profile with compile_layers trains.")
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the model's layers, as a profile with compile trains.")
     ] = False,
     as_gpu: Annotated[
         str | None,
@@ -55,17 +55,17 @@ def probe(
     from autotune.memory.stage import probe_models
     from autotune.trials.session import open_bench
 
-    if granularity > options.max_rows:
+    if granularity > options.max_micro_batch_size:
         raise UsageError(
-            f"--granularity {granularity} leaves nothing to try up to --max-rows {options.max_rows}",
-            next_step=f"Use --max-rows {granularity} or more.",
+            f"--granularity {granularity} leaves nothing to try up to --max-micro-batch-size {options.max_micro_batch_size}",
+            next_step=f"Use --max-micro-batch-size {granularity} or more.",
         )
     requests = options.probes(
         job.reports,
         {
             "layout": layout,
-            "checkpointing": checkpointing,
-            "compile_layers": compile_layers,
+            "activation_checkpointing": activation_checkpointing,
+            "compile": compile,
             "parallel": {"strategy": strategy},
         },
         as_card=None if as_gpu is None else find_card(as_gpu),
@@ -116,7 +116,7 @@ def estimate(
     vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = VOCAB_SIZE,
     layout: Layout = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
-    checkpointing: Checkpointing = "none",
+    activation_checkpointing: Checkpointing = "none",
     head: Annotated[
         Literal["masked", "dense"], typer.Option(help="Places that the prediction head computes.")
     ] = "masked",
@@ -139,7 +139,9 @@ def estimate(
 
     named = {name: model_settings(name) for name in options.model}
     length = options.seq_length
-    step = {name: context.params[name] for name in ("layout", "precision", "attention_dropout", "checkpointing")}
+    step = {
+        name: context.params[name] for name in ("layout", "precision", "attention_dropout", "activation_checkpointing")
+    }
     configs = [
         settings_of_step(one, device, seq_length_tokens=length, attention=attention, head=head, **step)
         for one in named.values()
@@ -158,7 +160,7 @@ def estimate(
         seq_length=length,
         **step,
         ranks=ranks if ranks > 1 else None,
-        max_rows=options.max_rows,
+        max_micro_batch_size=options.max_micro_batch_size,
         accumulate=accumulate,
     )
     unlike = ["the masked head"] * (head != "masked") + ["the attention that it chooses"] * (attention != "auto")

@@ -40,7 +40,7 @@ class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
     law: Law
-    most_rows: int
+    max_micro_batch_size: int
     """The largest micro-batch that is predicted to fit."""
     parameters: int
     attention: str
@@ -52,7 +52,12 @@ class CannotTrace(NotCheckable):
 
 
 def estimate_model(
-    request: TraceRequest, machine: Machine, budget_bytes: float, surroundings: Surroundings, *, max_rows: int
+    request: TraceRequest,
+    machine: Machine,
+    budget_bytes: float,
+    surroundings: Surroundings,
+    *,
+    max_micro_batch_size: int,
 ) -> MemoryEstimate:
     """Trace a model's step at two sizes and at the largest micro-batch that fills the budget.
 
@@ -66,13 +71,13 @@ def estimate_model(
     law, traces, told = _extended(request, machine, (), FIRST_ROWS)
     for number in range(MOST_ROUNDS):
         # A single row is a view where several are copied.
-        rows = max(2, largest_rows(law, budget_bytes, surroundings, max_rows=max_rows))
+        rows = max(2, largest_rows(law, budget_bytes, surroundings, max_micro_batch_size=max_micro_batch_size))
         if any(abs(trace.rows - rows) <= CLOSE_SHARE * rows for trace in traces):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
         law, traces, told = _extended(request, machine, traces, (*below, rows))
-    most = largest_rows(law, budget_bytes, surroundings, max_rows=max_rows)
-    return MemoryEstimate(law=law, most_rows=most, **told)
+    most = largest_rows(law, budget_bytes, surroundings, max_micro_batch_size=max_micro_batch_size)
+    return MemoryEstimate(law=law, max_micro_batch_size=most, **told)
 
 
 def _extended(
@@ -118,7 +123,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
     return RowContents(
         vocab_size=vocab_size,
         special_ids=DEFAULT_SPECIAL_IDS,
-        mean_real_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
+        mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
         mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 rows, as BERT's was
         documents=DOCUMENTS_PER_PACKED_ROW if packed else 1.0,
         dataset_hash=None,
@@ -133,7 +138,10 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowConten
     documents = rows.most_documents if layout == "packed" else 1.0
     said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}
     return RowContents(
-        mean_real_tokens=rows.mean_real_tokens, mean_samples=rows.mean_samples, documents=documents, **said
+        mean_non_padding_tokens=rows.mean_non_padding_tokens,
+        mean_samples=rows.mean_samples,
+        documents=documents,
+        **said,
     )
 
 
@@ -152,9 +160,9 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
     if directory is None:
         packed = profile.train.layout == "packed"
         source = "the dataset is not here" if packed else "one sample in each row"
-        tokens = profile.mean_real_tokens_per_row
-        return RowsHold(real_tokens=tokens, samples=None if packed else 1.0, source=source)
+        tokens = profile.mean_tokens_per_sequence
+        return RowsHold(non_padding_tokens=tokens, samples=None if packed else 1.0, source=source)
     found, manifest = _laid_out(directory, profile.train)
     other = manifest.dataset_hash != profile.fingerprint.dataset_hash
     source = "another dataset than the profile was tuned on" if other else "rows of the dataset, a part laid out"
-    return RowsHold(real_tokens=found.mean_real_tokens, samples=found.mean_samples, source=source)
+    return RowsHold(non_padding_tokens=found.mean_non_padding_tokens, samples=found.mean_samples, source=source)

@@ -70,7 +70,7 @@ class ProbeRequest:
     granularity_rows: int = 1
     """Only multiples of it are tried."""
     headroom_share: float = HEADROOM_SHARE
-    max_rows: int = MAX_ROWS
+    max_micro_batch_size: int = MAX_ROWS
     """At least one granule."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
@@ -83,7 +83,7 @@ class Probe:
 
     request: ProbeRequest
     config: TrainConfig
-    """The request's, complete: its ``global_batch_rows`` are the ones that the chosen micro-batch splits."""
+    """The request's, complete: its ``global_batch_size`` are the ones that the chosen micro-batch splits."""
     manifest: Manifest
     memory_budget_bytes: int
     """Of a rank."""
@@ -102,7 +102,7 @@ class Probe:
         return 2 if self.request.accumulate else 1
 
     @property
-    def documents_per_row(self) -> float:
+    def documents_per_sequence(self) -> float:
         """In the fullest micro-batches."""
         return self.rows.most_documents if self.rows is not None and self.config.layout == "packed" else 1.0
 
@@ -112,13 +112,13 @@ class Probe:
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
             special_ids=self.manifest.special_ids,
-            documents_per_row=self.documents_per_row,
+            documents_per_sequence=self.documents_per_sequence,
             micro_batches=self.micro_batches,
             ranks=self.local_ranks,
         )
         assert self.expected is not None
         budget, usual = self.memory_budget_bytes, self.expected.usual
-        return estimate_model(request, machine, budget, usual, max_rows=self.request.max_rows)
+        return estimate_model(request, machine, budget, usual, max_micro_batch_size=self.request.max_micro_batch_size)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,16 +158,16 @@ class Search:
         by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(law, rows, usual)))
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * self.granule),
-            unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
+            unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
         )
 
     def predicted_rows(self) -> int | None:
         """Return the largest micro-batch that the trace alone predicts; None without one."""
-        return None if self.estimate is None else self.estimate.most_rows // self.granule * self.granule
+        return None if self.estimate is None else self.estimate.max_micro_batch_size // self.granule * self.granule
 
     def find(self) -> None:
         """Try sizes until the largest is verified on both sides."""
-        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_rows // self.granule
+        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size // self.granule
         while True:
             size = next_rows(self.tried, budget, most, self.prediction)
             if size is None:
@@ -208,7 +208,7 @@ class Search:
 
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
         """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
-        limit, rows, ranks = curve[-1].rows, self.probe.config.global_batch_rows, self.probe.local_ranks
+        limit, rows, ranks = curve[-1].rows, self.probe.config.global_batch_size, self.probe.local_ranks
         sizes = range(self.granule, limit + 1, self.granule)
         for _ in range(_MOST_CHOICES):
             choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
@@ -252,14 +252,14 @@ class Search:
             raise unmeasured(f"the trial {label!r}", outcome, self.runner)
         figures = StepFigures.of(outcome)
         step_s = statistics.median(figures.step_s)
-        spread = of_windows([figures.slot_tokens_per_step / seconds for seconds in figures.step_s]).interval()
+        spread = of_windows([figures.padded_tokens_per_step / seconds for seconds in figures.step_s]).interval()
         return CurvePoint(
             rows=rows,
-            slot_tokens_per_s=figures.slot_tokens_per_step / step_s,
+            padded_tokens_per_s=figures.padded_tokens_per_step / step_s,
             step_s=step_s,
             timed_steps=len(figures.step_s),
-            slot_tokens_per_s_low=spread.low,
-            slot_tokens_per_s_high=spread.high,
+            padded_tokens_per_s_low=spread.low,
+            padded_tokens_per_s_high=spread.high,
         )
 
     def does_not_fit(self) -> DoesNotFit:
@@ -273,7 +273,7 @@ class Search:
         if terms := self.terms_bytes(rows):
             term, size = max(terms.items(), key=lambda item: item[1])
             need += f", of which {term} {format_bytes(size)} (predicted)"
-            if is_activations(term) and probe.config.checkpointing != "full":
+            if is_activations(term) and probe.config.activation_checkpointing != "full":
                 helps.insert(0, "keep fewer activations with --checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
@@ -321,28 +321,30 @@ def probe_model(
         feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.rows == found.feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
         traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
-        traced_rows=search.predicted_rows(),
+        traced_micro_batch_size=search.predicted_rows(),
         traced_terms_bytes=search.terms_bytes(feasible_max),
         parameters=None if search.estimate is None else search.estimate.parameters,
         not_traced=search.not_traced,
         local_ranks=probe.local_ranks,
-        micro_batches_per_step=probe.micro_batches,
+        gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
         # Measured before the seconds are added up.
         sustained=next((search.sustained(point) for point in curve if point.rows == choice.rows), None),
         seconds=round(runner.seconds, 3),
-        mean_real_tokens_per_row=probe.config.seq_length_tokens if probe.rows is None else probe.rows.mean_real_tokens,
+        mean_tokens_per_sequence=probe.config.seq_length_tokens
+        if probe.rows is None
+        else probe.rows.mean_non_padding_tokens,
         curve=curve,
-        knee_rows=list(knee_interval(curve) or ()),
+        knee_micro_batch_sizes=list(knee_interval(curve) or ()),
         choice=choice.reason,
     )
-    return probe.config.model_copy(update={"micro_batch_rows": choice.rows}), evidence
+    return probe.config.model_copy(update={"micro_batch_size": choice.rows}), evidence
 
 
 def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:
     """Return the trainer's settings of a trial of so many rows."""
     global_rows = rows * probe.local_ranks * (micro_batches or probe.micro_batches)
-    return probe.config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": global_rows})
+    return probe.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": global_rows})
 
 
 def step_trial(
@@ -363,7 +365,7 @@ def step_trial(
         warmup_steps=steps[0],
         timed_steps=steps[1],
         local_ranks=probe.local_ranks,
-        documents_per_row=probe.documents_per_row,
+        documents_per_sequence=probe.documents_per_sequence,
         attempt=attempt,
     )
     used, timeout_s = probe.device_used_before_bytes, probe.request.trial_timeout_s

@@ -60,7 +60,7 @@ class PredictionRequest:
     accumulate: bool
     tensor_ranks: int
     pipeline_stages: int
-    max_rows: int
+    max_micro_batch_size: int
 
 
 def settings_of_step(
@@ -166,17 +166,17 @@ def _estimated(
     *,
     ranks: int,
     micro_batches: int = 2,
-    max_rows: int = MAX_ROWS,
+    max_micro_batch_size: int = MAX_ROWS,
 ) -> MemoryEstimate:
     request = TraceRequest(
         config=config,
         vocab_size=contents.vocab_size,
         special_ids=contents.special_ids,
-        documents_per_row=contents.documents,
+        documents_per_sequence=contents.documents,
         micro_batches=micro_batches,
         ranks=ranks,
     )
-    return estimate_model(request, machine, budget_bytes, usual, max_rows=max_rows)
+    return estimate_model(request, machine, budget_bytes, usual, max_micro_batch_size=max_micro_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +190,13 @@ class _Tracer:
     def predict(self, config: TrainConfig) -> PredictedModel:
         asked, target, hold, expected = self.asked, self.target, self.contents(config), self.target.expected
         estimate = self._traced(config)
-        if not (rows := estimate.most_rows):
+        if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
         law, budget, found = estimate.law, target.budget_bytes, ledger(estimate.law, rows, expected.usual)
         # With everything that is assumed at its most, and at its least.
         unsure = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(law, 1, expected.usual))
-        low = largest_rows(law, budget - unsure, expected.most, max_rows=asked.max_rows)
-        high = largest_rows(law, budget + unsure, expected.least, max_rows=asked.max_rows)
+        low = largest_rows(law, budget - unsure, expected.most, max_micro_batch_size=asked.max_micro_batch_size)
+        high = largest_rows(law, budget + unsure, expected.least, max_micro_batch_size=asked.max_micro_batch_size)
         # Between so many rows and twice as many: of few rows the peak may lie where rows do not count.
         peaks = [float(law.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
@@ -218,10 +218,10 @@ class _Tracer:
             rows=rows,
             rows_low=min(low, rows),
             rows_high=max(high, rows),
-            limited=rows == asked.max_rows,
+            limited=rows == asked.max_micro_batch_size,
             ledger=found,
             per_row_bytes=(peaks[1] - peaks[0]) / rows,
-            real_tokens=None if hold.assumed else rows * hold.mean_real_tokens,
+            non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
             traces=len(law.rows),
             shares=shared,
@@ -235,18 +235,22 @@ class _Tracer:
 
     def _traced(self, config: TrainConfig) -> MemoryEstimate:
         asked, budget, usual = self.asked, self.target.budget_bytes, self.target.expected.usual
-        several = {"micro_batches": 2 if asked.accumulate else 1, "ranks": asked.ranks, "max_rows": asked.max_rows}
+        several = {
+            "micro_batches": 2 if asked.accumulate else 1,
+            "ranks": asked.ranks,
+            "max_micro_batch_size": asked.max_micro_batch_size,
+        }
         return _estimated(config, self.contents(config), self.machine, budget, usual, **several)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
         """Return what fits with these settings, and a word on it: if there is no answer, why."""
         try:
-            rows = self._traced(config).most_rows
+            rows = self._traced(config).max_micro_batch_size
         except BadInput:
             return None, "not possible"
         except CannotTrace:
             return None, "not traced"
-        return rows, "or more" if rows == self.asked.max_rows else ""
+        return rows, "or more" if rows == self.asked.max_micro_batch_size else ""
 
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> DoesNotFit:
         """Say which term is the largest, and which single change would make a row fit."""
@@ -254,7 +258,7 @@ class _Tracer:
         found = ledger(estimate.law, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
         helps = []
-        for option, value in (("precision", "bf16"), ("checkpointing", "full"), ("head", "masked")):
+        for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("head", "masked")):
             if getattr(config, option) != value:
                 rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
                 helps += [f"--{option} {value} ({rows} rows)"] if rows else []
@@ -274,7 +278,7 @@ class _Tracer:
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
         on_gpu = self.asked.configs[0].device == "cuda"
         combinations = [
-            (config, dict(zip(("precision", "attention", "checkpointing", "head"), values, strict=True)))
+            (config, dict(zip(("precision", "attention", "activation_checkpointing", "head"), values, strict=True)))
             for config in self.asked.configs
             for values in itertools.product(
                 ("bf16", "fp32"),
@@ -298,9 +302,9 @@ class _Tracer:
                     found[same] = self._rows_or_why(changed)
                 rows, note = found[same]
                 hold = self.contents(changed)
-                tokens = None if hold.assumed or rows is None else rows * hold.mean_real_tokens
+                tokens = None if hold.assumed or rows is None else rows * hold.mean_non_padding_tokens
                 shown = settings | {"attention": settings["attention"] if known else "row", "layout": layout}
-                yield {"model": model, **shown, "rows": rows, "real_tokens": tokens, "note": note}
+                yield {"model": model, **shown, "rows": rows, "non_padding_tokens": tokens, "note": note}
 
 
 def _is_known(config: TrainConfig) -> bool:
@@ -318,8 +322,8 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     return MemoryPlan(
         parameters=PlanFigure(value=probe.parameters, basis="measured", source="counted by the probe"),
         state=state_of_terms(probe.traced_terms_bytes),
-        micro_batch_rows=probe.feasible_max,
-        most_rows=max(train.micro_batch_rows, most),
+        micro_batch_size=probe.feasible_max,
+        max_micro_batch_size=max(train.micro_batch_size, most),
         largest_bytes=largest_parameter_bytes(train, probe.parameters),
         source=f"the probe's trace; {probe.feasible_max} rows are the largest that were shown to fit",
     )
@@ -346,7 +350,7 @@ def traced(
             estimate = _estimated(config, contents, machine, fleet.memory_bytes, usual, ranks=fleet.ranks)
         except CannotTrace as error:
             return error
-    law, parameters, most = estimate.law, estimate.parameters, estimate.most_rows
+    law, parameters, most = estimate.law, estimate.parameters, estimate.max_micro_batch_size
     with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
     rows = max(1, min(with_headroom, rows_per_rank))
     told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
@@ -357,8 +361,8 @@ def traced(
             source=f"counted in the model as it would be built{told}",
         ),
         state=state_of_terms(ledger(law, rows, usual).terms_bytes),
-        micro_batch_rows=rows,
-        most_rows=with_headroom,
+        micro_batch_size=rows,
+        max_micro_batch_size=with_headroom,
         largest_bytes=max(int(law.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step; what lies around it is assumed",
     )
@@ -382,14 +386,14 @@ def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages:
 def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
     """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
     whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
-    of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_rows
-    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
+    of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_size
+    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_size)
     return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
 
 
 def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
     """Return the profile's; if the model does not fit so, the first of the trainer's ways in which it does."""
-    if memory.most_rows > 0 or said != "ddp":
+    if memory.max_micro_batch_size > 0 or said != "ddp":
         return said
     names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
     return next((names[one.name] for one in memory.shares if one.fits and one.name in names), "fsdp2")

@@ -67,14 +67,14 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
     return {
         "model": train.model.name,
         "profile": one.path,
-        "micro_batch_rows": train.micro_batch_rows,
-        "global_batch_rows": train.global_batch_rows,
+        "micro_batch_size": train.micro_batch_size,
+        "global_batch_size": train.global_batch_size,
         "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
         "bytes_known": one.profile.fingerprint.bytes_known,
         **plain(one.evidence),
         "trials": [
             {
-                "rows": done.trial.config["micro_batch_rows"],
+                "rows": done.trial.config["micro_batch_size"],
                 "label": done.label,
                 "seconds": round(done.seconds, 3),
                 "from_ledger": done.from_ledger,
@@ -88,7 +88,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
     """The answer for people: one line per model, why, where it was written, and what to run next."""
     found = [
-        (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_rows)) for one in probed
+        (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_size)) for one in probed
     ]
     table = table_of(
         "", found,
@@ -96,8 +96,8 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
         ("parameters", "r", lambda one: f"{one[1].parameters / 1e6:.1f} M" if one[1].parameters else None),
         ("fits (rows)", "r", lambda one: str(one[1].feasible_max)),
         ("refused (rows)", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
-        ("used (rows)", "r", lambda one: str(one[0].micro_batch_rows)),
-        ("tokens/s", "r", lambda one: format_count(one[2].slot_tokens_per_s if one[2] else None)),
+        ("used (rows)", "r", lambda one: str(one[0].micro_batch_size)),
+        ("tokens/s", "r", lambda one: format_count(one[2].padded_tokens_per_s if one[2] else None)),
         ("peak", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
         ("predicted", "r", lambda one: format_bytes(one[1].traced_peak_bytes or one[1].predicted_peak_bytes)),
         ("trials", "r", lambda one: str(one[1].search_trials)),
@@ -115,13 +115,13 @@ def reasons_of(profile: Profile) -> Iterator[str]:
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice
-    if probe.knee_rows and probe.curve:
-        low, high = probe.knee_rows
+    if probe.knee_micro_batch_sizes and probe.curve:
+        low, high = probe.knee_micro_batch_sizes
         yield f"the knee lies {f'at {low}' if low == high else f'between {low} and {high}'} rows"
     yield dealing_words(profile.train, probe.local_ranks)
     yield f"a step has {global_batch_words(profile.constraints.global_batch_tokens)}"
     if probe.infeasible_min is None:
-        yield f"more may fit: nothing above {probe.feasible_max} rows was tried (--max-rows)"
+        yield f"more may fit: nothing above {probe.feasible_max} rows was tried (--max-micro-batch-size)"
     if profile.fingerprint.bytes_known == "allocator":
         yield "a pretended GPU: sizes are those of torch's allocator, and nothing was timed"
     if probe.not_traced:
@@ -130,9 +130,9 @@ def reasons_of(profile: Profile) -> Iterator[str]:
 
 def dealing_words(train: TrainConfig, local_ranks: int) -> str:
     """Micro-batches and rows on so many ranks, and which rows are empty."""
-    dealing = deal(train.global_batch_rows, train.micro_batch_rows, local_ranks)
+    dealing = deal(train.global_batch_size, train.micro_batch_size, local_ranks)
     words = (
-        f"a global batch of {plural(train.global_batch_rows, 'row')} is "
+        f"a global batch of {plural(train.global_batch_size, 'row')} is "
         f"{plural(dealing.micro_batches, 'micro-batch')} of {plural(dealing.rows_per_micro_batch, 'row')}"
     )
     if local_ranks > 1:
@@ -157,16 +157,19 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
         [f"peak of the largest, {known}", format_bytes(probe.feasible_peak_bytes)],
         ["the same, predicted before any trial", traced],
         ["the same, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
-        ["largest micro-batch, predicted", f"{probe.traced_rows} rows" if probe.traced_rows is not None else None],
+        [
+            "largest micro-batch, predicted",
+            f"{probe.traced_micro_batch_size} rows" if probe.traced_micro_batch_size is not None else None,
+        ],
         ["parameters", format_count(probe.parameters)],
         ["ranks that stepped together", str(probe.local_ranks)],
-        ["micro-batches of a step", "several" if probe.micro_batches_per_step > 1 else "one"],
+        ["micro-batches of a step", "several" if probe.gradient_accumulation_steps > 1 else "one"],
         ["layout of rows", train.layout],
-        ["real tokens in a row, mean", f"{probe.mean_real_tokens_per_row:.1f}"],
+        ["real tokens in a row, mean", f"{probe.mean_tokens_per_sequence:.1f}"],
         ["trials until both were proven", str(probe.search_trials)],
         ["time of all trials", format_seconds(probe.seconds)],
         ["headroom left free", format_share(constraints.headroom_share)],
-        ["micro-batch used", f"{train.micro_batch_rows} rows: {probe.choice}"],
+        ["micro-batch used", f"{train.micro_batch_size} rows: {probe.choice}"],
     ]
     found = facts("What fits", rows)
     return (
@@ -224,22 +227,22 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
     probe = one.profile.evidence.probe
     if probe is None:
         return (Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)),)
-    rows = one.profile.train.micro_batch_rows
+    rows = one.profile.train.micro_batch_size
     used = told([f"{plural(rows, 'row')} are used", *reasons_of(one.profile)])
     if not probe.curve:
         return (used, Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)))
-    best = max(probe.curve, key=lambda point: point.slot_tokens_per_s)
+    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
-    said = [f"{count(one.slot_tokens_per_s)} with {plural(one.rows, 'row')}" for one in (first, last, best)]
+    said = [f"{count(one.padded_tokens_per_s)} with {plural(one.rows, 'row')}" for one in (first, last, best)]
     points = tuple(
-        Point(x=point.rows, y=point.slot_tokens_per_s, low=point.slot_tokens_per_s_low,
-              high=point.slot_tokens_per_s_high)
+        Point(x=point.rows, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
+              high=point.padded_tokens_per_s_high)
         for point in probe.curve
     )  # fmt: skip
     lines = [Line(name="measured, 95 % interval", points=points, colour=0)]
     if dots := tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows):
         lines.append(Line(name="used", points=dots, kind="dots", colour=5))
-    knee = probe.knee_rows
+    knee = probe.knee_micro_batch_sizes
     chart = Chart(
         title="Slot tokens per second by rows of a micro-batch",
         description=(
@@ -255,9 +258,9 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         table=table_of(
             "The same as figures (rows full)", probe.curve,
             ("rows", "r", lambda point: str(point.rows)),
-            ("slot tokens/s", "r", lambda point: count(point.slot_tokens_per_s)),
+            ("slot tokens/s", "r", lambda point: count(point.padded_tokens_per_s)),
             ("95 % interval", "r", lambda point: bounds(point.slot_rate.low, point.slot_rate.high, count)),
-            ("of the best", "r", lambda point: format_share(point.slot_tokens_per_s / best.slot_tokens_per_s)),
+            ("of the best", "r", lambda point: format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)),
             ("step (median)", "r", lambda point: format_seconds(point.step_s)),
             ("steps timed", "r", lambda point: str(point.timed_steps)),
         ),
@@ -301,7 +304,7 @@ def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
         (f"one rank{' (* a formula)' if formulas else ''}", "l", lambda one: one.name + " *" * (not one.trains_here)),
         ("state", "r", lambda one: format_bytes(one.held.state_bytes + one.held.gathered_bytes)),
         ("activations", "r", lambda one: format_bytes(one.held.activations_bytes + one.held.head_and_loss_bytes)),
-        ("other", "r", lambda one: format_bytes(one.held.temporaries_bytes + one.held.outside_bytes)),
+        ("other", "r", lambda one: format_bytes(one.held.temporaries_bytes + one.held.non_pytorch_bytes)),
         ("all of it", "r", lambda one: format_bytes(one.total_bytes)),
         ("fits", "l", lambda one: "yes" if one.fits else "no"),
     )  # fmt: skip
@@ -319,7 +322,7 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         ("rows", "r", lambda one: f"at least {one.rows}" if one.limited else str(one.rows)),
         ("range", "r", lambda one: None if one.limited else f"{one.rows_low} to {one.rows_high}"),
         ("slot tokens", "r", lambda one: format_count(one.rows * one.config.seq_length_tokens)),
-        ("real tokens", "r", lambda one: format_count(one.real_tokens)),
+        ("real tokens", "r", lambda one: format_count(one.non_padding_tokens)),
         ("samples", "r", lambda one: format_count(one.samples)),
         ("peak", "r", lambda one: format_bytes(one.ledger.peak_bytes)),
         ("one more row", "r", lambda one: format_bytes(one.per_row_bytes)),
@@ -330,7 +333,7 @@ def _one(one: PredictedModel) -> Iterator[Block]:
     config = one.config
     yield _line(
         f"{config.model.name}: {config.layout} rows of {config.seq_length_tokens}, {config.precision}, "
-        f"{one.attention} attention ({one.attention_reason}), checkpointing {config.checkpointing}, "
+        f"{one.attention} attention ({one.attention_reason}), checkpointing {config.activation_checkpointing}, "
         f"{config.head} head, budget {format_bytes(one.budget_bytes)}"
     )
     yield _breakdown(one.ledger)
@@ -355,10 +358,10 @@ def _breakdown(ledger: MemoryBreakdown) -> Table:
 
 
 def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
-    settings = ("model", "precision", "attention", "checkpointing", "head", "layout")
+    settings = ("model", "precision", "attention", "activation_checkpointing", "head", "layout")
     return table_of(
         "What if (rows that are predicted to fit)", what_if,
         *((name, "l", itemgetter(name)) for name in settings),
         ("rows", "r", lambda one: one["note"] if one["rows"] is None else f"{one['rows']} {one['note']}".rstrip()),
-        ("real tokens", "r", lambda one: format_count(one["real_tokens"])),
+        ("real tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
     )  # fmt: skip

@@ -108,7 +108,7 @@ class StepRequest(TrialRequest):
     job: ClassVar[JobName] = "step"
 
     config: TrainConfig
-    """``micro_batch_rows`` is each rank's; the global batch sets the number of micro-batches in a step."""
+    """``micro_batch_size`` is each rank's; the global batch sets the number of micro-batches in a step."""
     vocab_size: int
     special_ids: SpecialIds
     memory_budget_bytes: int | None
@@ -116,7 +116,7 @@ class StepRequest(TrialRequest):
     warmup_steps: int
     timed_steps: int
     local_ranks: int
-    documents_per_row: float
+    documents_per_sequence: float
     attempt: int = 0
     """A number that makes a repeated trial another trial."""
 
@@ -127,10 +127,10 @@ class TraceRequest(TrialRequest):
     job: ClassVar[JobName] = "trace"
 
     config: TrainConfig
-    """The trainer's settings; ``sizes`` replaces ``micro_batch_rows``."""
+    """The trainer's settings; ``sizes`` replaces ``micro_batch_size``."""
     vocab_size: int
     special_ids: SpecialIds
-    documents_per_row: float
+    documents_per_sequence: float
     micro_batches: int
     """Micro-batches in an optimizer step; with two or more, gradients exist while later ones are computed."""
     ranks: int
@@ -142,20 +142,20 @@ class CurvePoint(Table):
     """Throughput at one micro-batch."""
 
     rows: Positive
-    slot_tokens_per_s: PositiveFloat
+    padded_tokens_per_s: PositiveFloat
     """All rows full."""
     step_s: PositiveFloat
     """Median of the timed optimizer steps, one micro-batch each."""
     timed_steps: Positive
-    slot_tokens_per_s_low: PositiveFloat | None = None
+    padded_tokens_per_s_low: PositiveFloat | None = None
     """95 % confidence bounds; None if the timed steps show no spread that could be trusted."""
-    slot_tokens_per_s_high: PositiveFloat | None = None
+    padded_tokens_per_s_high: PositiveFloat | None = None
 
     @property
     def slot_rate(self) -> Interval:
         """Slot tokens/s with their bounds."""
-        low, high = self.slot_tokens_per_s_low, self.slot_tokens_per_s_high
-        return Interval.of(self.slot_tokens_per_s, low, high, SHOWN_CONFIDENCE)
+        low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
+        return Interval.of(self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE)
 
 
 class ProbeEvidence(Table):
@@ -171,7 +171,7 @@ class ProbeEvidence(Table):
     """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
     traced_peak_bytes: Positive | None = None
     """The same before any trial; None where the model was not traced."""
-    traced_rows: NonNegative | None = None
+    traced_micro_batch_size: NonNegative | None = None
     """The largest micro-batch that the trace alone predicted."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
     """Where the trace says that the memory of ``feasible_max`` goes."""
@@ -180,22 +180,22 @@ class ProbeEvidence(Table):
     """Why there is no trace."""
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
-    micro_batches_per_step: Positive = 1
+    gradient_accumulation_steps: Positive = 1
     """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
     search_trials: Positive
     """Trials until both sides were proven; the throughput curve took further ones."""
     seconds: NonNegativeFloat
     """The curve's included."""
-    mean_real_tokens_per_row: PositiveFloat
+    mean_tokens_per_sequence: PositiveFloat
     """Of this dataset, in this layout."""
     curve: list[CurvePoint]
-    knee_rows: list[Positive] = Field(default_factory=list)
+    knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
     """Between which two sizes the knee of the curve lies, for all that the noise tells."""
     sustained: CurvePoint | None = None
     """The chosen micro-batch over a minute, warm and at the power limit: what is promised; over less if a trial's time
     limit is below 4 minutes. None on a CPU."""
     choice: str
-    """Why ``micro_batch_rows`` is what it is."""
+    """Why ``micro_batch_size`` is what it is."""
 
     def promised(self, rows: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch; None if it was not measured."""
@@ -216,7 +216,7 @@ class StateBytes:
     head_and_loss_bytes: int
     temporaries_bytes: int
     """Blocks that come and go in a step."""
-    outside_bytes: int
+    non_pytorch_bytes: int
     """Non-PyTorch memory: context, NCCL, handles."""
     gathered_bytes: int = 0
     """The layer that ZeRO-3 has put together at the moment."""
@@ -230,7 +230,7 @@ class StateBytes:
     def total_bytes(self) -> int:
         """Everything."""
         work_bytes = self.activations_bytes + self.head_and_loss_bytes + self.temporaries_bytes
-        return self.state_bytes + work_bytes + self.outside_bytes + self.gathered_bytes
+        return self.state_bytes + work_bytes + self.non_pytorch_bytes + self.gathered_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +255,9 @@ class MemoryPlan:
     """Of a rank alone, with that micro-batch."""
     largest_bytes: int
     """The largest unit that FSDP gathers."""
-    micro_batch_rows: int
+    micro_batch_size: int
     """Of a rank, for which the figures are."""
-    most_rows: int
+    max_micro_batch_size: int
     """That fit a rank alone with the headroom left; 0 if not one does."""
     source: str
     shares: tuple[Share, ...] = ()

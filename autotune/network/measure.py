@@ -12,7 +12,7 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import Dealt, Load, PredictedStep, exchanges, predict
+from autotune.network.decide.scaling_model import Dealt, Load, PredictedStep, gradient_syncs, predict
 from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.network.values import (
     MIB,
@@ -57,9 +57,9 @@ class NetworkRequest:
     data_dir: str
     nodes: int
     ranks_per_node: int
-    most_rows: int
+    max_micro_batch_size: int
     """The largest micro-batch that leaves the headroom free."""
-    real_tokens_per_row: float
+    tokens_per_sequence: float
     budget_s: float
     trial_timeout_s: float
     strategies: Sequence[str] = ("ddp", "zero1", "hsdp", "fsdp2")
@@ -80,7 +80,7 @@ class MeasuredExchange:
     """A candidate, and what measuring it gave."""
 
     candidate: PredictedStep
-    real_tokens: float
+    non_padding_tokens: float
     """Of the user's global batch, whatever places a dealing leaves empty."""
     further_s: float
     """What those micro-batches take that are not measured, as predicted: a measured step has four at most."""
@@ -96,7 +96,7 @@ class MeasuredExchange:
 
     def rates(self) -> list[float]:
         """Return real tokens/s of the median step of each round."""
-        return [self.real_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
+        return [self.non_padding_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> ExchangeRow:
         """Return the row of the profile."""
@@ -111,7 +111,7 @@ class MeasuredExchange:
             predicted_step_s=self.candidate.time.step_s,
             step_s=step_s,
             steps=sum(len(figures.step_s) for figures in self.figures),
-            real_tokens_per_s=None if step_s is None else self.real_tokens / step_s,
+            tokens_per_s=None if step_s is None else self.non_padding_tokens / step_s,
             compute_share=None if waiting is None else 1 - waiting,
             communication_share=waiting,
             peak_bytes=max((figures.peak_bytes for figures in self.figures if figures.peak_bytes), default=None),
@@ -186,12 +186,12 @@ class NetworkTuning:
 
     def measure_compute(self) -> None:
         """Measure steps in which nothing travels, at the profile's micro-batch and at half of it."""
-        rows = self.request.config.micro_batch_rows
+        rows = self.request.config.micro_batch_size
         whole = self.steps(rows)
         fixed_s, whole_s = 0.0, computed_s(whole)
         if rows > 1:
-            row_s = (whole_s - computed_s(self.steps(rows // 2))) / (rows - rows // 2)
-            fixed_s = min(max(0.0, whole_s - rows * row_s), whole_s)
+            sequence_s = (whole_s - computed_s(self.steps(rows // 2))) / (rows - rows // 2)
+            fixed_s = min(max(0.0, whole_s - rows * sequence_s), whole_s)
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
@@ -199,9 +199,9 @@ class NetworkTuning:
         assert self.compute is not None
         return Load(
             compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
-            global_batch_rows=self.request.config.global_batch_rows,
-            real_tokens_per_row=self.request.real_tokens_per_row,
-            most_rows=self.request.most_rows,
+            global_batch_size=self.request.config.global_batch_size,
+            tokens_per_sequence=self.request.tokens_per_sequence,
+            max_micro_batch_size=self.request.max_micro_batch_size,
         )
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
@@ -210,7 +210,7 @@ class NetworkTuning:
         by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
         two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
         strategies = [one for one in self.request.strategies if one != "hsdp" or two_levels]
-        for one in exchanges(sixteen_bit=sixteen_bit, strategies=strategies, half=self.request.half):
+        for one in gradient_syncs(sixteen_bit=sixteen_bit, strategies=strategies, half=self.request.half):
             predicted, kind = predict(load, network, one), (one.strategy, one.gradient_dtype, one.shard_within_nodes)
             before = by_kind.get(kind)
             if predicted and (before is None or predicted.time.step_s < 0.995 * before.time.step_s):
@@ -228,7 +228,7 @@ class NetworkTuning:
         """Return what the trainer would do untold: DDP at the probed micro-batch."""
         config = self.request.config
         exchange = Exchange(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
-        dealt = dealt_as(config, self.request.ranks, config.micro_batch_rows)
+        dealt = dealt_as(config, self.request.ranks, config.micro_batch_size)
         found = predict(self.load(), self.network(), exchange, [dealt])
         assert found is not None
         return found
@@ -254,7 +254,7 @@ class NetworkTuning:
         self.tried = [
             MeasuredExchange(
                 candidate=one,
-                real_tokens=load.real_tokens,
+                non_padding_tokens=load.non_padding_tokens,
                 further_s=further_s(load.compute, one.dealt, one.exchange, network),
             )
             for one in candidates
@@ -307,15 +307,15 @@ class NetworkTuning:
         ]
         return max(proven, key=lambda found: found[1].value) if proven else (self.tried[0], None)
 
-    def micro_batch_rows(self, candidate: PredictedStep) -> int:
+    def micro_batch_size(self, candidate: PredictedStep) -> int:
         """Return the largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
 
         What is kept is for other numbers of ranks too, so it is no smaller than it must be.
         """
         config, dealt, ranks = self.request.config, candidate.dealt, self.request.ranks
-        if dealt_as(config, ranks, config.micro_batch_rows) == dealt:
-            return config.micro_batch_rows
-        found = range(self.request.most_rows, dealt.rows, -1)
+        if dealt_as(config, ranks, config.micro_batch_size) == dealt:
+            return config.micro_batch_size
+        found = range(self.request.max_micro_batch_size, dealt.rows, -1)
         return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
 
     def against_default(self, one: MeasuredExchange) -> Interval | None:
@@ -353,8 +353,8 @@ class NetworkTuning:
         parallel = parallel_settings(exchange, self.request.ranks_per_node)
         changed = settings.model_copy(
             update={
-                "micro_batch_rows": rows,
-                "global_batch_rows": rows * min(MOST_MICRO_BATCHES, dealt.micro_batches) * self.request.ranks,
+                "micro_batch_size": rows,
+                "global_batch_size": rows * min(MOST_MICRO_BATCHES, dealt.micro_batches) * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
                 "max_epochs": None,
@@ -398,5 +398,5 @@ def further_s(compute: RankCompute, dealt: Dealt, exchange: Exchange, network: N
 
 def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
     """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
-    micro_batches = -(-config.global_batch_rows // (rows * ranks))
-    return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_rows // (micro_batches * ranks)))
+    micro_batches = -(-config.global_batch_size // (rows * ranks))
+    return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_size // (micro_batches * ranks)))

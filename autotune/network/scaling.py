@@ -9,7 +9,15 @@ from autotune.base.model_work import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
-from autotune.network.decide.scaling_model import Dealt, Load, Scaling, ScalingModel, exchanges, limit_of, useful_nodes
+from autotune.network.decide.scaling_model import (
+    Dealt,
+    Load,
+    Scaling,
+    ScalingModel,
+    gradient_syncs,
+    limit_of,
+    useful_nodes,
+)
 from autotune.network.measure import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
 from autotune.network.values import Link, Network, NetworkEvidence, RankCompute, ScalingRow
 from autotune.profiles.decide.batch_split import rows_with_headroom
@@ -64,18 +72,18 @@ def known_of(
     tokens = global_batch_tokens
     if tokens is None and train.global_batch_samples is not None:
         tokens = profile.constraints.global_batch_tokens  # how long they are, only the dataset knows
-    tokens = tokens or train.global_batch_tokens or train.global_batch_rows * probe.mean_real_tokens_per_row
+    tokens = tokens or train.global_batch_tokens or train.global_batch_size * probe.mean_tokens_per_sequence
     most = rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
         load=Load(
             compute=compute,
-            global_batch_rows=max(1, round(tokens / probe.mean_real_tokens_per_row)),
-            real_tokens_per_row=probe.mean_real_tokens_per_row,
-            most_rows=max(train.micro_batch_rows, most),
+            global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
+            tokens_per_sequence=probe.mean_tokens_per_sequence,
+            max_micro_batch_size=max(train.micro_batch_size, most),
         ),
         network=network,
         ends=ends,
-        exchanges=exchanges(sixteen_bit=sixteen_bit or train.parallel.gradient_dtype != "fp32"),
+        gradient_syncs=gradient_syncs(sixteen_bit=sixteen_bit or train.parallel.gradient_dtype != "fp32"),
         sources=(compute_source, link_source),
     )
 
@@ -92,7 +100,7 @@ def predict_scaling(
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         raise BadInput(
-            f"a global batch of {load.global_batch_rows} rows is fewer than the ranks of {min(counts)} nodes",
+            f"a global batch of {load.global_batch_size} rows is fewer than the ranks of {min(counts)} nodes",
             next_step="Ask for fewer nodes, or a larger batch: --global-batch-tokens.",
         )
     rows = []
@@ -106,21 +114,21 @@ def predict_scaling(
                 nodes=one.nodes,
                 **one.settings,
                 step_s=one.time.step_s,
-                real_tokens_per_s=one.real_tokens_per_s,
+                tokens_per_s=one.tokens_per_s,
                 efficiency=one.efficiency or 1.0,
                 **bounds,
                 measured=False,
             )
         )
-    most = max(1, min(MOST_NODES, load.global_batch_rows // network.ranks_per_node))
+    most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
     useful = useful_nodes(known.efficiency, most)
     return Scaling(
         name=name,
-        global_batch_tokens=round(load.real_tokens),
+        global_batch_tokens=round(load.non_padding_tokens),
         rows=tuple(rows),
         useful_nodes=useful,
         levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
-        steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_rows,
+        steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_size,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
         least_tokens_per_rank=known.least_tokens_per_rank,
         sources=known.sources,
@@ -149,12 +157,12 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
         )
     # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
     first, last = min(probe.curve, key=lambda point: point.rows), max(probe.curve, key=lambda point: point.rows)
-    row_s = last.step_s / last.rows
+    sequence_s = last.step_s / last.rows
     if last.rows > first.rows:
-        row_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
-    fixed_s = max(0.0, last.step_s - last.rows * row_s)
+        sequence_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
+    fixed_s = max(0.0, last.step_s - last.rows * sequence_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
-    return RankCompute(row_s=row_s, micro_batch_s=fixed_s, update_s=0.0, gradients=gradients), (
+    return RankCompute(sequence_s=sequence_s, micro_batch_s=fixed_s, optimizer_step_s=0.0, gradients=gradients), (
         "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
     )
 
@@ -211,7 +219,7 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
     step_s = statistics.median(figures.step_s) + further
     update = {
         "step_s": step_s,
-        "real_tokens_per_s": known.load.real_tokens / step_s,
+        "tokens_per_s": known.load.non_padding_tokens / step_s,
         "efficiency_low": None,
         "efficiency_high": None,
         "limit_share": None,
@@ -224,12 +232,12 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
     """Return predicted rows, and measured ones behind them; one node is as predicted if it was not measured."""
     alone, first = measured.get(1), predicted.rows[0]
-    one_node = first.real_tokens_per_s / (first.nodes * first.efficiency)
+    one_node = first.tokens_per_s / (first.nodes * first.efficiency)
     told: tuple[str, ...] = ("efficiency of what was measured: against one node as predicted",)
     if alone is not None:
-        one_node, told = alone.real_tokens_per_s, ()
+        one_node, told = alone.tokens_per_s, ()
     rows = [
-        row.model_copy(update={"efficiency": row.real_tokens_per_s / (nodes * one_node)})
+        row.model_copy(update={"efficiency": row.tokens_per_s / (nodes * one_node)})
         for nodes, row in sorted(measured.items())
     ]
     return replace(predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *told))
@@ -238,7 +246,7 @@ def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Sca
 TABLE_NODES = 128
 """Of the table in a profile."""
 _AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport")
-_OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "products_flops_per_s")
+_OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "matmul_flops_per_s")
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
@@ -254,7 +262,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         links=list(tuning.fits.values()),
         all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),
-        products_flops_per_s=list(links.products_flops_per_s),
+        matmul_flops_per_s=list(links.matmul_flops_per_s),
         choice="only the links were measured",
         windows=len(tuning.runner.finished),
         seconds=round(tuning.runner.seconds, 3),
@@ -263,9 +271,9 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         return found
     default, config, load = tuning.tried[0], tuning.request.config, tuning.load()
     of_steps: dict[str, Any] = {
-        "default_rows": config.micro_batch_rows,
+        "default_micro_batch_size": config.micro_batch_size,
         "compute": tuning.compute.model_copy(update={"slowdown_share": tuning.slowdown_share}),
-        "exchanges": [
+        "gradient_syncs": [
             one.evidence(links.ranks_per_node, None if one is default else tuning.against_default(one))
             for one in tuning.tried
         ],
@@ -274,9 +282,9 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
     }
     if between is not None:
         halved = tuning.fastest()[0].candidate.exchange.gradient_dtype != "fp32"
-        among = exchanges(sixteen_bit=halved)
-        known = ScalingModel(load=load, network=tuning.network(), exchanges=among, ends=between.ends)
-        most = min(TABLE_NODES, max(1, load.global_batch_rows // links.ranks_per_node))
+        among = gradient_syncs(sixteen_bit=halved)
+        known = ScalingModel(load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends)
+        most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
         scaling = predict_scaling(config.model.name, known, counts or powers)
         of_steps |= {

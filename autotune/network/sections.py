@@ -31,7 +31,7 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
     following = (
         f"{command('network', profile=profile, predict=True)}, or {command('train', profile=profile, slurm=True)}"
     )
-    if not found.exchanges:
+    if not found.gradient_syncs:
         following = f"{command('network', profile=profile)} (with training steps, which decide)"
     pairs = (("profile", (str(profile),)), ("next", (following,)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
@@ -63,21 +63,21 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
         ("98 % interval", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s)),
         ("fit off by at most", "r", lambda one: format_share(one.worst_error_share)),
     )  # fmt: skip
-    exchanges = table_of(
-        "Ways to exchange gradients", found.exchanges,
+    gradient_syncs = table_of(
+        "Ways to exchange gradients", found.gradient_syncs,
         ("exchange", "l", lambda row: row.exchange.name),
         ("micro-batches", "r", lambda row: str(row.micro_batches)),
         ("rows", "r", lambda row: str(row.rows)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
         ("step measured", "r", lambda row: f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None),
-        ("real tokens/s", "r", lambda row: format_count(row.real_tokens_per_s)),
+        ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
         ("computes", "r", lambda row: format_share(row.compute_share)),
         ("waits", "r", lambda row: format_share(row.communication_share)),
         ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
         ("outcome", "l", lambda row: row.outcome),
     )  # fmt: skip
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
-    tables = tuple(table for table in (links, exchanges) if table.rows)
+    tables = tuple(table for table in (links, gradient_syncs) if table.rows)
     return (*scaling, *tables, *_compute(found), told(network_lines(found)))
 
 
@@ -98,7 +98,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
             ("micro-batches", "r", lambda row: str(row.micro_batches)),
             ("rows", "r", lambda row: str(row.rows)),
             ("step", "r", lambda row: format_seconds(row.step_s)),
-            ("real tokens/s", "r", lambda row: format_count(row.real_tokens_per_s)),
+            ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
             ("efficiency", "r", lambda row: format_share(row.efficiency)),
             ("by the links, 98 %", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
             ("limited by", "l", _limit),
@@ -113,13 +113,13 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
     measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
     lines = []
     if predicted:
-        alone = predicted[0].real_tokens_per_s / predicted[0].nodes / predicted[0].efficiency
+        alone = predicted[0].tokens_per_s / predicted[0].nodes / predicted[0].efficiency
         ideal = tuple(Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
         points = tuple(_point(row) for row in predicted)
         lines.append(Line(name=f"{name}, predicted", points=points, kind="line", colour=0))
         lines.append(Line(name="", points=ideal, kind="dotted", colour=0))
     if measured:
-        dots = tuple(Point(x=row.nodes, y=row.real_tokens_per_s) for row in measured)
+        dots = tuple(Point(x=row.nodes, y=row.tokens_per_s) for row in measured)
         lines.append(Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
     ticks = tuple(sorted({row.nodes for row in rows}))
     return Lines(
@@ -132,10 +132,10 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
 def _point(row: ScalingRow) -> Point:
     """With real tokens/s at both ends of the efficiency's interval."""
     low, high = (
-        None if end is None else row.real_tokens_per_s * end / row.efficiency
+        None if end is None else row.tokens_per_s * end / row.efficiency
         for end in (row.efficiency_low, row.efficiency_high)
     )
-    return Point(x=row.nodes, y=row.real_tokens_per_s, low=low, high=high)
+    return Point(x=row.nodes, y=row.tokens_per_s, low=low, high=high)
 
 
 def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
@@ -147,7 +147,7 @@ def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
         ["rows of the micro-batch", str(compute.rows)],
         ["forward and backward of it", format_seconds(compute.micro_batch_s)],
         ["part of it that does not grow with rows", format_seconds(compute.fixed_s)],
-        ["clipping and update", format_seconds(compute.update_s)],
+        ["clipping and update", format_seconds(compute.optimizer_step_s)],
         ["forward's share", format_share(compute.forward_share)],
         ["a rank's jitter", format_share(compute.jitter_share)],
         ["what computing loses while gradients travel", format_share(compute.slowdown_share)],
@@ -192,7 +192,7 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
         yield f"equal loss: {found.equal_loss}"
     if found.useful_nodes is not None:
         yield from _useful_lines(found.useful_nodes, found.levers)
-    elif found.exchanges:
+    elif found.gradient_syncs:
         yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
     yield f"exchange: {found.choice}"
 

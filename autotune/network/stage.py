@@ -127,7 +127,7 @@ def tune_network(
     found = evidence(tuning)
     if tuning.tried:
         chosen = tuning.fastest()[0].candidate
-        changed = with_network(stored.profile, found, chosen.exchange, tuning.micro_batch_rows(chosen), runner)
+        changed = with_network(stored.profile, found, chosen.exchange, tuning.micro_batch_size(chosen), runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = with_evidence(stored.profile, "network", found, runner)
@@ -139,15 +139,15 @@ def _network_request(
     stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest, nodes: int, ranks_per_node: int
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
-    if before is not None and before.default_rows is not None:
+    if before is not None and before.default_micro_batch_size is not None:
         # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
-        train = train.model_copy(update={"micro_batch_rows": before.default_rows})
+        train = train.model_copy(update={"micro_batch_size": before.default_micro_batch_size})
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
-    if train.global_batch_rows < every:
+    if train.global_batch_size < every:
         raise BadInput(
-            f"a global batch of {train.global_batch_rows} rows is fewer than the {every} ranks",
+            f"a global batch of {train.global_batch_size} rows is fewer than the {every} ranks",
             next_step="Measure fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
         )
     most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
@@ -156,8 +156,8 @@ def _network_request(
         data_dir=str(request.data.resolve()),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
-        most_rows=max(train.micro_batch_rows, most),
-        real_tokens_per_row=probe.mean_real_tokens_per_row,
+        max_micro_batch_size=max(train.micro_batch_size, most),
+        tokens_per_sequence=probe.mean_tokens_per_sequence,
         budget_s=request.budget_s,
         trial_timeout_s=request.trial_timeout_s,
     )
@@ -200,12 +200,12 @@ def _on_nodes(
     ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
     with open_together(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
-            config=train.model_copy(update={"global_batch_rows": load.global_batch_rows}),
+            config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
             data_dir=str(data_dir.resolve()),
             nodes=row.nodes,
             ranks_per_node=ranks,
-            most_rows=load.most_rows,
-            real_tokens_per_row=load.real_tokens_per_row,
+            max_micro_batch_size=load.max_micro_batch_size,
+            tokens_per_sequence=load.tokens_per_sequence,
             budget_s=trial_timeout_s,
             trial_timeout_s=trial_timeout_s,
         )
@@ -221,7 +221,7 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
         return None
     train = read_manifest(directory).train
     tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
-    return tokens / probe.mean_real_tokens_per_row
+    return tokens / probe.mean_tokens_per_sequence
 
 
 def with_network(
@@ -229,5 +229,5 @@ def with_network(
 ) -> Profile:
     """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
     parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
-    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
+    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
     return with_evidence(profile, "network", found, runner, train)

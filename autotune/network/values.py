@@ -58,11 +58,11 @@ class GradientPart:
 class RankCompute:
     """What a step costs a rank without any exchange, while all other ranks of its node compute as well."""
 
-    row_s: float
+    sequence_s: float
     """Forward and backward, of each row of a micro-batch."""
     micro_batch_s: float
     """The same, of each micro-batch, however many rows it has."""
-    update_s: float
+    optimizer_step_s: float
     """Clipping and the optimizer, once a step, with all of its state on this rank."""
     gradients: tuple[GradientPart, ...]
     """In the order in which they are ready."""
@@ -80,7 +80,7 @@ class RankCompute:
 
     def forward_backward_s(self, rows: float) -> float:
         """Of one micro-batch."""
-        return self.micro_batch_s + rows * self.row_s
+        return self.micro_batch_s + rows * self.sequence_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class ComputeEvidence(Table):
     """Forward and backward of a micro-batch of so many rows."""
     fixed_s: NonNegativeFloat
     """Part of it that does not grow with the rows."""
-    update_s: NonNegativeFloat
+    optimizer_step_s: NonNegativeFloat
     """Clipping and optimizer."""
     forward_share: Annotated[float, Field(gt=0, lt=1)]
     """Part of a micro-batch's time that is forward."""
@@ -186,9 +186,9 @@ class ComputeEvidence(Table):
         """The same for any number of rows."""
         parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
         return RankCompute(
-            row_s=(self.micro_batch_s - self.fixed_s) / self.rows,
+            sequence_s=(self.micro_batch_s - self.fixed_s) / self.rows,
             micro_batch_s=self.fixed_s,
-            update_s=self.update_s,
+            optimizer_step_s=self.optimizer_step_s,
             gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
             forward_share=self.forward_share,
             jitter_share=self.jitter_share,
@@ -229,7 +229,7 @@ class ExchangeRow(ExchangeSplit, RatioBounds):
     step_s: PositiveFloat | None = None
     """Median; None where it did not run."""
     steps: NonNegative
-    real_tokens_per_s: NonNegativeFloat | None = None
+    tokens_per_s: NonNegativeFloat | None = None
     """Of all ranks."""
     compute_share: Share | None = None
     """Of the step, in which a rank computes."""
@@ -252,7 +252,7 @@ class ScalingRow(ExchangeSplit):
 
     nodes: Positive
     step_s: PositiveFloat
-    real_tokens_per_s: PositiveFloat
+    tokens_per_s: PositiveFloat
     """Of all nodes."""
     efficiency: PositiveFloat
     """Against as many times one node."""
@@ -283,12 +283,12 @@ class NetworkEvidence(Table):
     """What all-reduces of all ranks took of what these links make of them; 1 where that was not measured."""
     warnings: list[str] = Field(default_factory=list)
     """Slow links, slow ranks, an interface that does not reach its speed."""
-    products_flops_per_s: list[NonNegativeFloat]
+    matmul_flops_per_s: list[NonNegativeFloat]
     """Of each rank while all multiply matrices."""
-    default_rows: Positive | None = None
+    default_micro_batch_size: Positive | None = None
     """The micro-batch as probed, which the default exchange has; None where no training step was measured."""
     compute: ComputeEvidence | None = None
-    exchanges: list[ExchangeRow] = Field(default_factory=list)
+    gradient_syncs: list[ExchangeRow] = Field(default_factory=list)
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
     """The largest number of at least 90 % efficiency at this global batch; predicted."""

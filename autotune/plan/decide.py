@@ -235,7 +235,7 @@ def _warnings(plan: Plan, tokens: float) -> Iterator[str]:
 
 
 def _does_not_fit(memory: MemoryPlan) -> str:
-    rows = f"a micro-batch of {memory.micro_batch_rows} row{'s' if memory.micro_batch_rows > 1 else ''}"
+    rows = f"a micro-batch of {memory.micro_batch_size} row{'s' if memory.micro_batch_size > 1 else ''}"
     fitting = [one.name for one in memory.shares if one.fits and one.trains_here]
     other = [one.name for one in memory.shares if one.fits and not one.trains_here]
     if fitting:

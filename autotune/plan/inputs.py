@@ -20,7 +20,7 @@ from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.memory.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.memory.values import MemoryPlan
-from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, exchanges, spread
+from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, gradient_syncs, spread
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from autotune.network.values import Network, RankCompute
 from autotune.plan.decide import Plan, plan_of
@@ -155,17 +155,19 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     if isinstance(rate, str):
         told = f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank."
         return replace(known, rate_missing=rate, warnings=(told,))
-    most_rows, strategy = subject.train.micro_batch_rows, subject.train.parallel.strategy
+    max_micro_batch_size, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
     if memory is not None:
-        strategy, most_rows = strategy_that_fits(memory, strategy), max(1, memory.most_rows)
+        strategy, max_micro_batch_size = strategy_that_fits(memory, strategy), max(1, memory.max_micro_batch_size)
         if strategy == "fsdp2":
-            most_rows = max(most_rows, most_rows_shared(memory, known.fleet))
+            max_micro_batch_size = max(max_micro_batch_size, most_rows_shared(memory, known.fleet))
     every = _as_measured(subject) if own_batch and asked.links is None else None
-    every = every or _on_all(known, subject, asked.links, rate, strategy=strategy, most_rows=most_rows)
+    every = every or _on_all(
+        known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
+    )
     known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
-    if rate.basis == "assumed" and 0 < every.rows < min(most_rows, FILLING_TOKENS / rows.tokens.value):
+    if rate.basis == "assumed" and 0 < every.rows < min(max_micro_batch_size, FILLING_TOKENS / rows.tokens.value):
         few = "1 row" if every.rows == 1 else f"{every.rows} rows"
-        told = f"Micro-batches are of {few} where {most_rows:,} fit: the assumed MFU is of full ones."
+        told = f"Micro-batches are of {few} where {max_micro_batch_size:,} fit: the assumed MFU is of full ones."
         return replace(known, warnings=(told,))
     return known
 
@@ -226,13 +228,16 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         contents, manifest = contents_of(directory, train.layout, row_tokens), read_manifest(directory)
         histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
-        in_all, told = count * contents.mean_real_tokens / contents.mean_samples, "samples by what those laid out hold"
+        in_all, told = (
+            count * contents.mean_non_padding_tokens / contents.mean_samples,
+            "samples by what those laid out hold",
+        )
         room = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
         is_open = samples.counts[-1] and samples.edges[-1] < room  # how many are longer than a row, it does not say
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
-        mean = contents.mean_real_tokens
+        mean = contents.mean_non_padding_tokens
         return _Rows(
             contents=contents,
             tokens=PlanFigure(value=mean, basis="measured", source="rows of the dataset, a part of it laid out"),
@@ -245,11 +250,11 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
     contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, row_tokens)
     if probe is not None:
         told = "rows of the dataset that was probed with"
-        tokens = PlanFigure(value=probe.mean_real_tokens_per_row, basis="measured", source=told)
+        tokens = PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told)
     else:
         packed = train.layout == "packed"
         told = "packed rows of functions are 99.7 % full" if packed else "rows without padding, for want of a dataset"
-        tokens = PlanFigure(value=contents.mean_real_tokens, basis="assumed", source=told)
+        tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told)
     return _Rows(contents=contents, tokens=tokens)
 
 
@@ -258,7 +263,7 @@ def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) 
     train, stored = subject.train, subject.stored
     if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
-            return train.global_batch_rows
+            return train.global_batch_size
         tokens = train.global_batch_tokens or stored.profile.constraints.global_batch_tokens
     return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_row))
 
@@ -313,7 +318,13 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
 
 
 def _on_all(
-    known: Plan, subject: _Subject, assumed: Assumed | None, rate: PlanFigure, *, strategy: Strategy, most_rows: int
+    known: Plan,
+    subject: _Subject,
+    assumed: Assumed | None,
+    rate: PlanFigure,
+    *,
+    strategy: Strategy,
+    max_micro_batch_size: int,
 ) -> AllRanks:
     """Predict all ranks together: from measured links if there are any, else from a line that is assumed."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
@@ -325,14 +336,14 @@ def _on_all(
         scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
     per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
     compute = RankCompute(  # a rank whose rows cost what the rate says, and nothing else
-        row_s=per_row / rate.value, micro_batch_s=0.0, update_s=0.0,
+        sequence_s=per_row / rate.value, micro_batch_s=0.0, optimizer_step_s=0.0,
         gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
     load = Load(
         compute=compute if scaled is None else scaled.load.compute,
-        global_batch_rows=known.batch_rows,
-        real_tokens_per_row=per_row,
-        most_rows=most_rows,
+        global_batch_size=known.batch_rows,
+        tokens_per_sequence=per_row,
+        max_micro_batch_size=max_micro_batch_size,
     )
     links: tuple[Basis, str]
     if scaled is not None and line is None:
@@ -346,8 +357,8 @@ def _on_all(
         trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
     strategies = ("fsdp2", "hsdp") if strategy == "fsdp2" else (strategy,)
-    among = exchanges(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
-    model = ScalingModel(load=load, network=over, exchanges=among)
+    among = gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
+    model = ScalingModel(load=load, network=over, gradient_syncs=among)
     return spread(rate, model, nodes=fleet.nodes, links=links)
 
 
@@ -356,7 +367,7 @@ def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> s
     stored, fleet, train, card = subject.stored, subject.fleet, subject.train, subject.card
     if stored is None or subject.measured is None or stored.profile.evidence.probe is None:
         model = asked.model_argument or train.model.name
-        if memory is not None and not memory.most_rows and card is not None:
+        if memory is not None and not memory.max_micro_batch_size and card is not None:
             return command(
                 "estimate", model=model, gpu=card.key, ranks=fleet.ranks, what_if=True,
                 seq_length=train.seq_length_tokens,

@@ -103,8 +103,12 @@ def _by_nodes(plan: Plan) -> str:
 
 
 def _memory(memory: MemoryPlan, plan: Plan) -> str:
-    lone = "1 row" if memory.micro_batch_rows == 1 else f"{memory.micro_batch_rows:,} rows"
-    most = f"at most {memory.most_rows:,} fit with the headroom" if memory.most_rows else "not one fits alone"
+    lone = "1 row" if memory.micro_batch_size == 1 else f"{memory.micro_batch_size:,} rows"
+    most = (
+        f"at most {memory.max_micro_batch_size:,} fit with the headroom"
+        if memory.max_micro_batch_size
+        else "not one fits alone"
+    )
     there = format_bytes(plan.fleet.memory_bytes)
     said = f"predicted, micro-batch of {lone} ({most}), {there} there; from {memory.source}"
     return f"{console_text((shares_table(memory.shares),))}\n{_wrapped(said, bullet='  ')}"

@@ -15,7 +15,7 @@ def show(
     *,
     profile: OneProfile,
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.loader_workers, or a group.")
+        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.num_workers, or a group.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Give the figures behind every setting.")] = False,
     reports: Reports = REPORTS,

@@ -34,15 +34,15 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     decisions: list[Row] = [
         ["model", train.model.name, f"{train.precision}, {train.layout} rows of {train.seq_length_tokens} tokens"],
         *changes,
-        ["micro-batch rows", str(train.micro_batch_rows), probe.choice if probe else "not measured: autotune probe"],
+        ["micro-batch rows", str(train.micro_batch_size), probe.choice if probe else "not measured: autotune probe"],
         [
             "global batch rows",
-            str(train.global_batch_rows),
+            str(train.global_batch_size),
             f"about {global_batch_words(profile.constraints.global_batch_tokens)} a step",
         ],
         [
             "loader workers",
-            str(train.data.loader_workers),
+            str(train.data.num_workers),
             workers.choice if workers else "not measured: autotune workers",
         ],
         *_exchange(profile),
@@ -163,7 +163,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
     rows: list[list[str | None]] = [
         ["profile", str(one.path)],
         ["profile, hash of its content", one.content_sha256],
-        ["trials it rests on, hash", provenance.ledger_sha256],
+        ["trials it rests on, hash", provenance.trial_log_sha256],
         ["held against the ledger", None if one.ledger is None else ledger_words(one.ledger)],
         ["model config, hash", one.profile.fingerprint.model_sha256],
         ["dataset, hash", one.profile.fingerprint.dataset_hash],

@@ -26,7 +26,7 @@ from autotune.network.values import Exchange
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
 from autotune.profiles.values import LedgerCheck
 from autotune.profiles.decide.trial_log_check import check_ledger, compare, records_of
-from autotune.trials.trial_log import ledger_sha256, own_records
+from autotune.trials.trial_log import trial_log_sha256, own_records
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.trials.decide.plausibility import check_profile
@@ -112,7 +112,7 @@ def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> di
     """Return what ``[provenance]`` says of the ledger: of all the profile's trials up to now, whichever command's."""
     own = own_records(records_in(runner.ledger.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
-    return {"ledger_sha256": ledger_sha256(own), "ledger_until_utc": until}
+    return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
 
 
 
@@ -195,7 +195,7 @@ def require_local_probe(
     Raises:
         ProfileRefused: If it was never probed, or is another machine's, model's or dataset's than ``here``.
     """
-    rows, path, probe = stored.profile.train.micro_batch_rows, stored.path, stored.profile.evidence.probe
+    rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
     refusals = []
     for check in () if here is None else compare(stored.profile.fingerprint, here, replayed=replayed):
         text = f"{check.field} was {check.profile}, here it is {check.here}"
@@ -210,7 +210,7 @@ def require_local_probe(
     elif refusals:
         why, first = f"{path} was not probed here: {'; '.join(refusals)}", "Probe here first"
     elif rows > probe.feasible_max:
-        why = f"micro_batch_rows = {rows} is more than the {probe.feasible_max} that were shown to fit"
+        why = f"micro_batch_size = {rows} is more than the {probe.feasible_max} that were shown to fit"
         first = f"Lower it in {path}, or probe again"
     else:
         return probe

@@ -55,7 +55,7 @@ _HEADER = (
 
 # Always written, so that a reader sees what was decided; everything else only where it differs from its default.
 _ALWAYS_WRITTEN = (
-    "seq_length_tokens", "layout", "micro_batch_rows", "global_batch_rows", "precision", "device", "seed",
+    "seq_length_tokens", "layout", "micro_batch_size", "global_batch_size", "precision", "device", "seed",
 )  # fmt: skip
 
 
@@ -126,9 +126,9 @@ class Provenance(Table):
     suggested to anybody as something to run."""
     slurm_job_id: str | None = None
     """The job that measured; None outside of one."""
-    ledger_sha256: str
+    trial_log_sha256: str
     """Over all that the ledger says of the trials of this model, dataset, device and length of rows."""
-    ledger_until_utc: str | None = None
+    trial_log_until_utc: str | None = None
     """Time of the last one of them; None where there was none, and in profiles from before this was kept, whose hash
     cannot be recomputed."""
 
@@ -154,9 +154,9 @@ class Profile(Table):
         return None if self.evidence.probe is None else self.evidence.probe.parameters
 
     @property
-    def mean_real_tokens_per_row(self) -> float | None:
+    def mean_tokens_per_sequence(self) -> float | None:
         """Non-padding tokens of a row in this layout, on average; None without a probe."""
-        return None if self.evidence.probe is None else self.evidence.probe.mean_real_tokens_per_row
+        return None if self.evidence.probe is None else self.evidence.probe.mean_tokens_per_sequence
 
 
 def model_sha256(settings: ModelSettings) -> str:
@@ -211,7 +211,7 @@ def _tables(profile: Profile) -> dict[str, Any]:
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
     short = profile.train.model_dump(mode="json", exclude_defaults=True)
     if profile.evidence.workers is not None:  # decided, even where the decision is the default
-        short.setdefault("data", {})["loader_workers"] = profile.train.data.loader_workers
+        short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
     tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     return tables
 
@@ -331,7 +331,7 @@ def is_sha256(text: str) -> bool:
 
 def fill_share(profile: Profile) -> float | None:
     """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-    tokens = profile.mean_real_tokens_per_row
+    tokens = profile.mean_tokens_per_sequence
     return tokens and tokens / profile.train.seq_length_tokens
 
 

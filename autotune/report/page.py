@@ -122,9 +122,9 @@ def _settings(one: ReportedProfile) -> Words:
     tokens = global_batch_words(one.profile.constraints.global_batch_tokens)
     said = (
         f" of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
-        f"{plural(train.global_batch_rows, 'row')}, {tokens}; "
+        f"{plural(train.global_batch_size, 'row')}, {tokens}; "
     )
-    loader = chosen_loader(workers) if workers else str(train.data.loader_workers)
+    loader = chosen_loader(workers) if workers else str(train.data.num_workers)
     doubt = ""
     if workers is None:
         doubt = " (not measured)"
@@ -134,7 +134,7 @@ def _settings(one: ReportedProfile) -> Words:
     exchange = f"{parallel.strategy}, {parallel.gradient_dtype} gradients, {parallel.bucket_cap_mib} MiB buckets"
     network = exchange if one.profile.evidence.network is not None else f"{exchange} (not measured)"
     return (
-        Strong(text=f"micro-batch {plural(train.micro_batch_rows, 'row')}"),
+        Strong(text=f"micro-batch {plural(train.micro_batch_size, 'row')}"),
         said,
         Strong(text=f"loader workers {loader}"),
         f"{doubt}; exchange {network}. All of it stands in ",
@@ -422,12 +422,12 @@ def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
 
 def _step(profile: Profile) -> str:
     train, ranks = profile.train, 1 if profile.evidence.probe is None else profile.evidence.probe.local_ranks
-    dealt = deal(train.global_batch_rows, train.micro_batch_rows, ranks)
+    dealt = deal(train.global_batch_size, train.micro_batch_size, ranks)
     return f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
 
 
 def _speed(row: RecipeRow | None) -> str | None:
-    return format_count(statistics.median(row.real_tokens_per_s)) if row and row.real_tokens_per_s else None
+    return format_count(statistics.median(row.tokens_per_s)) if row and row.tokens_per_s else None
 
 
 def _times(row: RecipeRow | None) -> str | None:

@@ -108,7 +108,7 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
         # Of the last start, without its first, which pays for the start; all, where that is all there is.
         later = rows_of_this_start(run) or steps
         seconds = sum(step.step_s for step in later)
-        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
+        full = sum(step.non_padding_tokens for step in later) / max(1, sum(step.padded_tokens for step in later))
         rows.append(
             [
                 one.name,
@@ -117,7 +117,7 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
                 str(run.header.world_size),
                 str(steps[-1].step) if steps else "0",
                 f"{nats(steps[0].loss)} → {nats(steps[-1].loss)}" if steps else None,
-                count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
+                count(statistics.median(step.tokens_per_s for step in later)) if later else None,
                 _median_share([step.mfu for step in later]),
                 format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
                 format_bytes(max(step.peak_memory_bytes for step in steps)) if steps else None,

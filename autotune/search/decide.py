@@ -121,7 +121,7 @@ def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
 
 def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
     values = [getattr(cell, name) for cell in cells]
-    if name == "micro_batch_rows":
+    if name == "micro_batch_size":
         logs = np.log2(np.array(values, dtype=np.float64))
         return np.asarray(np.exp(-((logs[:, None] - logs[None, :]) ** 2) / (2 * ROWS_SCALE**2)))
     codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)[1]
@@ -155,36 +155,36 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
 
 
 def knob_space(
-    unexplored: Configuration,
+    starting: Configuration,
     levels: Mapping[str, Sequence[object]],
     global_rows: Mapping[Layout, int],
     ranks: int,
-    most_rows: Callable[[Configuration], int],
+    max_micro_batch_size: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:
     """Return all cells, the unexplored one first: each value of every knob, and every useful micro-batch.
 
     The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
     """
-    cells = [with_dealt_rows(unexplored, global_rows, ranks)]
+    cells = [with_dealt_rows(starting, global_rows, ranks)]
     for values in itertools.product(*levels.values()):
-        one = unexplored.but(**dict(zip(levels, values, strict=True))).kind
-        sizes = micro_batches(global_rows[one.layout], ranks, most_rows(one))
-        cells += [one.but(micro_batch_rows=rows) for rows in sizes]
+        one = starting.but(**dict(zip(levels, values, strict=True))).kind
+        sizes = micro_batches(global_rows[one.layout], ranks, max_micro_batch_size(one))
+        cells += [one.but(micro_batch_size=rows) for rows in sizes]
     return tuple(dict.fromkeys(cells))
 
 
 def with_dealt_rows(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
     """With the rows that a micro-batch really has once the global batch is dealt."""
-    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
-    return knobs.but(micro_batch_rows=dealt.rows_per_micro_batch)
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
+    return knobs.but(micro_batch_size=dealt.rows_per_micro_batch)
 
 
-def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
+def micro_batches(global_rows: int, ranks: int, max_micro_batch_size: int) -> list[int]:
     """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
 
     None where the global batch would leave a rank without a row.
     """
-    largest = min(most_rows, -(-global_rows // ranks))
+    largest = min(max_micro_batch_size, -(-global_rows // ranks))
     if largest < 1 or global_rows < ranks:
         return []
     asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
@@ -194,6 +194,6 @@ def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
 
 def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
     """Part of the computed rows that the global batch fills."""
-    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
+    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
     computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks
     return global_rows[knobs.layout] / computed

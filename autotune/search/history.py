@@ -40,14 +40,14 @@ class ExploreRequest:
 
     def config_of(self, cell: Configuration) -> TrainConfig:
         """The unexplored configuration with the knobs of a cell, at the same global batch."""
-        rows = {"global_batch_rows": self.global_rows[cell.layout]}
+        rows = {"global_batch_size": self.global_rows[cell.layout]}
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
 
     def rate_of(self, cell: Configuration, figures: FeedFigures) -> float:
         """Real tokens/s of a window, as training has them at the global batch."""
         share = self.real_shares[cell.layout]
-        real = figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
+        real = figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
         return real * useful_share(cell, self.global_rows, self.training.limits.local_ranks)
 
 
@@ -75,7 +75,7 @@ class Cells:
 
     cells: tuple[Configuration, ...]
     """Those that are left; the unexplored one first."""
-    unexplored: Configuration = field(init=False)
+    starting: Configuration = field(init=False)
     tried: dict[Configuration, Readings] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Values that only crashed, and why they are tried no more."""
@@ -83,14 +83,14 @@ class Cells:
     """Until something else is seen."""
 
     def __post_init__(self) -> None:
-        self.unexplored = self.cells[0]
-        self.tried[self.unexplored] = Readings()
+        self.starting = self.cells[0]
+        self.tried[self.starting] = Readings()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
         """Note windows of a round, among them one of the unexplored settings."""
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, Readings())
-            (one.short if short else one.full).append((rate, math.log(rate / rates[self.unexplored])))
+            (one.short if short else one.full).append((rate, math.log(rate / rates[self.starting])))
         self._believed = None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
@@ -120,9 +120,9 @@ class Cells:
 
     def rule_out(self, unfit: Configuration) -> None:
         """Leave out a cell that does not fit, and those of its kind with more rows."""
-        kind, rows = unfit.kind, unfit.micro_batch_rows
-        more = {cell for cell in self.cells if cell.micro_batch_rows >= rows and cell.kind == kind}
-        self._keep(cell for cell in self.cells if cell not in more - {self.unexplored})
+        kind, rows = unfit.kind, unfit.micro_batch_size
+        more = {cell for cell in self.cells if cell.micro_batch_size >= rows and cell.kind == kind}
+        self._keep(cell for cell in self.cells if cell not in more - {self.starting})
 
     def _keep(self, cells: Iterable[Configuration]) -> None:
         self.cells = tuple(cells)
@@ -146,21 +146,21 @@ class Cells:
     def _seen(self) -> list[Seen]:
         place = self.places
         # The unexplored settings are one, by definition, and as surely as many windows could tell.
-        seen = [Seen(cell=place[self.unexplored], log_ratio=0.0) for _ in range(_SURE)]
+        seen = [Seen(cell=place[self.starting], log_ratio=0.0) for _ in range(_SURE)]
         for cell, tried in self.tried.items():
-            if cell in place and cell != self.unexplored:
+            if cell in place and cell != self.starting:
                 seen += [Seen(cell=place[cell], log_ratio=one) for _, one in tried.full]
                 seen += [Seen(cell=place[cell], log_ratio=one, short=True) for _, one in tried.short]
         return seen
 
     def best_mean(self, found: Posterior) -> float:
         """Return the highest logarithm that is believed of the cells that ran."""
-        ran = {self.unexplored, *(cell for cell, one in self.tried.items() if one.best)}
+        ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
         return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
     def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
         """Cells of these precisions that ran and may well be the fastest, the most promising first."""
-        ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.unexplored]
+        ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.starting]
         return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
@@ -169,11 +169,11 @@ class Cells:
         Without that one where it is the unexplored settings, which are held against these in any case.
         """
         found, place = self.believed(), self.places
-        fastest = max([self.unexplored, *cells], key=lambda cell: float(found.mean[place[cell]]))
+        fastest = max([self.starting, *cells], key=lambda cell: float(found.mean[place[cell]]))
         gains = expected_gain_over(found, place[fastest])
         others = [cell for cell in cells if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT]
         others.sort(key=lambda cell: -float(gains[place[cell]]))
-        return others if fastest == self.unexplored else [fastest, *others]
+        return others if fastest == self.starting else [fastest, *others]
 
     def consider(self, cell: Configuration) -> None:
         """Take one more into the space."""

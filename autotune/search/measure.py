@@ -61,9 +61,9 @@ class Exploration:
         self.known = Cells(cells=self.request.cells)
 
     @property
-    def unexplored(self) -> Configuration:
+    def starting(self) -> Configuration:
         """What the profile has."""
-        return self.known.unexplored
+        return self.known.starting
 
     def run(self) -> None:
         """Search until there is a reason to stop; proof comes after it."""
@@ -102,7 +102,7 @@ class Exploration:
         # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
         worth = {cell: gain / self._takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
         for cell in sorted(worth, key=lambda one: -worth[one]):
-            if cell in pending or cell == self.unexplored or self._takes_s(cell) > self._searching_s_left():
+            if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
                 continue
             if cell in self.known.tried or self.request.fits(cell):
                 return cell
@@ -113,7 +113,7 @@ class Exploration:
         """About so long, by those of its kind so far."""
         plain = statistics.median(self.taken_s[False] or [1.0])
         compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
-        return max(LEAST_S, compiled if cell.compile_layers else plain)
+        return max(LEAST_S, compiled if cell.compile else plain)
 
     def _searching_s_left(self) -> float:
         return self.request.training.request.budget_s / 2 - self.reading.seconds
@@ -147,15 +147,15 @@ class Exploration:
         """
         if not cells:
             return {}
-        every = [*cells, self.unexplored] if unexplored_last else [self.unexplored, *cells]
+        every = [*cells, self.starting] if unexplored_last else [self.starting, *cells]
         number, names = self.rounds, [cell.name for cell in every]
         self.rounds += 1
         what = "a first look" if short else f"round {number + 1}"
         trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in every}
 
         def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
-            self.taken_s[cell.compile_layers].append(seconds)
-            if cell == self.unexplored and not isinstance(outcome, Measured):
+            self.taken_s[cell.compile].append(seconds)
+            if cell == self.starting and not isinstance(outcome, Measured):
                 raise unmeasured("the window of the unexplored settings", outcome, self.runner)
 
         outcomes = self.reading.read(number, trials, check)
@@ -202,18 +202,18 @@ def prove(search: Exploration) -> Proof:
     first = prove_one_of(known.finalists({cell.precision for cell in known.cells}), search)
     if first.refused is None:
         return first
-    second = prove_one_of(known.finalists({known.unexplored.precision}), search)
+    second = prove_one_of(known.finalists({known.starting.precision}), search)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
 def prove_one_of(finalists: Sequence[Configuration], search: Exploration) -> Proof:
     """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
-    unexplored = search.unexplored
+    starting = search.starting
     if not finalists:
-        return Proof(candidate=unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
+        return Proof(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
-    exactly = all(getattr(candidate, name) == getattr(unexplored, name) for name in KNOBS if name not in EXACT_KNOBS)
+    exactly = all(getattr(candidate, name) == getattr(starting, name) for name in KNOBS if name not in EXACT_KNOBS)
     if not faster or exactly:
         return Proof(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     loss = _check_loss(candidate, search)
@@ -234,7 +234,7 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
         rates = search.read(left, unexplored_last=True)
         ran = [cell for cell in left if cell in rates and cell in search.known.cells]
         for cell in set(left) & set(rates):
-            pairs[cell].append((rates[cell], rates[search.unexplored]))
+            pairs[cell].append((rates[cell], rates[search.starting]))
         if not ran:
             return left[0], UNKNOWN
         left = search.known.may_be_fastest(ran)
@@ -251,18 +251,18 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
     """Check both ways to round at the unexplored micro-batch."""
 
     def train(precision: str) -> Outcome:
-        label, cell = f"equal loss, {precision}", search.unexplored.but(precision=precision)
+        label, cell = f"equal loss, {precision}", search.starting.but(precision=precision)
         config = search.request.config_of(cell).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
         length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
         trial = feed_trial(search.request.training, config, 0, [label], cached=True, **length)
         return search.reading.run(trial, label)
 
-    return check_loss((search.unexplored.precision, candidate.precision), train)
+    return check_loss((search.starting.precision, candidate.precision), train)
 
 
 def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
-    before = search.unexplored
+    before = search.starting
     others = [one for cell, one in search.known.tried.items() if cell != before]
     explored = []
     for cell, one in search.known.tried.items():
@@ -270,8 +270,8 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         row = ExploredRow(
             settings=cell,
             windows=len(one.full) + len(one.short),
-            real_tokens_per_s=statistics.median(rates) if rates else None,
-            ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
+            tokens_per_s=statistics.median(rates) if rates else None,
+            ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
             outcome=one.outcome,
         )
         explored.append(row)
@@ -279,12 +279,12 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
         cells=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
         pruned=sum(one.outcome == "pruned" for one in others),
-        unexplored=before,
+        starting=before,
         chosen=found.candidate if found.adopted else before,
         candidate=found.candidate,
         adopted=found.adopted,
         equal_loss=found.equal_loss,
-        ratio_to_unexplored=found.ratio.value,
+        ratio_to_starting=found.ratio.value,
         ratio_low=found.ratio.low,
         ratio_high=found.ratio.high,
         choice=_choice(search, found),
@@ -296,14 +296,14 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
 
 
 def _choice(search: Exploration, found: Proof) -> str:
-    unexplored, candidate = search.unexplored, found.candidate.name
-    if found.candidate == unexplored:
+    starting, candidate = search.starting, found.candidate.name
+    if found.candidate == starting:
         return "nothing that was tried is believed to be faster than the unexplored settings"
     if found.adopted:
         more = f"; {found.passed_over.name} is not taken: {found.equal_loss}" if found.passed_over else ""
-        return f"{candidate}: proven to be faster than {unexplored.name}{more}"
+        return f"{candidate}: proven to be faster than {starting.name}{more}"
     if (outcome := search.known.tried[found.candidate].outcome) != "ran":
-        return f"{candidate} promised most, and {outcome} when that was to be proven, so {unexplored.name} stays"
+        return f"{candidate} promised most, and {outcome} when that was to be proven, so {starting.name} stays"
     if found.refused is not None:
         return f"{candidate}: faster, and not taken: {found.refused}"
-    return f"{candidate} is not proven to be faster, so {unexplored.name} stays"
+    return f"{candidate} is not proven to be faster, so {starting.name} stays"

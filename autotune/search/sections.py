@@ -24,11 +24,11 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         return (Missing(what=what, state="not asked for", commands=(command,)),)
     table = table_of(
         "Settings that were tried, against the unexplored ones in the same round",
-        sorted(found.rows, key=lambda row: -(row.ratio_to_unexplored or (row.settings == found.unexplored))),
+        sorted(found.rows, key=lambda row: -(row.ratio_to_starting or (row.settings == found.starting))),
         ("settings", "l", lambda row: row.settings.name),
         ("windows", "r", lambda row: str(row.windows)),
-        ("real tokens/s (median)", "r", lambda row: format_count(row.real_tokens_per_s)),
-        ("of the unexplored", "r", lambda row: None if (one := row.ratio_to_unexplored) is None else f"{one:.3f}"),
+        ("real tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
+        ("of the unexplored", "r", lambda row: None if (one := row.ratio_to_starting) is None else f"{one:.3f}"),
         ("outcome", "l", lambda row: row.outcome),
         long=True,
     )  # fmt: skip
@@ -38,9 +38,9 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
 def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
     """A line each: the answer, how sure it is, and what it rests on."""
     yield f"settings of the step: {found.choice}"
-    if found.candidate != found.unexplored:
+    if found.candidate != found.starting:
         ratio = of_windows(found.ratio, number)
-        yield f"{ratio} times the real tokens/s of {found.unexplored.name}, by {found.candidate.name}"
+        yield f"{ratio} times the real tokens/s of {found.starting.name}, by {found.candidate.name}"
     if found.equal_loss is not None:
         yield f"loss: {found.equal_loss}"
     looked = f", {found.pruned} of them for one short window" if found.pruned else ""

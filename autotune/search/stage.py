@@ -11,7 +11,7 @@ from autotune.errors import DoesNotFit, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import prepare, probed_profile, settled_probe
-from autotune.profiles.decide.batch_split import global_batch_rows, rows_with_headroom
+from autotune.profiles.decide.batch_split import global_batch_size, rows_with_headroom
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure as exploration
@@ -74,10 +74,10 @@ def _settle(
     probe = probed.evidence.probe
     assert probe is not None
     most = rows_with_headroom(probe.feasible_max, probed.constraints.headroom_share)
-    if chosen.micro_batch_rows > most:
+    if chosen.micro_batch_size > most:
         ranks = search.request.training.limits.local_ranks
-        fewer = with_dealt_rows(chosen.but(micro_batch_rows=most), search.request.global_rows, ranks)
-        if fewer == search.unexplored:
+        fewer = with_dealt_rows(chosen.but(micro_batch_size=most), search.request.global_rows, ranks)
+        if fewer == search.starting:
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
             return stored.profile, replace(explored, adopted=False, refused=why)
         search.known.consider(fewer)
@@ -88,7 +88,7 @@ def _settle(
         return stored.profile, explored
     probe = probe.model_copy(update={"choice": "explored together with other settings of the step"})
     taken = {
-        "train": probed.train.model_copy(update={"micro_batch_rows": explored.candidate.micro_batch_rows}),
+        "train": probed.train.model_copy(update={"micro_batch_size": explored.candidate.micro_batch_size}),
         "evidence": probed.evidence.model_copy(update={"probe": probe}),
     }
     return probed.model_copy(update=taken), explored
@@ -106,8 +106,8 @@ def explore_request(
             layout: row_statistics(train.model_copy(update={"layout": layout}), dataset) for layout in levels["layout"]
         }
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
-    global_rows = {layout: global_batch_rows(tokens, one.mean_real_tokens) for layout, one in rows.items()}
-    most_rows = probe_request.max_rows
+    global_rows = {layout: global_batch_size(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()}
+    max_micro_batch_size = probe_request.max_micro_batch_size
     most: dict[Configuration, float] = {}
 
     def fits(cell: Configuration) -> bool:
@@ -118,18 +118,21 @@ def explore_request(
             config = probe.config.model_copy(update=cell.model_dump())
             alike = replace(probe, rows=rows[cell.layout], config=config)
             try:
-                predicted = alike.trace(bench.machine).most_rows
+                predicted = alike.trace(bench.machine).max_micro_batch_size
                 most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
             except CannotTrace:
                 most[cell.kind] = math.inf
-        return cell.micro_batch_rows <= most[cell.kind]
+        return cell.micro_batch_size <= most[cell.kind]
 
     return ExploreRequest(
         training=training_windows(bench, train, request, probe.local_ranks),
-        cells=knob_space(Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: most_rows),
+        cells=knob_space(
+            Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: max_micro_batch_size
+        ),
         global_rows=global_rows,
         real_shares={
-            layout: None if layout == "bucketed" else one.mean_real_tokens / width for layout, one in rows.items()
+            layout: None if layout == "bucketed" else one.mean_non_padding_tokens / width
+            for layout, one in rows.items()
         },
         left_out=tuple(left_out),
         fits=fits,
@@ -141,8 +144,8 @@ def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[
     levels: dict[str, tuple[Any, ...]] = {
         "precision": ("fp32", "bf16"),
         "attention": ("auto", "sdpa"),
-        "checkpointing": get_args(Checkpointing),
-        "compile_layers": (False, True),
+        "activation_checkpointing": get_args(Checkpointing),
+        "compile": (False, True),
         "layout": ("packed", "bucketed", "padded"),
     }
     left_out = []
@@ -159,7 +162,7 @@ def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[
         leave_out("layout", "packed rows need a model whose attention this project knows", "padded", "bucketed")
     compilers = COMPILERS[bench.site.device]
     if not any(map(shutil.which, compilers)):
-        leave_out("compile_layers", f"there is no compiler here ({', '.join(compilers)})")
+        leave_out("compile", f"there is no compiler here ({', '.join(compilers)})")
     if bench.site.device == "cpu":
         leave_out("attention", "a CPU has no varlen kernel")
     first = {name: getattr(train, name) for name in levels}

@@ -25,10 +25,10 @@ class Configuration(Table):
 
     precision: Precision
     attention: Attention
-    checkpointing: Checkpointing
-    compile_layers: bool
+    activation_checkpointing: Checkpointing
+    compile: bool
     layout: Layout
-    micro_batch_rows: Positive
+    micro_batch_size: Positive
 
     @classmethod
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
@@ -43,13 +43,13 @@ class Configuration(Table):
     @property
     def kind(self) -> "Configuration":
         """The same for all micro-batches."""
-        return self.but(micro_batch_rows=1)
+        return self.but(micro_batch_size=1)
 
     @property
     def name(self) -> str:
         """In a few words."""
-        words = [f"{self.micro_batch_rows} {self.layout} rows", self.precision, self.attention]
-        words += [f"{self.checkpointing} checkpointing", "compiled" if self.compile_layers else ""]
+        words = [f"{self.micro_batch_size} {self.layout} rows", self.precision, self.attention]
+        words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
         return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
 
 
@@ -64,9 +64,9 @@ class ExploredRow(Table):
     settings: Configuration
     windows: NonNegative
     """Full and short ones."""
-    real_tokens_per_s: PositiveFloat | None = None
+    tokens_per_s: PositiveFloat | None = None
     """Median; None where it did not run."""
-    ratio_to_unexplored: PositiveFloat | None = None
+    ratio_to_starting: PositiveFloat | None = None
     """To the unexplored settings, read in the same round: median of its full windows, of short ones where there is no
     full one. None of the unexplored settings themselves, and where nothing ran."""
     outcome: str
@@ -83,19 +83,19 @@ class ExploreEvidence(RatioBounds):
     windows: NonNegative
     pruned: NonNegative
     """Cells that one short window was enough for."""
-    unexplored: Configuration
+    starting: Configuration
     chosen: Configuration
-    """The same as ``unexplored`` where nothing was proven to be faster."""
+    """The same as ``starting`` where nothing was proven to be faster."""
     candidate: Configuration
     """What promised most, and was held against the unexplored settings."""
-    ratio_to_unexplored: PositiveFloat
+    ratio_to_starting: PositiveFloat
     """Real tokens/s of the candidate, windows of the same rounds against each other."""
     adopted: bool
 
     @property
     def ratio(self) -> Interval:
         """The ratio to the unexplored settings with its bounds."""
-        return self.bounded(self.ratio_to_unexplored)
+        return self.bounded(self.ratio_to_starting)
 
     choice: str
     """Why the settings are what they are."""

@@ -101,7 +101,7 @@ def own_records(
     )
 
 
-def ledger_sha256(records: Iterable[TrialRecord]) -> str:
+def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
     """Names trials, with all that the ledger says of each, in whichever order they were written."""
     said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
     return canonical_sha256(sorted(map(canonical_sha256, said)))

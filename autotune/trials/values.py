@@ -248,11 +248,11 @@ class StepFigures(_Measured):
     optimizer_steps: int
     """Steps that really ran, warm-up included."""
     step_s: tuple[float, ...]
-    slot_tokens_per_step: int
+    padded_tokens_per_step: int
     peak_bytes: int
     """Highest use of the budget: on CUDA the allocator's reserve and what lies outside it; on a CPU the growth of the
     process since before the model was built."""
-    outside_allocator_bytes: int | None
+    non_pytorch_bytes: int | None
     """Device memory that the allocator does not count (context, workspaces); None on a CPU."""
     loss: float
     model_flops_per_step: float | None = None
@@ -307,8 +307,8 @@ class FeedFigures(_Measured):
     discarded_batches: int
     """Taken before the window: what the queues held ready, twice over, and warm-up."""
     steps: int
-    real_tokens_per_s: float
-    slot_tokens_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
     data_wait_share: float
     """Part of the window's time in which devices had nothing to do but wait for data, all ranks' added up, 0 to 1: what
     data costs at most, as a rank that waits holds up the others."""
@@ -316,7 +316,7 @@ class FeedFigures(_Measured):
     """CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
     window_end_s: float
     local_ranks: int
-    micro_batches_per_step: int
+    gradient_accumulation_steps: int
     memory_bytes: int | None
     """Of the ranks and their loader workers, shared pages counted in parts; None where it cannot be read."""
     worker_bytes: int | None
@@ -343,7 +343,7 @@ class LinkFigures(_Measured):
     """The same over the first ranks of all nodes; empty where there is one node."""
     neighbours_bytes_per_s: tuple[float, ...]
     """Each way, of each node with the next, the last one with the first."""
-    products_flops_per_s: tuple[float, ...]
+    matmul_flops_per_s: tuple[float, ...]
     """Of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
     nodes: int
     ranks_per_node: int
@@ -365,7 +365,7 @@ class ExchangeFigures(_Measured):
 
     step_s: tuple[float, ...]
     """Of each step, of the slowest rank."""
-    update_s: float
+    optimizer_step_s: float
     communication_s: float | None
     """Median wait for gradients after the last ones had left; None where nobody can tell."""
     compute_s_by_rank: tuple[tuple[float, ...], ...]
@@ -375,7 +375,7 @@ class ExchangeFigures(_Measured):
     """Elements of each gradient, and after which part of backward it was there, in that order."""
     micro_batches: int
     rows: int
-    real_tokens_per_step: float
+    tokens_per_step: float
     """Of all ranks."""
     peak_bytes: int | None
     """Highest growth of a rank's memory; None where it cannot be told."""

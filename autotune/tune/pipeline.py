@@ -231,7 +231,7 @@ class Tuning:
                 found = self._traced[stage.model] = probe.trace(bench.machine)
             except CannotTrace as error:
                 return error.message
-        rows, tokens = format_count(found.most_rows), probe.config.seq_length_tokens
+        rows, tokens = format_count(found.max_micro_batch_size), probe.config.seq_length_tokens
         return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
@@ -240,11 +240,11 @@ class Tuning:
         fresh = [one.seconds for one in probed.trials if not one.from_ledger]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
-        dealt = deal(train.global_batch_rows, train.micro_batch_rows, evidence.local_ranks)
+        dealt = deal(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
         refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
         return (
             f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
-            f"{format_count(train.global_batch_rows)} is {format_count(dealt.micro_batches)} x "
+            f"{format_count(train.global_batch_size)} is {format_count(dealt.micro_batches)} x "
             f"{format_count(dealt.rows_per_micro_batch)} rows"
         )
 

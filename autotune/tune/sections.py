@@ -45,16 +45,16 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
     """The best of a stage's trials so far; empty while nothing ran."""
     ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
     fitted = [
-        int(one.trial.config["micro_batch_rows"])
+        int(one.trial.config["micro_batch_size"])
         for one, _ in ran
         if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
     ]
     # Beside loader workers batches from memory are a ceiling, and no choice; explored settings have no others.
-    fed = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
+    keeps_up = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
     rates = [
         (rate, one.label.split(" (")[0].split(": ", 1)[-1])
         for one, outcome in ran
-        if not (fed and one.trial.measured.get("cached")) and (rate := _rate(one, outcome)) is not None
+        if not (keeps_up and one.trial.measured.get("cached")) and (rate := _rate(one, outcome)) is not None
     ]
     words = [f"{max(fitted)} rows fit"] if fitted else []
     if rates:
@@ -70,12 +70,12 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
         return None
     if job == "step" and (one.trial.config["device"] == "cuda" or measured["memory_budget_bytes"] is None):
         figures = StepFigures.of(outcome)
-        return figures.slot_tokens_per_step / statistics.median(figures.step_s)
+        return figures.padded_tokens_per_step / statistics.median(figures.step_s)
     if job == "feed" and not measured.get("losses"):
-        return FeedFigures.of(outcome).real_tokens_per_s  # the same slots hold more or less, by layout
+        return FeedFigures.of(outcome).tokens_per_s  # the same slots hold more or less, by layout
     if job == "exchange":
         steps = ExchangeFigures.of(outcome)
-        return steps.real_tokens_per_step / statistics.median(steps.step_s)
+        return steps.tokens_per_step / statistics.median(steps.step_s)
     return None
 
 

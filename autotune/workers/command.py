@@ -71,7 +71,7 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """How to go on where the profile's GPU is not here."""
     from autotune.profiles.decide.follow_up import command
 
-    rows = stored.profile.train.micro_batch_rows
+    rows = stored.profile.train.micro_batch_size
     step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (

@@ -16,7 +16,7 @@ import torch
 from autotune.trials.jobs import footprint
 from autotune.workers.values import FeedRequest
 from trainer.build import Training, build_training
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows, make_plan
 from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
@@ -54,9 +54,11 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
     dataset = TokenDataset.open(Path(place["data_dir"]))
     config = in_rows(asked.config, dataset)
-    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))  # they stand for any number
+    micro_batches = min(
+        MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
+    )  # they stand for any number
     config = config.model_copy(update={
-        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
+        "global_batch_size": micro_batches * config.micro_batch_size * ranks.world_size,
         "global_batch_tokens": None,
         "global_batch_samples": None,
         "max_epochs": None,  # no end: the window decides
@@ -70,9 +72,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         manifest = dataset.manifest
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
         consumer = TrainingStep(training, config, micro_batches, ranks.device)
-    workers = 0 if asked.cached else config.data.loader_workers
+    workers = 0 if asked.cached else config.data.num_workers
     loader = batches_of(dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s)
-    ready = workers * config.data.prefetch_batches
+    ready = workers * config.data.prefetch_factor
     drained = _drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
     for _ in range(warm_up):
@@ -89,7 +91,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     return figures | {
         "optimizer_steps": warm_up + figures["steps"],
         "discarded_batches": drained + warm_up * micro_batches,
-        "micro_batches_per_step": micro_batches,
+        "gradient_accumulation_steps": micro_batches,
         "local_ranks": ranks.local_world_size,
     }
 
@@ -195,7 +197,7 @@ def batches_of(
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
     if not cached:
         return make_loader(_Delayed(source, sample_delay_s), config, plans)
-    alone = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
+    alone = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
     return itertools.cycle(list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES)))
 
 
@@ -242,7 +244,7 @@ def _measure(
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
     work = consumer.work if isinstance(consumer, TrainingStep) else None
-    real_tokens = slots = taken = 0
+    non_padding_tokens = slots = taken = 0
     flops = 0.0
     todo = round(ranks.max(filling(asked.window_s / FIRST_PART, step_s, asked.min_steps))[0])
     ranks.sum(0.0)
@@ -250,7 +252,7 @@ def _measure(
     while todo:
         for _ in range(todo):
             batches = consumer.step(loader)
-            real_tokens += sum(batch.real_tokens for batch in batches)
+            non_padding_tokens += sum(batch.non_padding_tokens for batch in batches)
             slots += sum(batch.ids_BS.numel() for batch in batches)
             if work is not None:
                 flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
@@ -267,8 +269,8 @@ def _measure(
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
         "steps": taken,
-        "real_tokens_per_s": ranks.sum(real_tokens)[0] / slowest_s,
-        "slot_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
+        "tokens_per_s": ranks.sum(non_padding_tokens)[0] / slowest_s,
+        "padded_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
         "model_flops_per_s": None if work is None else ranks.sum(flops)[0] / slowest_s,
         "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.max(-start_s)[0],

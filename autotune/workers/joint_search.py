@@ -24,7 +24,7 @@ VERIFYING_ROUNDS = 12
 
 def gap_remains(choice: WorkersChoice) -> bool:
     """Whether even the best count leaves a proven gap to batches from memory, and waits for data."""
-    if choice.fed:
+    if choice.keeps_up:
         return False
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
     return best.high is not None and best.high < ENOUGH_SHARE
@@ -35,7 +35,7 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
 
     Each of the ``trials`` is a window beside one of batches from memory. None if time or space leave nothing to try.
     """
-    alone = sweep.training.config.data.model_copy(update={"loader_workers": choice.workers})
+    alone = sweep.training.config.data.model_copy(update={"num_workers": choice.workers})
     values = _search(sweep, alone, trials)
     tried = sum(map(len, values.values()))
     values.pop(alone, None)
@@ -48,8 +48,8 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
         return None
     return JointChoice(
         trials=tried,
-        loader_workers=candidate.loader_workers,
-        prefetch_batches=candidate.prefetch_batches,
+        num_workers=candidate.num_workers,
+        prefetch_factor=candidate.prefetch_factor,
         pin_memory=candidate.pin_memory,
         ratio_to_workers_alone=ratio.value,
         ratio_low=ratio.low,
@@ -71,15 +71,15 @@ def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings
             break
         trial = study.ask(fixed_distributions=space)
         data = alone.model_copy(update=trial.params)
-        limits = replace(sweep.training.limits, prefetch_batches=data.prefetch_batches)
+        limits = replace(sweep.training.limits, prefetch_factor=data.prefetch_factor)
         try:
-            if (refusal := limits.refusal(data.loader_workers, sweep.worker_bytes)) is not None:
+            if (refusal := limits.refusal(data.num_workers, sweep.worker_bytes)) is not None:
                 raise WorkersDied(refusal)
             ceiling, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
         except WorkersDied:
             study.tell(trial, state=TrialState.FAIL)
             continue
-        value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
+        value = found.padded_tokens_per_s / ceiling.padded_tokens_per_s
         study.tell(trial, value)
         values.setdefault(data, []).append(value)
         number += 1
@@ -91,7 +91,7 @@ def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSetti
     pairs: list[tuple[float, float]] = []
     while True:
         found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, alone)])
-        pairs.append((found[0].slot_tokens_per_s, found[1].slot_tokens_per_s))
+        pairs.append((found[0].padded_tokens_per_s, found[1].padded_tokens_per_s))
         number += 1
         ratio = ratio_of(pairs)
         differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
@@ -101,7 +101,7 @@ def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSetti
 
 def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> Asked:
     pinned = "" if data.pin_memory else "not "
-    name = f"{data.loader_workers} loader workers, prefetch {data.prefetch_batches}, {pinned}pinned"
+    name = f"{data.num_workers} loader workers, prefetch {data.prefetch_factor}, {pinned}pinned"
     config = sweep.training.config.model_copy(update={"data": data})
     return Asked(name="batches from memory" if cached else name, config=config, cached=cached)
 
@@ -111,8 +111,8 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {
-        "loader_workers": IntDistribution(0, max_workers),
-        "prefetch_batches": CategoricalDistribution(PREFETCH_CHOICES),
+        "num_workers": IntDistribution(0, max_workers),
+        "prefetch_factor": CategoricalDistribution(PREFETCH_CHOICES),
     }
     return space | ({"pin_memory": CategoricalDistribution((True, False))} if pinning else {})
 
@@ -128,14 +128,14 @@ def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: boo
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     space = loader_space(max_workers, pinning=pinning)
     measured = [
-        (FeedRequest.of(one.trial.measured), FeedFigures.of(one.outcome).slot_tokens_per_s)
+        (FeedRequest.of(one.trial.measured), FeedFigures.of(one.outcome).padded_tokens_per_s)
         for one in windows
         if one.trial.job == "feed" and isinstance(one.outcome, Measured)
     ]
     ceilings = {what.round: rate for what, rate in measured if what.cached}
     for what, rate in measured:
         params = {name: getattr(what.config.data, name) for name in space}
-        inside = params["loader_workers"] <= max_workers and params["prefetch_batches"] in PREFETCH_CHOICES
+        inside = params["num_workers"] <= max_workers and params["prefetch_factor"] in PREFETCH_CHOICES
         if inside and not what.cached and what.round in ceilings:
             value = rate / ceilings[what.round]
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))

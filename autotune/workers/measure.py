@@ -119,7 +119,7 @@ class Sweep:
 
     def _rule(self) -> WorkersRule:
         def figures_of(one: FeedFigures) -> WindowFigures:
-            return WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
+            return WindowFigures(tokens_per_s=one.padded_tokens_per_s, data_wait_share=one.data_wait_share)
 
         rounds = [{count: figures_of(one) for count, one in figures.items()} for figures in self.rounds]
         return WorkersRule(rounds, self.max_workers)
@@ -129,7 +129,7 @@ class Sweep:
         asked = [
             Asked(
                 name="batches from memory" if count is None else f"{count} loader workers",
-                config=with_data(self.training.config, {"loader_workers": count or 0}),
+                config=with_data(self.training.config, {"num_workers": count or 0}),
                 cached=count is None,
             )
             for count in counts
@@ -179,7 +179,7 @@ def training_windows(bench: Bench, config: TrainConfig, request: SweepRequest, r
     tokens = sum(shard.tokens for shard in train.shards)
     per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
     size = batch_bytes(
-        config.micro_batch_rows,
+        config.micro_batch_size,
         config.seq_length_tokens,
         int(bench.manifest.dtype.removeprefix("uint")) // 8,
         config.masking_probability,
@@ -189,7 +189,7 @@ def training_windows(bench: Bench, config: TrainConfig, request: SweepRequest, r
         host=bench.site.host,
         local_ranks=ranks,
         batch_bytes=size,
-        prefetch_batches=config.data.prefetch_batches,
+        prefetch_factor=config.data.prefetch_factor,
         asked=request.max_workers,
     )
     storage = f"{disk}:{request.data.stat().st_dev}"
@@ -239,8 +239,8 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence
         undecided_between=list(undecided),
         choice=doubt + choice.proof,
         refusal=choice.refusal,
-        fed=choice.fed,
-        ceiling_slot_tokens_per_s=[one.slot_tokens_per_s for one in ceilings],
+        keeps_up=choice.keeps_up,
+        cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in ceilings],
         rows=[_row(count, sweep, choice) for count in sweep.counts],
         local_ranks=sweep.training.limits.local_ranks,
         max_workers=sweep.limit[0],
@@ -260,9 +260,9 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
     windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
     flops = [one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None]
     return WorkersRow(
-        loader_workers=count,
-        slot_tokens_per_s=[one.slot_tokens_per_s for one in windows],
-        ratio_to_ceiling=ratio.value,
+        num_workers=count,
+        padded_tokens_per_s=[one.padded_tokens_per_s for one in windows],
+        ratio_to_cached=ratio.value,
         ratio_low=ratio.low,
         ratio_high=ratio.high,
         verdict=choice.verdicts[count],

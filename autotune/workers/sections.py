@@ -44,8 +44,8 @@ def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
     # A profile of strangers may have evidence that says nothing.
     if (
         found is None
-        or not (found.ceiling_slot_tokens_per_s and found.rows)
-        or not all(row.slot_tokens_per_s for row in found.rows)
+        or not (found.cached_padded_tokens_per_s and found.rows)
+        or not all(row.padded_tokens_per_s for row in found.rows)
     ):
         command = f"autotune workers --profile {one.quoted}"
         return (Missing(what="The number of loader workers", commands=(*probe_first(one.profile, one.path), command)),)
@@ -61,9 +61,9 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
     """The answer, throughput by workers, counters of GPUs if there are any, and what it rests on."""
     table = table_of(
         "Throughput by loader workers", found.rows,
-        ("loader workers", "r", lambda row: str(row.loader_workers)),
-        ("slot tokens/s (median)", "r", lambda row: format_count(statistics.median(row.slot_tokens_per_s))),
-        ("of the ceiling", "r", lambda row: f"{row.ratio_to_ceiling:.3f}"),
+        ("loader workers", "r", lambda row: str(row.num_workers)),
+        ("slot tokens/s (median)", "r", lambda row: format_count(statistics.median(row.padded_tokens_per_s))),
+        ("of the ceiling", "r", lambda row: f"{row.ratio_to_cached:.3f}"),
         ("98 % interval", "r", lambda row: window_bounds(row.ratio, "{:.3f}".format)),
         ("data wait", "r", lambda row: format_share(row.data_wait_share)),
         ("GPU utilisation", "r", lambda row: format_share(row.gpu.utilisation_share if row.gpu else None)),
@@ -72,7 +72,7 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
     )  # fmt: skip
     shown: Block = table  # a single count makes no curve
     if len(found.rows) > 1:
-        parts = [f"{row.loader_workers}: {format_share(row.ratio_to_ceiling)}" for row in found.rows]
+        parts = [f"{row.num_workers}: {format_share(row.ratio_to_cached)}" for row in found.rows]
         shown = Chart(
             title="Throughput by loader workers, against the same step fed from memory",
             description=f"Share of the ceiling by loader workers: {'; '.join(parts)}. Bars are 98 % intervals.",
@@ -81,7 +81,7 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
         )
     counters = table_of(
         "What the GPUs did in those windows", [(row, row.gpu) for row in found.rows if row.gpu is not None],
-        ("loader workers", "r", lambda one: str(one[0].loader_workers)),
+        ("loader workers", "r", lambda one: str(one[0].num_workers)),
         ("SMs busy", "r", lambda one: format_share(one[1].gpm_sm_share)),
         ("occupancy", "r", lambda one: format_share(one[1].gpm_occupancy_share)),
         ("tensor", "r", lambda one: format_share(one[1].gpm_tensor_share)),
@@ -102,12 +102,12 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
 
 
 def _drawing(found: WorkersEvidence) -> Lines:
-    rows = sorted(found.rows, key=lambda row: row.loader_workers)
+    rows = sorted(found.rows, key=lambda row: row.num_workers)
     speed = tuple(
-        Point(x=row.loader_workers, y=row.ratio_to_ceiling, low=row.ratio_low, high=row.ratio_high) for row in rows
+        Point(x=row.num_workers, y=row.ratio_to_cached, low=row.ratio_low, high=row.ratio_high) for row in rows
     )
-    waits = tuple(Point(x=row.loader_workers, y=row.data_wait_share) for row in rows)
-    shares = ((row.loader_workers, None if row.gpu is None else row.gpu.utilisation_share) for row in rows)
+    waits = tuple(Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
+    shares = ((row.num_workers, None if row.gpu is None else row.gpu.utilisation_share) for row in rows)
     busy = tuple(Point(x=workers, y=share) for workers, share in shares if share is not None)
     return Lines(
         x=Axis(label="loader workers of a rank", unit="count", ticks=tuple(point.x for point in speed)),
@@ -127,12 +127,12 @@ def chosen_loader(found: WorkersEvidence) -> str:
     if joint is None or not joint.adopted:
         return str(found.chosen)
     pinned = "pinned" if joint.pin_memory else "not pinned"
-    return f"{joint.loader_workers}, prefetch {joint.prefetch_batches}, {pinned}"
+    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {pinned}"
 
 
 def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     """What belongs under the table, a line each."""
-    ceiling = statistics.median(found.ceiling_slot_tokens_per_s)
+    ceiling = statistics.median(found.cached_padded_tokens_per_s)
     yield f"ceiling, the same step on batches from memory: {format_count(ceiling)} slot tokens/s"
     ranks = f"{plural(found.local_ranks, 'rank')}{' together' * (found.local_ranks > 1)}"
     yield f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least {found.window_s:g} s"
@@ -147,7 +147,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         yield "utilisation says how long a kernel was running; it is not MFU, which says how much of the peak it used"
     if found.operating_state:
         yield f"GPU's operating state: {found.operating_state}"
-    best = max(row.ratio_to_ceiling for row in found.rows)
+    best = max(row.ratio_to_cached for row in found.rows)
     if found.data_on_network:
         yield (
             f"the data lies on a network file system ({found.data_filesystem}), which others use too; a copy on this "
@@ -155,7 +155,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         )
     highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
     adopted = found.joint is not None and found.joint.adopted
-    if highs and max(highs) < ENOUGH_SHARE and not (found.fed or adopted):
+    if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or adopted):
         yield (
             f"no count feeds the step: {1 - best:.0%} of what it could do is lost to data; more CPUs for each rank, "
             "faster storage or shorter samples would help"
@@ -165,7 +165,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         ratio = of_windows(joint.ratio, "{:.1%}".format)
         yield (
             f"{joint.trials} trials of workers, prefetching and pinning together led to "
-            f"{joint.loader_workers} workers, prefetch {joint.prefetch_batches}, pinning "
+            f"{joint.num_workers} workers, prefetch {joint.prefetch_factor}, pinning "
             f"{'on' if joint.pin_memory else 'off'}: {ratio} of workers alone, "
             f"{'adopted' if joint.adopted else 'not proven to be faster'}"
         )

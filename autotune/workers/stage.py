@@ -50,7 +50,7 @@ def count_workers(
 
 def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
     """Return the profile with the loader workers that a sweep chose."""
-    loader = {"loader_workers": found.chosen}
+    loader = {"num_workers": found.chosen}
     if found.joint is not None and found.joint.adopted:
         loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
     return with_evidence(profile, "workers", found, runner, with_data(profile.train, loader))

@@ -42,11 +42,11 @@ class FeedRequest(TrialRequest):
 class WorkersRow(RatioBounds):
     """What windows with one number of loader workers say."""
 
-    loader_workers: NonNegative
+    num_workers: NonNegative
     """For each rank."""
-    slot_tokens_per_s: list[float]
+    padded_tokens_per_s: list[float]
     """One figure per window, of all local ranks; a step costs the same whatever its sequences hold."""
-    ratio_to_ceiling: PositiveFloat
+    ratio_to_cached: PositiveFloat
     """To the same step on batches from memory, windows of the same round against each other."""
     verdict: Literal["proven", "refuted", "open"]
     data_wait_share: Share
@@ -62,15 +62,15 @@ class WorkersRow(RatioBounds):
     @property
     def ratio(self) -> Interval:
         """The ratio to batches from memory with its bounds."""
-        return self.bounded(self.ratio_to_ceiling)
+        return self.bounded(self.ratio_to_cached)
 
 
 class JointChoice(RatioBounds):
     """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
 
     trials: Positive
-    loader_workers: NonNegative
-    prefetch_batches: Positive
+    num_workers: NonNegative
+    prefetch_factor: Positive
     pin_memory: bool
     ratio_to_workers_alone: PositiveFloat
     """Throughput, window by window."""
@@ -93,9 +93,9 @@ class WorkersEvidence(Table):
     choice: str
     refusal: str | None = None
     """What is known of the next smaller count that was measured."""
-    fed: bool
+    keeps_up: bool
     """Whether the chosen count keeps the step supplied with data."""
-    ceiling_slot_tokens_per_s: list[float]
+    cached_padded_tokens_per_s: list[float]
     """The same step on batches that already lie in memory."""
     rows: list[WorkersRow]
     joint: JointChoice | None = None

@@ -35,7 +35,7 @@ def made_here(here, patterned_dataset) -> Path:
     site = open_site("cpu", here / "data", SystemHost(), monitor)
     monitor.close()
     data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
-    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
+    train = found.train.model_copy(update={"data": data, "global_batch_size": 122})
     changes = {"train": train, "fingerprint": fingerprint(site, train.model, manifest, None)}
     (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
     return here

@@ -66,10 +66,10 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("micro_batch_rows", "micro_batch_row", ("unknown key", "'micro_batch_rows'")),
+        ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
         ("schema_version = 1", "schema_version = 2", ("schema version 2", "autotune probe")),
-        ("micro_batch_rows = 2", "micro_batch_rows = 0", ("micro_batch_rows = 0",)),
-        ("micro_batch_rows = 2", "micro_batch_rows = = 2", ("not valid TOML",)),
+        ("micro_batch_size = 2", "micro_batch_size = 0", ("micro_batch_size = 0",)),
+        ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
     ],
 )
 @pytest.mark.parametrize("command", [["workers", "--profile"], ["profile", "show"], ["report"]])

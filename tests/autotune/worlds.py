@@ -87,16 +87,16 @@ class Step:
     busy_share: float
     tensor_share: float
     memory_share: float
-    real_tokens: float
-    slot_tokens: float
+    non_padding_tokens: float
+    padded_tokens: float
 
     @property
     def step_s(self) -> float:
         return sum(self.seconds.values())
 
     @property
-    def real_tokens_per_s(self) -> float:
-        return self.real_tokens / self.step_s
+    def tokens_per_s(self) -> float:
+        return self.non_padding_tokens / self.step_s
 
 
 def settings(world: World, **changes: object) -> TrainConfig:
@@ -107,9 +107,9 @@ def settings(world: World, **changes: object) -> TrainConfig:
     }  # fmt: skip
     base = TrainConfig(
         model=ModelSettings(name="simulated", config=config),
-        seq_length_tokens=world.seq_length, layout="packed", micro_batch_rows=64, global_batch_rows=64 * world.ranks,
+        seq_length_tokens=world.seq_length, layout="packed", micro_batch_size=64, global_batch_size=64 * world.ranks,
         precision="bf16" if world.gpu_name else "fp32", device="cuda" if world.gpu_name else "cpu",
-        data=DataSettings(loader_workers=2), log_interval_steps=1,
+        data=DataSettings(num_workers=2), log_interval_steps=1,
     )  # fmt: skip
     return settings_with(base, **changes)
 
@@ -121,11 +121,11 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 
 def step(world: World, train: TrainConfig) -> Step:
-    dealt = deal(train.global_batch_rows, train.micro_batch_rows, world.ranks)
+    dealt = deal(train.global_batch_size, train.micro_batch_size, world.ranks)
     micro_batches, rows = dealt.micro_batches, dealt.rows_per_micro_batch
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
-    launches_s *= FUSED_SHARE["launches"] if train.compile_layers else 1
+    launches_s *= FUSED_SHARE["launches"] if train.compile else 1
     device_s = products_s + moving_s
     micro_s = max(device_s, launches_s)
     wait_s = _wait(world, train, rows, micro_s)
@@ -148,8 +148,8 @@ def step(world: World, train: TrainConfig) -> Step:
         busy_share=min(1.0, device_s / micro_s),
         tensor_share=world.reached["bf16" if train.precision == "bf16" else "tf32"] * products_s / micro_s,
         memory_share=min(1.0, moving_s / micro_s + 0.3 * products_s / micro_s),
-        real_tokens=train.global_batch_rows * world.seq_length * fill(world, train),
-        slot_tokens=micro_batches * rows * world.ranks * world.seq_length,
+        non_padding_tokens=train.global_batch_size * world.seq_length * fill(world, train),
+        padded_tokens=micro_batches * rows * world.ranks * world.seq_length,
     )
 
 
@@ -172,14 +172,14 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
         (24 * hidden**2 + attention) * tokens * layers_worked + 2 * hidden * (hidden + VOCAB_SIZE) * places
     )  # fmt: skip
     moved = BYTES_PER_ELEMENT_AND_LAYER[kind] * tokens * hidden * layers_worked
-    moved *= FUSED_SHARE["memory"] if train.compile_layers else 1.0
+    moved *= FUSED_SHARE["memory"] if train.compile else 1.0
     moved += BYTES_PER_LOGIT * places * VOCAB_SIZE
     return flops / (PEAKS_FLOPS_PER_S[kind] * world.reached[kind]), moved / world.memory_bytes_per_s
 
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
     made_s = rows * fill(world, train) * world.load_s_per_row
-    workers = train.data.loader_workers
+    workers = train.data.num_workers
     supply_s = made_s / max(1, workers)
     if not train.data.stage_to:
         supply_s = max(supply_s, rows / world.storage_rows_per_s)
@@ -213,7 +213,7 @@ def memory_bytes(world: World, train: TrainConfig, rows: int) -> int:
     return sum(memory_terms(world, train, rows).values())
 
 
-def most_rows(world: World, train: TrainConfig) -> int:
+def max_micro_batch_size(world: World, train: TrainConfig) -> int:
     fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
     return max(1, (world.memory_bytes - fixed) // (one - fixed))
 
@@ -236,15 +236,15 @@ def run_of(
             }  # fmt: skip
         rows.append(
             step_row(
-                number, (true.real_tokens, true.slot_tokens), step_s=sum(seconds.values()), ranks=world.ranks,
+                number, (true.non_padding_tokens, true.padded_tokens), step_s=sum(seconds.values()), ranks=world.ranks,
                 parameters=world.parameters, peak=peak, data_wait_s=seconds["waiting"],
                 compute_s=seconds["computing"], optimizer_s=seconds["update"],
                 communication_s=seconds["network"] + seconds["straggling"] + seconds["starving"], **told,
             )
         )  # fmt: skip
-    micro_batches = deal(train.global_batch_rows, train.micro_batch_rows, world.ranks).micro_batches
+    micro_batches = deal(train.global_batch_size, train.micro_batch_size, world.ranks).micro_batches
     return run_of_rows(
-        train, rows, ranks=world.ranks, accumulation_steps=micro_batches, parameters=world.parameters,
+        train, rows, ranks=world.ranks, gradient_accumulation_steps=micro_batches, parameters=world.parameters,
         device=world.gpu_name or "cpu", peak=peak,
     )  # fmt: skip
 
@@ -252,21 +252,21 @@ def run_of(
 def profile_of(world: World, train: TrainConfig) -> Profile:
     """What tuning would have written: a curve, a sweep of loader workers, and the GPU's counters."""
     draw = random.Random(0)
-    most = most_rows(world, train)
+    most = max_micro_batch_size(world, train)
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)
     curve = []
     for rows in sorted({most, *(2**power for power in range(10) if 2**power <= most)}):
-        one = step(alone, train.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": rows}))
-        speed = one.slot_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
+        one = step(alone, train.model_copy(update={"micro_batch_size": rows, "global_batch_size": rows}))
+        speed = one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
         curve.append(
             CurvePoint(
-                rows=rows, slot_tokens_per_s=speed, step_s=one.slot_tokens / speed, timed_steps=8,
-                slot_tokens_per_s_low=speed * 0.985, slot_tokens_per_s_high=speed * 1.015,
+                rows=rows, padded_tokens_per_s=speed, step_s=one.padded_tokens / speed, timed_steps=8,
+                padded_tokens_per_s_low=speed * 0.985, padded_tokens_per_s_high=speed * 1.015,
             )
         )  # fmt: skip
     probe = ProbeEvidence(
         feasible_max=most, infeasible_min=most + 1, feasible_peak_bytes=memory_bytes(world, train, most),
-        search_trials=2, seconds=60.0, mean_real_tokens_per_row=fill(world, train) * world.seq_length, curve=curve,
+        search_trials=2, seconds=60.0, mean_tokens_per_sequence=fill(world, train) * world.seq_length, curve=curve,
         parameters=world.parameters, traced_terms_bytes=memory_terms(world, train, most), choice="",
         local_ranks=world.ranks_per_node,
     )  # fmt: skip
@@ -278,7 +278,7 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
 
 def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvidence:
     alone = replace(world, nodes=1, ranks_per_node=1)
-    few = train.model_copy(update={"global_batch_rows": 4 * train.micro_batch_rows})
+    few = train.model_copy(update={"global_batch_size": 4 * train.micro_batch_size})
     ceiling = step(replace(alone, load_s_per_row=0.0, storage_rows_per_s=math.inf), few)
     rows = []
     for count in (0, 1, 2, 4, 8):
@@ -292,17 +292,17 @@ def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvid
         )  # fmt: skip
         rows.append(
             WorkersRow(
-                loader_workers=count,
-                slot_tokens_per_s=[one.slot_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2) for _ in range(4)],
-                ratio_to_ceiling=ratio, ratio_low=ratio * 0.985, ratio_high=ratio * 1.015,
+                num_workers=count,
+                padded_tokens_per_s=[one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2) for _ in range(4)],
+                ratio_to_cached=ratio, ratio_low=ratio * 0.985, ratio_high=ratio * 1.015,
                 verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=waits,
                 memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if world.filesystem == "lustre" else 0.0,
                 gpu=gpu if world.gpu_name else None,
             )
         )  # fmt: skip
-    chosen = next((row.loader_workers for row in rows if row.verdict == "proven"), None)
+    chosen = next((row.num_workers for row in rows if row.verdict == "proven"), None)
     return sweep_with(
-        rows, [ceiling.slot_tokens / ceiling.step_s], chosen, local_ranks=world.ranks_per_node,
+        rows, [ceiling.padded_tokens / ceiling.step_s], chosen, local_ranks=world.ranks_per_node,
         filesystem=world.filesystem,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ def fits():
         def fits(rows: int) -> bool:
             config = TrainConfig.model_validate(TINY.config_of(rows)).model_dump(mode="json")
             known = {name: getattr(TINY, name) for name in ("vocab_size", "special_ids", "memory_budget_bytes")}
-            known |= {"warmup_steps": 1, "timed_steps": 2, "local_ranks": 1, "documents_per_row": 1.0}
+            known |= {"warmup_steps": 1, "timed_steps": 2, "local_ranks": 1, "documents_per_sequence": 1.0}
             trial = Trial(job="step", measured={"config": config} | known, timeout_s=60.0)
             return isinstance(machine.run(trial), Measured)
 
@@ -118,6 +118,6 @@ def test_cases_are_trials_of_different_steps():
     found = cases()
     assert len({case.name for case in found}) == len({json.dumps(case.config_of(1)) for case in found}) == 6
     for case in found:
-        assert TrainConfig.model_validate(case.config_of(3)).micro_batch_rows == 3
+        assert TrainConfig.model_validate(case.config_of(3)).micro_batch_size == 3
         SpecialIds.model_validate(case.special_ids)
         assert 300 * 2**20 <= case.memory_budget_bytes <= 1.5 * 2**30

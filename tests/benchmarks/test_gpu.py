@@ -127,7 +127,7 @@ def real(tmp_path, site):
     place.mkdir(parents=True)
     header = header_of(profile.train, device=NVL, driver=DRIVER, parameters=10**8)
     (place / "run.json").write_text(header.model_dump_json())
-    rows = (row_of(number, real_tokens_per_s=400_000.0 * header.world_size, mfu=0.3) for number in range(1, 5))
+    rows = (row_of(number, tokens_per_s=400_000.0 * header.world_size, mfu=0.3) for number in range(1, 5))
     (place / "steps.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
     check = gpu.open_check(tmp_path, site, tiny=False)
     answers = {"arithmetic": {"right": True, "flops_per_s": 600e12}, "train-bert-120m": None}
@@ -156,7 +156,7 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
     probe = example_profile("d").evidence.probe
     head, _, row = page[page.index("| configuration |") :].splitlines()[:3]
     cells = dict(zip(*(re.split(r" *\| *", line) for line in (head, row)), strict=True))
-    assert (cells["traced"], cells["largest"]) == (str(probe.traced_rows), str(probe.feasible_max))
+    assert (cells["traced"], cells["largest"]) == (str(probe.traced_micro_batch_size), str(probe.feasible_max))
 
 
 @pytest.mark.parametrize(
@@ -197,19 +197,19 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
     out, check = real
     profile = example_profile("d")
     probe = profile.evidence.probe
-    curve = [point.model_copy(update={"slot_tokens_per_s": 5e7}) for point in probe.curve]
+    curve = [point.model_copy(update={"padded_tokens_per_s": 5e7}) for point in probe.curve]
     too_fast = but(profile, evidence={"probe": probe.model_copy(update={"curve": curve})})
     path = out / "profiles/bert-120m.toml"
     good = path.read_text()
     for text, said in (
         (profile_to_toml(too_fast), "which reaches 835 at most"),
-        (good.replace("micro_batch_rows = 64", "micro_batch_rows = 65"), "it was edited"),
+        (good.replace("micro_batch_size = 64", "micro_batch_size = 65"), "it was edited"),
     ):
         path.write_text(text)
         assert said in " ".join(gpu.reasons_against(out, check))
     path.write_text(good)
     steps = out / "runs/bert-120m/steps.jsonl"
-    steps.write_text(row_of(1, real_tokens_per_s=1e9).model_dump_json() + "\n")
+    steps.write_text(row_of(1, tokens_per_s=1e9).model_dump_json() + "\n")
     assert "runs/bert-120m/run.json: " in " ".join(gpu.reasons_against(out, check))
     path.unlink()
     steps.parent.joinpath("run.json").unlink()

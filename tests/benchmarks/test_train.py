@@ -24,7 +24,7 @@ def test_every_contender_takes_one_step_of_so_many_samples_a_turn(make, match):
     # transformers' loader is a batch ahead, which it makes in the first turn.
     turns = [contender.step() for _ in range(4)][1:]
     contender.finish()
-    mean = sum(turn.real_tokens for turn in turns) / 3
+    mean = sum(turn.non_padding_tokens for turn in turns) / 3
     assert all(turn.seconds > 0 for turn in turns)
     # 16 samples, most of them cut at 64 tokens.
     assert 16 * 40 < mean < 16 * 64

@@ -16,10 +16,10 @@ WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
 NOISE, ROUNDS = 0.03, 6
 
 
-def cell(precision="fp32", checkpointing="none", layout="packed", rows=8) -> Configuration:
+def cell(precision="fp32", activation_checkpointing="none", layout="packed", rows=8) -> Configuration:
     return Configuration(
-        precision=precision, attention="auto", checkpointing=checkpointing, compile_layers=False, layout=layout,
-        micro_batch_rows=rows,
+        precision=precision, attention="auto", activation_checkpointing=activation_checkpointing, compile=False, layout=layout,
+        micro_batch_size=rows,
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def recorded(seed: int = 0, worth=worth) -> Grid:
         one: [worth(one) / worth(UNEXPLORED) * math.exp(rng.gauss(0, NOISE)) for _ in range(ROUNDS)] for one in CELLS
     }
     return Grid(
-        model="tiny", unexplored=UNEXPLORED, window_s=1.0, ratios=ratios | {UNEXPLORED: [1.0]},
+        model="tiny", starting=UNEXPLORED, window_s=1.0, ratios=ratios | {UNEXPLORED: [1.0]},
         seconds=dict.fromkeys(CELLS, 3.0), reference_rates=[900.0, 1000.0, 1100.0],
     )  # fmt: skip
 

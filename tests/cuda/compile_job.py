@@ -38,7 +38,7 @@ def run(dataset, ranks, word) -> dict[str, object]:
     strategy = changes.pop("strategy", "ddp")
     shape = SHAPES[family] | {"num_hidden_layers": int(layers)}
     config = config_of(
-        model=ModelSettings(name="m", config=shape), device="cuda", precision="bf16", compile_layers=True,
+        model=ModelSettings(name="m", config=shape), device="cuda", precision="bf16", compile=True,
         parallel={"strategy": strategy}, **changes,
     )  # fmt: skip
     torch._dynamo.reset()

@@ -36,7 +36,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    return Desk(null_gpus(driver=DRIVER), data).probe("--max-rows 64")
+    return Desk(null_gpus(driver=DRIVER), data).probe("--max-micro-batch-size 64")
 
 
 def test_estimate_uses_no_gpu(desk):
@@ -48,7 +48,7 @@ def test_estimate_uses_no_gpu(desk):
 def test_a_probe_writes_a_profile_for_this_gpu(desk):
     train = desk.tables()["train"]
     assert (train["device"], train["precision"]) == ("cuda", "bf16")
-    assert 1 <= train["micro_batch_rows"] <= 64
+    assert 1 <= train["micro_batch_size"] <= 64
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
         (("advise",), "evidence"),
         (("report",), "report.html"),
         (("profile", "verify"), "content:"),
-        (("profile", "show"), "micro_batch_rows"),
+        (("profile", "show"), "micro_batch_size"),
     ],
 )
 def test_what_was_measured_is_planned_with_and_told(desk, words, said):
@@ -67,26 +67,26 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = "--max-rows 32 --as-gpu a100-40gb --precision fp32 --layout padded --checkpointing full"
+    words = "--max-micro-batch-size 32 --as-gpu a100-40gb --precision fp32 --layout padded --checkpointing full"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
-    assert (train["precision"], train["layout"], train["checkpointing"]) == ("fp32", "padded", "full")
+    assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")
 
 
 def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
-    words = "--max-rows 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
+    words = "--max-micro-batch-size 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
-    assert desk.tables()["train"]["micro_batch_rows"] % 4 == 0
+    assert desk.tables()["train"]["micro_batch_size"] % 4 == 0
     assert "within nodes" in desk("network", "--profile", desk.profile, "--data", data, "--minutes", "0.1").out
     network = desk.tables()["evidence"]["network"]
     assert [link["members"] for link in network["links"]] == [2]
-    assert len(network["products_flops_per_s"]) == 2
-    assert any(row["step_s"] for row in network["exchanges"])
+    assert len(network["matmul_flops_per_s"]) == 2
+    assert any(row["step_s"] for row in network["gradient_syncs"])
 
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --minutes 2.5 --max-rows 16 --window 0.5 --skip workers --skip baseline"
+    words = "--explore --minutes 2.5 --max-micro-batch-size 16 --window 0.5 --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]
     assert explored["windows"] > 0
@@ -97,9 +97,9 @@ ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("checkpointing", "precision", "layout"), ALL)
-def test_every_way_to_train_can_be_probed(desk, tmp_path, checkpointing, precision, layout):
-    words = f"--max-rows 16 --checkpointing {checkpointing} --precision {precision} --layout {layout}"
+@pytest.mark.parametrize(("activation_checkpointing", "precision", "layout"), ALL)
+def test_every_way_to_train_can_be_probed(desk, tmp_path, activation_checkpointing, precision, layout):
+    words = f"--max-micro-batch-size 16 --checkpointing {activation_checkpointing} --precision {precision} --layout {layout}"
     desk.probe(words, tmp_path / "profile.toml")
 
 
@@ -111,4 +111,4 @@ def test_estimate_compares_alternatives(desk):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"])
 def test_other_gpus_are_probed(null_gpu, data, name):
-    Desk(null_gpu(name=name), data).probe("--max-rows 16")
+    Desk(null_gpu(name=name), data).probe("--max-micro-batch-size 16")

@@ -48,7 +48,7 @@ def probe(machine, data, *words, code=0):
 def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replaced_by_the_cpu(
     null_gpu, patterned_dataset, faults, said
 ):
-    ended, _ = probe(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8", code=5)
+    ended, _ = probe(null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8", code=5)
     assert said in ended.err, ended
     assert ("-mig 0" in ended.err) == bool(faults.mig), ended
     assert ended.counts.total("kernel") == 0
@@ -59,20 +59,20 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
     told = null_gpu(faults=faults).autotune("doctor")
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
-    _, outcomes = probe(null_gpu(faults=faults), patterned_dataset, "--max-rows", "8")
+    _, outcomes = probe(null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8")
     assert outcomes == {"bert-mini: 8 rows": "measured"}
 
 
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
-    _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1", code=4)
+    _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-micro-batch-size", "1", code=4)
     assert outcomes == {"bert-mini: 1 rows": "out_of_memory", "bert-mini: 1 rows without a limit": "measured"}
 
 
 def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(null_gpu, patterned_dataset):
     faults = ",".join(f"{name}={CUBLAS_ALLOC_FAILED}<{300 * 10**6}" for name in ("cublasGemmEx", "cublasLtMatmul"))
     machine = null_gpu(faults=Faults(faults=faults))
-    _, outcomes = probe(machine, patterned_dataset, "--memory", "1500MiB", "--max-rows", "4096")
+    _, outcomes = probe(machine, patterned_dataset, "--memory", "1500MiB", "--max-micro-batch-size", "4096")
     fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"]["probe"]["feasible_max"]
     assert outcomes[f"bert-mini: {fits} rows"] == "measured", outcomes
     assert outcomes[f"bert-mini: {fits + 1} rows"] == "out_of_memory", outcomes
@@ -80,7 +80,7 @@ def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(nu
 
 def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
-    ended, outcomes = probe(machine, patterned_dataset, "--max-rows", "8", code=8)
+    ended, outcomes = probe(machine, patterned_dataset, "--max-micro-batch-size", "8", code=8)
     said = "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
     assert said in ended.err, ended
     assert outcomes.pop("bert-mini: 8 rows") == "measured"

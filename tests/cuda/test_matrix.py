@@ -20,7 +20,7 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16"),
     "layout": ("packed", "bucketed", "padded"),
     "attention": ("sdpa", "varlen"),
-    "checkpointing": ("none", "selective", "full"),
+    "activation_checkpointing": ("none", "selective", "full"),
     "micro_batches": (1, 2),
     "gradient_dtype": ("fp32", "bf16", "fp16"),
 }
@@ -34,7 +34,7 @@ def possible(case: Case) -> bool:
     if case["strategy"] == "fsdp2" and case["gradient_dtype"] != "fp32" and case["micro_batches"] != 1:
         return False
     if case["family"] in _ONLY_PADDING_MASKS:
-        return case["layout"] != "packed" and case["attention"] == "sdpa" and case["checkpointing"] == "none"
+        return case["layout"] != "packed" and case["attention"] == "sdpa" and case["activation_checkpointing"] == "none"
     return True
 
 
@@ -68,11 +68,11 @@ def config_changes(case: Case, ranks: int) -> dict[str, object]:
     if case["strategy"] == "fsdp2" and ranks == 4:
         parallel["shard_ranks"] = 2
     return {
-        **{name: case[name] for name in ("family", "precision", "layout", "checkpointing")},
+        **{name: case[name] for name in ("family", "precision", "layout", "activation_checkpointing")},
         "attention": case["attention"] if known else "auto",
         "head": "masked" if known else "dense",
-        "micro_batch_rows": 16 // int(str(case["micro_batches"])) // ranks,
-        "global_batch_rows": 16,
+        "micro_batch_size": 16 // int(str(case["micro_batches"])) // ranks,
+        "global_batch_size": 16,
         "parallel": parallel,
     }
 

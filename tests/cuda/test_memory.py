@@ -8,10 +8,12 @@ pytestmark = pytest.mark.cuda
 TINY = {"model": "bert-mini", "gpu": "rtx-4090-24gb"}
 CASES = (
     Case(**TINY),
-    Case(**TINY, attention="sdpa", dropout=0.1, checkpointing="full"),
-    pytest.param(Case(**TINY, compiled=True, checkpointing="full"), marks=pytest.mark.soak),  # each trial compiles
+    Case(**TINY, attention="sdpa", dropout=0.1, activation_checkpointing="full"),
+    pytest.param(
+        Case(**TINY, compiled=True, activation_checkpointing="full"), marks=pytest.mark.soak
+    ),  # each trial compiles
     Case(**TINY, ranks=2),
-    Case(**TINY, ranks=2, strategy="zero1", checkpointing="selective"),
+    Case(**TINY, ranks=2, strategy="zero1", activation_checkpointing="selective"),
     Case(**TINY, ranks=2, strategy="fsdp2"),
 )
 PEAK_ERROR = {False: 0.01, True: 0.03}

@@ -45,7 +45,7 @@ def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, 
     assert ended.code == code, ended
     assert read_exit(run).exit_code == code
     assert ("error: rank 0: out of memory: " in ended.err) == (code == 4), ended
-    assert ("next: lower train.micro_batch_rows" in ended.err) == (code == 4), ended
+    assert ("next: lower train.micro_batch_size" in ended.err) == (code == 4), ended
 
 
 BUDGET = """

@@ -9,8 +9,8 @@ from tests.system.faults.jobs import NO_DROPOUT
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {
-    "train.precision": "fp32", "train.attention_dropout": 0.0, "train.max_steps": 2, "train.micro_batch_rows": 2,
-    "train.global_batch_rows": 2, "train.checkpoint.enabled": False,
+    "train.precision": "fp32", "train.attention_dropout": 0.0, "train.max_steps": 2, "train.micro_batch_size": 2,
+    "train.global_batch_size": 2, "train.checkpoint.enabled": False,
 }  # fmt: skip
 
 
@@ -22,7 +22,19 @@ def machine(null_gpus):
 @pytest.fixture(scope="module")
 def profile(machine, data):
     path = machine.folder / "profile.toml"
-    words = ("--model", "bert-mini", "--seq-length", "64", "--max-rows", "8", "--data", data, "--out", path, "--json")
+    words = (
+        "--model",
+        "bert-mini",
+        "--seq-length",
+        "64",
+        "--max-micro-batch-size",
+        "8",
+        "--data",
+        data,
+        "--out",
+        path,
+        "--json",
+    )
     ended = machine.autotune("probe", *words)
     assert ended.code == 0, ended
     [told] = json.loads(ended.out)["models"]

@@ -156,7 +156,7 @@ def typed(text: str) -> Command:
         ("autotune prob --model bert-mini", "has no command prob"),
         ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
         ("autotune probe --data d", "Missing option .--model"),
-        ("autotune probe --model m --data d --max-rows many", "--max-rows"),
+        ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
         ("autotune data", "needs a command behind it"),
         ("autotune data inspect a b", "unexpected extra argument"),
         ("python -m trainer --profli P --data d", "--profile"),

@@ -57,7 +57,7 @@ class Case:
     precision: Precision = "bf16"
     attention: Attention = "varlen"
     dropout: float = 0.0
-    checkpointing: Checkpointing = "none"
+    activation_checkpointing: Checkpointing = "none"
     compiled: bool = False
     layout: Layout = "packed"
     head: Head = "masked"
@@ -127,13 +127,13 @@ def probed(case: Case) -> dict[str, Any]:
         for done in runner.finished:
             if (
                 isinstance(done.outcome, Measured)
-                and done.trial.measured["config"]["micro_batch_rows"] == state.feasible_max
+                and done.trial.measured["config"]["micro_batch_size"] == state.feasible_max
             ):
-                outside = done.outcome.figures["outside_allocator_bytes"]
+                outside = done.outcome.figures["non_pytorch_bytes"]
                 found["allocator_peak_bytes"] = done.outcome.figures["peak_bytes"] - outside
                 if search.traced_bytes is not None:
                     traced = search.traced_bytes(state.feasible_max)
-                    found["predicted_peak_bytes"] = round(traced) - expected.usual.outside_bytes
+                    found["predicted_peak_bytes"] = round(traced) - expected.usual.non_pytorch_bytes
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
@@ -152,15 +152,15 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         attention_dropout=case.dropout,
         precision=case.precision,
         device="cuda",
-        checkpointing=case.checkpointing,
+        activation_checkpointing=case.activation_checkpointing,
         attention=case.attention,
         head=case.head,
-        compile_layers=case.compiled,
+        compile=case.compiled,
         parallel=ParallelSettings(strategy=case.strategy),
     )
     request = ProbeRequest(
         config=config, data=Path(), reports=Path(), accumulate=case.micro_batches > 1, headroom_share=0.0,
-        max_rows=MAX_ROWS,
+        max_micro_batch_size=MAX_ROWS,
     )  # fmt: skip
     probe = Probe(
         request=request,
@@ -169,7 +169,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         memory_budget_bytes=gpu.total_bytes - used,
         device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         local_ranks=case.ranks,
-        rows=RowStatistics(mean_real_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
+        rows=RowStatistics(mean_non_padding_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
         expected=expected,
     )
     return probe, expected
@@ -194,7 +194,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         batches = []
         for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
             batches.append(source.__getitems__(one))
-            if len(batches) == config.global_batch_rows // config.micro_batch_rows:
+            if len(batches) == config.global_batch_size // config.micro_batch_size:
                 training.step.run(batches, config.learning_rate)
                 batches = []
     stats = torch.cuda.memory_stats()

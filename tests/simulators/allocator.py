@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs.worst_case import fullest_batch
 from trainer.build import build_training
-from trainer.config.train_config import ModelSettings, TrainConfig, accumulation_steps
+from trainer.config.train_config import ModelSettings, TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import build_config
@@ -56,7 +56,7 @@ class Case:
     vocab_size: int
     rows: int
     width: int = 256
-    documents_per_row: float = 1.0
+    documents_per_sequence: float = 1.0
     micro_batches: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the trainer, where they are not its defaults."""
@@ -69,8 +69,8 @@ class Case:
         more = [f"{key} {value}" for key, value in self.settings.items()]
         if self.micro_batches > 1:
             more.append(f"{self.micro_batches} micro-batches")
-        if self.documents_per_row > 1:
-            more.append(f"{self.documents_per_row:g} documents a row")
+        if self.documents_per_sequence > 1:
+            more.append(f"{self.documents_per_sequence:g} documents a row")
         size = f"V {self.vocab_size:,}, {self.rows} x {self.width}"
         return ", ".join([self.family, f"dropout {self.dropout:g}", size, *more])
 
@@ -84,8 +84,8 @@ class Case:
             "layout": "packed",
             "device": "cpu",
             "seq_length_tokens": self.width,
-            "micro_batch_rows": self.rows,
-            "global_batch_rows": self.rows * self.micro_batches,
+            "micro_batch_size": self.rows,
+            "global_batch_size": self.rows * self.micro_batches,
         }
         return TrainConfig.model_validate(table | dict(self.settings))
 
@@ -99,17 +99,21 @@ CASES = (
     Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=4, settings={"head": "dense"}),
     Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16, settings={"precision": "bf16"}),
     Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16),
-    Case(family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"checkpointing": "full"}),
-    Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"checkpointing": "full"}),
+    Case(
+        family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"activation_checkpointing": "full"}
+    ),
+    Case(
+        family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"activation_checkpointing": "full"}
+    ),
     Case(
         family="bert",
         dropout=0.0,
         vocab_size=LAYER_VOCAB_SIZE,
         rows=16,
-        settings={"checkpointing": "selective", "precision": "bf16"},
+        settings={"activation_checkpointing": "selective", "precision": "bf16"},
     ),
     Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"layout": "padded"}),
-    Case(family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, documents_per_row=3.0, micro_batches=2),
+    Case(family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, documents_per_sequence=3.0, micro_batches=2),
     Case(family="roberta", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=8, micro_batches=2),
     Case(family="roberta", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"precision": "bf16"}),
     Case(
@@ -117,18 +121,24 @@ CASES = (
         dropout=0.1,
         vocab_size=LAYER_VOCAB_SIZE,
         rows=16,
-        settings={"checkpointing": "full", "precision": "bf16"},
+        settings={"activation_checkpointing": "full", "precision": "bf16"},
     ),
     Case(family="modernbert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=16),
     Case(family="modernbert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=8, settings={"precision": "bf16"}),
-    Case(family="modernbert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=8, documents_per_row=2.0),
-    Case(family="modernbert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=8, settings={"checkpointing": "full"}),
+    Case(family="modernbert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=8, documents_per_sequence=2.0),
+    Case(
+        family="modernbert",
+        dropout=0.0,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=8,
+        settings={"activation_checkpointing": "full"},
+    ),
     Case(
         family="modernbert",
         dropout=0.1,
         vocab_size=LAYER_VOCAB_SIZE,
         rows=16,
-        settings={"checkpointing": "selective", "precision": "bf16", "layout": "padded"},
+        settings={"activation_checkpointing": "selective", "precision": "bf16", "layout": "padded"},
     ),
     Case(family="electra", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=8, settings={"layout": "padded"}),
 )
@@ -145,8 +155,8 @@ def allocator_peak_bytes(case: Case) -> int:
         training = build_training(config, case.vocab_size, SPECIAL_IDS, alone)
         for _ in range(STEPS):
             batches = [
-                fullest_batch(config, case.vocab_size, SPECIAL_IDS, documents_per_row=case.documents_per_row)
-                for _ in range(accumulation_steps(config, 1))
+                fullest_batch(config, case.vocab_size, SPECIAL_IDS, documents_per_sequence=case.documents_per_sequence)
+                for _ in range(gradient_accumulation_steps(config, 1))
             ]
             training.step.run(batches, config.learning_rate)
     changes = [

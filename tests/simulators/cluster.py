@@ -141,7 +141,7 @@ class Simulator:
         """Mean seconds of an optimizer step over some steps; without exchange, as if no gradient had to travel."""
         return float(np.mean([self._one_step(recipe, exchange=exchange) for _ in range(steps)]))
 
-    def real_tokens_per_s(self, recipe: Recipe) -> float:
+    def tokens_per_s(self, recipe: Recipe) -> float:
         """What a recipe trains."""
         return recipe.global_tokens / self.step_s(recipe)
 

@@ -130,7 +130,7 @@ class Machine:
     """On its way round the ring."""
     ring_deviation: float
     pace: Pace
-    update_s: float
+    optimizer_step_s: float
 
     @property
     def device(self) -> Device:
@@ -174,7 +174,7 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
         bucket_s=bucket_s,
         ring_deviation=log_uniform(draw, RING_DEVIATION),
         pace=_pace(pressed["straggler"], world, draw),
-        update_s=step_s * log_uniform(draw, UPDATE[pressed["update"]]),
+        optimizer_step_s=step_s * log_uniform(draw, UPDATE[pressed["update"]]),
     )
 
 
@@ -278,12 +278,12 @@ def _settings(shape: Shape, layout: str, supply: Supply, batch: tuple[int, int])
             "model": ModelSettings(name="simulated", config=model).model_dump(),
             "seq_length_tokens": shape.row_tokens,
             "layout": layout,
-            "micro_batch_rows": shape.rows,
-            "global_batch_rows": global_rows,
+            "micro_batch_size": shape.rows,
+            "global_batch_size": global_rows,
             "last_layer": "all",
             "precision": "bf16" if on_gpu else "fp32",
             "device": "cuda" if on_gpu else "cpu",
-            "data": DataSettings(loader_workers=supply.workers, prefetch_batches=supply.prefetch).model_dump(),
+            "data": DataSettings(num_workers=supply.workers, prefetch_factor=supply.prefetch).model_dump(),
             "log_interval_steps": log_interval,
         }
     )

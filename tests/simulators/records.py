@@ -14,7 +14,7 @@ from trainer.record.run_record import Run, StepRow
 
 
 def run_of_rows(
-    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, accumulation_steps: int, parameters: int, device: str,
+    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, gradient_accumulation_steps: int, parameters: int, device: str,
     peak: float | None,
 ) -> Run:  # fmt: skip
     """Return a run with these logged steps.
@@ -23,14 +23,14 @@ def run_of_rows(
         train: Its settings.
         rows: Of the record.
         ranks: All of them.
-        accumulation_steps: Micro-batches of a rank's step.
+        gradient_accumulation_steps: Micro-batches of a rank's step.
         parameters: Of the model.
         device: Name of the GPU, or ``cpu``.
         peak: FLOP/s of a GPU.
     """
     header = header_of(
-        train, name="simulated", world_size=ranks, accumulation_steps=accumulation_steps,
-        global_batch_rows=train.global_batch_rows, parameters=parameters, layout=train.layout, device=device,
+        train, name="simulated", world_size=ranks, gradient_accumulation_steps=gradient_accumulation_steps,
+        global_batch_size=train.global_batch_size, parameters=parameters, layout=train.layout, device=device,
         peak_flops_per_s=peak,
     )  # fmt: skip
     return Run(
@@ -48,9 +48,9 @@ def step_row(
     flops = 6.0 * parameters * real / step_s / ranks
     mfu = None if peak is None else flops / peak
     return row_of(
-        step, step_s=step_s, real_tokens=round(real), slot_tokens=round(slots), packing_efficiency=real / slots,
-        real_tokens_per_s=real / step_s, real_tokens_per_s_per_rank=real / step_s / ranks,
-        slot_tokens_per_s=slots / step_s, slot_tokens_per_s_per_rank=slots / step_s / ranks,
+        step, step_s=step_s, non_padding_tokens=round(real), padded_tokens=round(slots), packing_efficiency=real / slots,
+        tokens_per_s=real / step_s, tokens_per_s_per_rank=real / step_s / ranks,
+        padded_tokens_per_s=slots / step_s, padded_tokens_per_s_per_rank=slots / step_s / ranks,
         model_flops_per_s_per_rank=flops, mfu=mfu, mfu_6n=mfu, **figures,
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def profile_with(
         train=train,
         constraints=Constraints(
             memory_budget_bytes=memory_bytes, headroom_share=0.03,
-            global_batch_tokens=round(train.global_batch_rows * probe.mean_real_tokens_per_row),
+            global_batch_tokens=round(train.global_batch_size * probe.mean_tokens_per_sequence),
         ),
         fingerprint=Fingerprint(
             device=train.device, gpu_name=gpu_name, gpu_count=probe.local_ranks if gpu_name else 0,
@@ -72,7 +72,7 @@ def profile_with(
             ram_total_bytes=2**40, data_filesystem=filesystem, model_sha256="m", dataset_hash="d",
         ),
         provenance=Provenance(
-            tool_version="0", created_utc="2026-01-01T00:00:00Z", commands=["probe", "workers"], ledger_sha256="l"
+            tool_version="0", created_utc="2026-01-01T00:00:00Z", commands=["probe", "workers"], trial_log_sha256="l"
         ),
         evidence=Evidence(probe=probe, workers=workers, network=network),
     )  # fmt: skip
@@ -83,8 +83,8 @@ def sweep_with(
 ) -> WorkersEvidence:
     """Return a sweep of worker counts; without a chosen one the last is, and does not feed the step."""
     return WorkersEvidence(
-        chosen=rows[-1].loader_workers if chosen is None else chosen, choice="", fed=chosen is not None,
-        ceiling_slot_tokens_per_s=ceiling, rows=rows, local_ranks=local_ranks, max_workers=8, max_workers_because="",
+        chosen=rows[-1].num_workers if chosen is None else chosen, choice="", keeps_up=chosen is not None,
+        cached_padded_tokens_per_s=ceiling, rows=rows, local_ranks=local_ranks, max_workers=8, max_workers_because="",
         consumer="the training step", window_s=2.0, windows=20, seconds=60.0,
         data_filesystem=filesystem, data_on_network=filesystem == "lustre", gpu_source="simulated",
     )  # fmt: skip

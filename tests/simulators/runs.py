@@ -116,7 +116,7 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
     parts = [_Interval(marks, begin, end) for begin, end in zip(begins, ends, strict=True)]
     # Rows are read a row later on a GPU, and their figures of all ranks travel with the row after that.
     late = 2 if machine.device.on_gpu else 1
-    slots = machine.train.global_batch_rows * machine.train.seq_length_tokens
+    slots = machine.train.global_batch_size * machine.train.seq_length_tokens
     peak = machine.device.peak_flops_per_s if machine.device.on_gpu else None
     rows = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
@@ -133,7 +133,7 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
         )  # fmt: skip
     return run_of_rows(
         machine.train, rows, ranks=machine.world_size,
-        accumulation_steps=machine.micro_batches, parameters=machine.shape.parameters,
+        gradient_accumulation_steps=machine.micro_batches, parameters=machine.shape.parameters,
         device=machine.device.name, peak=peak,
     )  # fmt: skip
 

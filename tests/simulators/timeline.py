@@ -136,7 +136,7 @@ class Timeline:
         self._equal, self._full = self._is("straggler"), self._is("padding")
         self._hosts, self._links = self._without("host"), self._without("network")
         self._latency_s = self._links * machine.latency_s
-        self._update_s = self._without("update") * machine.update_s
+        self._update_s = self._without("update") * machine.optimizer_step_s
         launches = self._without("host", LAUNCHES) * machine.host.launch_s
         self._launch_s = launches if self._on_gpu else np.zeros_like(launches)
         kernels = machine.kernels

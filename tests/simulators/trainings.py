@@ -46,9 +46,9 @@ def make_place(directory: Path) -> Place:
 def write_settings(path: Path, **changes: object) -> Path:
     """A profile with settings alone; a double underscore stands for a dot."""
     train: dict[str, object] = {
-        "seq_length_tokens": SEQ_LENGTH_TOKENS, "layout": "packed", "micro_batch_rows": 8, "global_batch_rows": 16,
+        "seq_length_tokens": SEQ_LENGTH_TOKENS, "layout": "packed", "micro_batch_size": 8, "global_batch_size": 16,
         "device": "cpu", "max_steps": 24, "warmup_steps": 4, "model": {"name": "small", "config": MODEL},
-        "checkpoint": {"enabled": False}, "evaluation": {"max_rows": 1},
+        "checkpoint": {"enabled": False}, "evaluation": {"max_sequences": 1},
     }  # fmt: skip
     for key, value in changes.items():
         *names, last = key.split("__")

@@ -34,8 +34,8 @@ def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
     """Probe, workers and, of several ranks, network."""
     shape, train = machine.shape, machine.train
     probe = ProbeEvidence(
-        feasible_max=train.micro_batch_rows, feasible_peak_bytes=2**34, search_trials=2, seconds=60.0,
-        mean_real_tokens_per_row=machine.fill * shape.row_tokens, curve=[], parameters=shape.parameters, choice="",
+        feasible_max=train.micro_batch_size, feasible_peak_bytes=2**34, search_trials=2, seconds=60.0,
+        mean_tokens_per_sequence=machine.fill * shape.row_tokens, curve=[], parameters=shape.parameters, choice="",
         local_ranks=machine.local_ranks,
     )  # fmt: skip
     workers = _workers(machine, draw)
@@ -51,15 +51,15 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
         micro_batches=min(MOST_MICRO_BATCHES, machine.micro_batches),
         log_interval=None,
     )
-    from_loader = _Windows(machine, conditions, draw_events(machine, conditions, draw), fed=False)
-    from_memory = _Windows(machine, conditions, draw_events(machine, conditions, draw), fed=True)
+    from_loader = _Windows(machine, conditions, draw_events(machine, conditions, draw), keeps_up=False)
+    from_memory = _Windows(machine, conditions, draw_events(machine, conditions, draw), keeps_up=True)
     ratios = np.log(from_memory.step_s / from_loader.step_s)
     half = 2.5 * ratios.std(ddof=1) / np.sqrt(WINDOWS)
-    slots = conditions.micro_batches * conditions.world_size * machine.train.micro_batch_rows * machine.shape.row_tokens
+    slots = conditions.micro_batches * conditions.world_size * machine.train.micro_batch_size * machine.shape.row_tokens
     rates = {name: list(slots / one.step_s) for name, one in (("loader", from_loader), ("memory", from_memory))}
     ratio = float(np.exp(ratios.mean()))
     row = WorkersRow(
-        loader_workers=machine.supply.workers, slot_tokens_per_s=rates["loader"], ratio_to_ceiling=ratio,
+        num_workers=machine.supply.workers, padded_tokens_per_s=rates["loader"], ratio_to_cached=ratio,
         ratio_low=ratio * float(np.exp(-half)), ratio_high=ratio * float(np.exp(half)),
         verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=from_loader.data_wait_share,
         memory_bytes=2**31, storage_bytes_per_s=0.0,
@@ -72,8 +72,8 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
 class _Windows:
     """Windows one after the other, on the machine's loader or from memory."""
 
-    def __init__(self, machine: Machine, conditions: Conditions, draws: Draws, *, fed: bool) -> None:
-        remedy = "input" if fed else NOTHING
+    def __init__(self, machine: Machine, conditions: Conditions, draws: Draws, *, keeps_up: bool) -> None:
+        remedy = "input" if keeps_up else NOTHING
         marks = Timeline(machine, conditions, draws, (remedy,)).run()
         edges = WARM_UP_STEPS + STEPS_OF_A_WINDOW * np.arange(WINDOWS + 1) - 1
         self.seconds = np.diff(marks.updated[edges, 0].max(axis=1))
@@ -98,11 +98,11 @@ def _counters(machine: Machine, windows: _Windows, draw: np.random.Generator) ->
     places = np.where(kernels.in_head, windows.fill, windows.places)
     micro, step_s = windows.micro_batches, float(windows.step_s.mean())
     busy_s = micro * float((scale * kernels.seconds()).sum()) * kernels.busy_share
-    busy_s += machine.update_s * UPDATE_BUSY_SHARE
+    busy_s += machine.optimizer_step_s * UPDATE_BUSY_SHARE
     in_use = draw.uniform(*PRODUCTS_IN_USE)
     multiplied_s = micro * float((places * kernels.flops).sum()) / (device.peak_flops_per_s * in_use)
     moved_s = micro * float((places * kernels.bytes).sum()) / device.memory_bytes_per_s
-    moved_s += machine.update_s * machine.shape.memory_reach
+    moved_s += machine.optimizer_step_s * machine.shape.memory_reach
 
     def read(seconds: float) -> float:
         return min(1.0, seconds / step_s * float(np.exp(draw.normal(0, COUNTER_DEVIATION))))
@@ -128,13 +128,13 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
     parallel, train = machine.train.parallel, machine.train
     row = ExchangeRow(
         strategy=parallel.strategy, gradient_dtype=parallel.gradient_dtype, bucket_cap_mib=parallel.bucket_cap_mib,
-        micro_batches=machine.micro_batches, rows=train.micro_batch_rows, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
+        micro_batches=machine.micro_batches, rows=train.micro_batch_size, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
         compute_share=1 - waiting, communication_share=waiting, outcome="ran",
     )  # fmt: skip
     return NetworkEvidence(
         nodes=max(1, machine.world_size // machine.local_ranks), ranks_per_node=machine.local_ranks, backend="nccl",
-        transport="", links=[], products_flops_per_s=[], default_rows=train.micro_batch_rows,
-        compute=_compute(machine, replace(conditions, micro_batches=1), draw), exchanges=[row], choice="the default",
+        transport="", links=[], matmul_flops_per_s=[], default_micro_batch_size=train.micro_batch_size,
+        compute=_compute(machine, replace(conditions, micro_batches=1), draw), gradient_syncs=[row], choice="the default",
         windows=1, seconds=60.0,
     )  # fmt: skip
 
@@ -147,8 +147,8 @@ def _compute(machine: Machine, conditions: Conditions, draw: np.random.Generator
     # The tuner takes the wait for the slowest of these ranks out again.
     alone = 1 / (1 + jitter * expected_largest(machine.world_size))
     return ComputeEvidence(
-        rows=machine.train.micro_batch_rows, micro_batch_s=alone * (_step_s(marks) - machine.update_s), fixed_s=0.0,
-        update_s=machine.update_s, forward_share=1 / 3, jitter_share=jitter, slowdown_share=0.0,
+        rows=machine.train.micro_batch_size, micro_batch_s=alone * (_step_s(marks) - machine.optimizer_step_s), fixed_s=0.0,
+        optimizer_step_s=machine.optimizer_step_s, forward_share=1 / 3, jitter_share=jitter, slowdown_share=0.0,
         gradient_elements=[1], gradient_ready_shares=[1.0],
     )  # fmt: skip
 

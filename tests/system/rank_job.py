@@ -51,7 +51,7 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     plans = micro_batch_plans(dataset, config, plan, ranks.rank)
     loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
     for _ in range(case.get("steps", 1)):
-        batches = [next(loader) for _ in range(plan.accumulation_steps)]
+        batches = [next(loader) for _ in range(plan.gradient_accumulation_steps)]
         result = training.step.run(batches, case.get("lr", 1e-3))
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))

@@ -77,7 +77,7 @@ def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_
     assert again["feasible_max"] == probed["feasible_max"]
     text = profile.read_text()
     tables = tomllib.loads(text)
-    assert tables["train"]["micro_batch_rows"] == probed["micro_batch_rows"] <= probed["feasible_max"]
+    assert tables["train"]["micro_batch_size"] == probed["micro_batch_size"] <= probed["feasible_max"]
     assert tables["evidence"]["probe"]["feasible_max"] == probed["feasible_max"]
     assert tables["train"]["data"]["path"] == "../data"
     assert str(work) not in text
@@ -145,5 +145,5 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     assert "65 positions" in too_long
     # ESM has parameters that the loss does not depend on, which must not stop the ranks.
     done = torchrun(2, "--profile", found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
-                    "train.global_batch_rows=4", "--out", "runs/mine", cwd=work)  # fmt: skip
+                    "train.global_batch_size=4", "--out", "runs/mine", cwd=work)  # fmt: skip
     assert done.returncode == 0, done.stderr

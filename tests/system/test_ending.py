@@ -105,7 +105,7 @@ def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_all
 def launch(tmp_path, patterned_dataset) -> list[str]:
     dataset = read_manifest(patterned_dataset).dataset_hash
     train = config_of(
-        data=DataSettings(dataset_hash=dataset), micro_batch_rows=2, global_batch_rows=4, warmup_steps=2,
+        data=DataSettings(dataset_hash=dataset), micro_batch_size=2, global_batch_size=4, warmup_steps=2,
         max_steps=100_000,
     )  # fmt: skip
     profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(update={"train": train})

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 JOB = Path(__file__).with_name("rank_job.py")
 ROOT = Path(__file__).parents[2]
 # Of a global batch of 16 rows each rank computes 4 at once, so 1, 2 and 4 ranks take 4, 2 and 1 turns.
-ROWS = {"micro_batch_rows": 4, "global_batch_rows": 16}
+ROWS = {"micro_batch_size": 4, "global_batch_size": 16}
 FIVE = {"steps": 5}
 
 
@@ -36,16 +36,16 @@ GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
         "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
         "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
         "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
-        "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, checkpointing="full"),
+        "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, activation_checkpointing="full"),
         "static": _case(**FIVE, parallel={"static_graph": True}),
         "no-view": _case(**FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}),
         "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
         "fp16": _case(**FIVE, parallel={"gradient_dtype": "fp16"}),
-        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}, micro_batch_rows=8),
+        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}, micro_batch_size=8),
     }),
     "two, compiled": (2, {
-        "compiled": _case(**FIVE, parallel={"strategy": "fsdp2"}, compile_layers=True),
-        "compiled-ddp": _case(**FIVE, compile_layers=True),
+        "compiled": _case(**FIVE, parallel={"strategy": "fsdp2"}, compile=True),
+        "compiled-ddp": _case(**FIVE, compile=True),
     }),
     "four": (4, {
         "fp32": _case(**FIVE),

@@ -44,7 +44,7 @@ def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, 
 def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(
-        layout="padded", micro_batch_rows=16, global_batch_rows=16, max_steps=STEPS, warmup_steps=4,
+        layout="padded", micro_batch_size=16, global_batch_size=16, max_steps=STEPS, warmup_steps=4,
         learning_rate=5e-3, max_grad_norm=1.0,
     )  # fmt: skip
     training = training_of(config, dataset)

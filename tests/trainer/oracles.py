@@ -53,8 +53,8 @@ def config_of(family: str = "bert", **changes) -> TrainConfig:
     settings = {
         "model": ModelSettings(name="m", config=SHAPES[family]),
         "seq_length_tokens": 64,
-        "micro_batch_rows": 8,
-        "global_batch_rows": 8,
+        "micro_batch_size": 8,
+        "global_batch_size": 8,
         "layout": "packed",
         "max_grad_norm": 1e9,
     }

@@ -7,9 +7,9 @@ from trainer.record.run_record import EvaluationRow, StartUp, StepRow
 def row_of(step: int, **changes) -> StepRow:
     values = {
         "step": step, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1, "step_s": 1.0, "data_wait_s": 0.0,
-        "compute_s": 0.8, "communication_s": None, "optimizer_s": 0.1, "real_tokens": 5, "slot_tokens": 8,
-        "packing_efficiency": 0.625, "real_tokens_per_s": 5.0, "real_tokens_per_s_per_rank": 2.5,
-        "slot_tokens_per_s": 8.0, "slot_tokens_per_s_per_rank": 4.0, "model_flops_per_s_per_rank": 1e9, "mfu": None,
+        "compute_s": 0.8, "communication_s": None, "optimizer_s": 0.1, "non_padding_tokens": 5, "padded_tokens": 8,
+        "packing_efficiency": 0.625, "tokens_per_s": 5.0, "tokens_per_s_per_rank": 2.5,
+        "padded_tokens_per_s": 8.0, "padded_tokens_per_s_per_rank": 4.0, "model_flops_per_s_per_rank": 1e9, "mfu": None,
         "mfu_6n": None, "peak_memory_bytes": 100, "gradient_noise_scale_tokens": None, "head_overflows": 0,
         "recompilations": 0, "skipped_steps": 0, "slowest_rank": None, "slowest_rank_ratio": None,
     }  # fmt: skip

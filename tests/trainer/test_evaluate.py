@@ -34,8 +34,8 @@ def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy_in_as_man
     _, padded = _evaluated(split, layout="padded")
     assert padded.rows == 50
     assert padded.step == 7
-    assert _evaluated(split, layout="padded", evaluation=EvaluationSettings(max_rows=20))[1].rows == 20
-    for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_rows": 3}):
+    assert _evaluated(split, layout="padded", evaluation=EvaluationSettings(max_sequences=20))[1].rows == 20
+    for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_size": 3}):
         _, found = _evaluated(split, **changes)
         assert found.loss == pytest.approx(padded.loss, rel=1e-6)
         assert found.masked_accuracy == pytest.approx(padded.masked_accuracy)
@@ -57,18 +57,18 @@ def test_a_compiled_model_is_evaluated_without_compiling_more(split):
     counter = GraphCounter()
     counter.stepped()
     _, plain = _evaluated(split)
-    _, found = _evaluated(split, compile_layers=True)
+    _, found = _evaluated(split, compile=True)
     assert counter.recompilations == 0
     assert found.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch_rows", [1, 2, 4])
-def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_rows, tmp_path):
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_size, tmp_path):
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(4200)]
     split = TokenDataset.open(write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples))
-    few = EvaluationSettings(max_rows=100_000)
-    _, whole = _evaluated(split, evaluation=few, micro_batch_rows=64)
-    _, found = _evaluated(split, evaluation=few, micro_batch_rows=micro_batch_rows)
+    few = EvaluationSettings(max_sequences=100_000)
+    _, whole = _evaluated(split, evaluation=few, micro_batch_size=64)
+    _, found = _evaluated(split, evaluation=few, micro_batch_size=micro_batch_size)
     assert (found.rows, found.predicted_tokens) == (whole.rows, whole.predicted_tokens)
 
 

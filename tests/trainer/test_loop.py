@@ -115,9 +115,9 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
     "changes",
     [
         {"model": DROPOUT},
-        {"model": DROPOUT, "data": DataSettings(loader_workers=2)},
-        {"model": DROPOUT, "micro_batch_rows": 3, "layout": "bucketed"},
-        {"model": DROPOUT, "micro_batch_rows": 4, "schedule": "cosine", "warmup_steps": 2},
+        {"model": DROPOUT, "data": DataSettings(num_workers=2)},
+        {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed"},
+        {"model": DROPOUT, "micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
     ],
     ids=["plain", "workers", "bucketed", "accumulated"],
 )
@@ -152,7 +152,7 @@ def test_an_interrupted_run_sees_every_sample_of_its_epochs_once_and_no_epoch_is
     plain = _run("plain", **settings)
     for asked_after in (6, math.inf, math.inf):
         run, ending = _train(asked_after=asked_after, **settings)
-    assert sum(row.real_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
+    assert sum(row.non_padding_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
     assert (ending.exit_code, ending.steps) == (0, len(plain.steps))
     assert ending.steps < 500
     _check_same("r")
@@ -289,7 +289,7 @@ def test_training_gives_up_when_rolling_back_does_not_help(monkeypatch, max_roll
 
 
 def test_a_skipped_step_is_counted_and_named_with_its_samples_by_a_run_that_went_on(monkeypatch):
-    settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_rows": 4}
+    settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_size": 4}
     with monkeypatch.context() as patch:
         _Trouble(patch, {5}, factor=math.nan)
         _train(asked_after=18, **settings)
@@ -320,7 +320,7 @@ def test_a_step_that_is_not_finite_is_left_out_by_default_and_its_checkpoint_is_
 def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(monkeypatch, step, workers):
     read_late(monkeypatch)
     trouble = _Trouble(monkeypatch, {step})
-    run, ending = _train(data=DataSettings(loader_workers=workers), max_steps=20, **ROLLING_BACK)
+    run, ending = _train(data=DataSettings(num_workers=workers), max_steps=20, **ROLLING_BACK)
     assert (ending.exit_code, ending.steps, ending.reason) == (0, 20, "finished")
     assert ending.checkpoint == "step-000000020-rollback-1"
     (told,) = _events(run, "rolled_back")

@@ -35,7 +35,7 @@ from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
 _SAME_DATA = (
-    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_rows", "global_batch_tokens",
+    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_size", "global_batch_tokens",
     "global_batch_samples", "seed",
 )  # fmt: skip
 """A position in the data, and the weights, mean nothing under other values of these."""

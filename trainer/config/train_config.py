@@ -65,9 +65,9 @@ class DataSettings(Table):
     """Relative to the profile; ``--data`` and ``AUTOTUNE_DATA`` come first. Never absolute inside a profile."""
     dataset_hash: str | None = None
     """The dataset the profile was tuned on; another one is refused."""
-    loader_workers: Annotated[NonNegative, Tag.LOADER] = 0
+    num_workers: Annotated[NonNegative, Tag.LOADER] = 0
     """Loader processes per rank; 0 loads in the training process."""
-    prefetch_batches: Annotated[Positive, Tag.LOADER] = 2
+    prefetch_factor: Annotated[Positive, Tag.LOADER] = 2
     """Micro-batches each loader process holds ready; without such processes nothing is."""
     pin_memory: Annotated[bool, Tag.LOADER] = True
     """Page-locked host memory, where there is a GPU."""
@@ -103,7 +103,7 @@ class EvaluationSettings(Table):
 
     interval_steps: Positive | None = None
     """Also during training; at its end in any case."""
-    max_rows: Positive = 2048
+    max_sequences: Positive = 2048
     """Rows of validation samples, over all ranks; the first ones of a seeded order."""
 
 
@@ -170,9 +170,9 @@ class TrainConfig(Table):
     """What a row holds. ``padded``: one sample, then padding. ``dynamic``: the same, in micro-batches as wide as their
     longest sample. ``bucketed``: also, rows of an optimizer step that are alike in length are computed together.
     ``packed``: as many samples as fit; none attends to another."""
-    micro_batch_rows: Annotated[Positive, Tag.SPEED] = 8
+    micro_batch_size: Annotated[Positive, Tag.SPEED] = 8
     """Rows that one rank computes at once."""
-    global_batch_rows: Positive = 256
+    global_batch_size: Positive = 256
     """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
     global_batch_tokens: Positive | None = None
     """The same in real tokens, which then decides: as many rows as hold so many in the mean of this dataset."""
@@ -218,10 +218,10 @@ class TrainConfig(Table):
     last_layer: Annotated[LastLayer, Tag.SPEED] = "predicted"
     """Which positions the last layer computes, beside keys and values: with a ``masked`` head, those to predict are
     enough, and the loss is the same."""
-    checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
+    activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
     """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix
     products and attention, ``full`` keeps only what enters a layer."""
-    compile_layers: Annotated[bool, Tag.SPEED] = False
+    compile: Annotated[bool, Tag.SPEED] = False
     """Compile each layer with ``torch.compile``: minutes at the start, faster steps after."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Of the matrix products; weights and the optimizer stay in fp32. ``bf16`` is autocast."""
@@ -262,19 +262,19 @@ class BatchSplit(Table):
     """How the rows of a global batch become the micro-batches of ranks."""
 
     layout: Layout
-    global_batch_rows: Positive
-    accumulation_steps: Positive
+    global_batch_size: Positive
+    gradient_accumulation_steps: Positive
     world_size: Positive
 
     @property
     def rows_per_microbatch_per_rank(self) -> int:
         """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
-        return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
+        return -(-self.global_batch_size // (self.world_size * self.gradient_accumulation_steps))
 
 
-def accumulation_steps(config: TrainConfig, world_size: int) -> int:
-    """Micro-batches per optimizer step on each rank so that ``global_batch_rows`` is kept exactly."""
-    return math.ceil(config.global_batch_rows / (config.micro_batch_rows * world_size))
+def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
+    """Micro-batches per optimizer step on each rank so that ``global_batch_size`` is kept exactly."""
+    return math.ceil(config.global_batch_size / (config.micro_batch_size * world_size))
 
 
 def tagged(table: type[Table], tag: Tag) -> tuple[str, ...]:

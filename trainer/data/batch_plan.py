@@ -172,9 +172,9 @@ class BatchPlan(BatchSplit):
     """After so many passes there are no more rows; None goes on for ever."""
 
     @property
-    def slot_tokens(self) -> int:
+    def padded_tokens(self) -> int:
         """Places for tokens in one optimizer step of all ranks, padding and empty rows included."""
-        return self.rows_per_microbatch_per_rank * self.accumulation_steps * self.world_size * self.row_tokens
+        return self.rows_per_microbatch_per_rank * self.gradient_accumulation_steps * self.world_size * self.row_tokens
 
     @property
     def lanes(self) -> int:
@@ -199,7 +199,7 @@ class BatchPlan(BatchSplit):
 
     def lanes_of(self, rank: int) -> range:
         """The lanes that hold the rows of a rank, in whatever step."""
-        stride = math.gcd(self.lanes, self.world_size, self.global_batch_rows)
+        stride = math.gcd(self.lanes, self.world_size, self.global_batch_size)
         return range(rank % stride, self.lanes, stride)
 
     def ended(self, block: int) -> bool:

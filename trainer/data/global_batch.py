@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_out
 from trainer.data.dataset import TokenDataset
 
@@ -23,20 +23,20 @@ def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
         return config
     tokens, samples = mean_row(config, dataset)
     asked = (config.global_batch_tokens or 0) / tokens or (config.global_batch_samples or 0) / samples
-    return config.model_copy(update={"global_batch_rows": max(1, round(asked))})
+    return config.model_copy(update={"global_batch_size": max(1, round(asked))})
 
 
 def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
     """Real tokens and samples in a row of this dataset, in the mean."""
     rows = row_statistics(config, dataset)
-    return rows.mean_real_tokens, rows.mean_samples
+    return rows.mean_non_padding_tokens, rows.mean_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
     """What rows of a dataset hold."""
 
-    mean_real_tokens: float
+    mean_non_padding_tokens: float
     mean_samples: float
     most_documents: float
     """Samples to a row in the fullest micro-batches of some dozen rows: six standard deviations above the mean."""
@@ -59,7 +59,7 @@ def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
     counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
     mean = float(counts.mean())
     return RowStatistics(
-        mean_real_tokens=tokens / len(counts),
+        mean_non_padding_tokens=tokens / len(counts),
         mean_samples=mean,
         most_documents=max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5),
     )
@@ -72,8 +72,8 @@ def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
         dataset_samples=samples,
         row_tokens=config.seq_length_tokens,
         layout=config.layout,
-        global_batch_rows=config.global_batch_rows,
-        accumulation_steps=accumulation_steps(config, world_size),
+        global_batch_size=config.global_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps(config, world_size),
         world_size=world_size,
         max_epochs=config.max_epochs,
     )

@@ -49,7 +49,7 @@ class MicroBatch:
     """int32, places in the flattened rows of the tokens to predict."""
     targets_P: torch.Tensor
     """As ``ids_BS``: what stood there."""
-    real_tokens: int
+    non_padding_tokens: int
     predicted_tokens: int
     most_predicted_in_row: int
     after: Position | None = None
@@ -124,7 +124,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             tokens_N=torch.from_numpy((tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)),
             predicted_P=torch.from_numpy(predicted.astype(np.int32)),
             targets_P=torch.from_numpy(targets),
-            real_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
+            non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
             predicted_tokens=len(predicted),
             most_predicted_in_row=int(np.diff(np.searchsorted(predicted, np.arange(0, len(ids) + 1, width))).max()),
             after=plan.after,
@@ -176,7 +176,7 @@ def _or_refused(made: MicroBatch | dict[str, str]) -> MicroBatch:
 def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
     """Micro-batches in the order of their plans, with the configured processes and prefetching."""
     pinned = config.data.pin_memory and config.device == "cuda"
-    workers = config.data.loader_workers
+    workers = config.data.num_workers
     if not workers:
         # Nothing is left for torch's loader to do, and it would take a sixth of the time.
         made = map(source.__getitems__, plans)
@@ -186,7 +186,7 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
         collate_fn=lambda batch: batch,  # what the loader calls a list is a whole micro-batch here
         num_workers=workers,
-        prefetch_factor=config.data.prefetch_batches,
+        prefetch_factor=config.data.prefetch_factor,
         pin_memory=pinned,
         worker_init_fn=lambda _: ignore_signals(),
         multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
@@ -204,8 +204,8 @@ def micro_batch_plans(
     position: Position | None = None,
 ) -> Iterator[MicroBatchPlan]:
     """The plans of a rank from a position on, of so many optimizer steps or for ever."""
-    endless = iter(RowStream(plan, dataset, rank, position, ahead=config.data.loader_workers > 0))
-    return endless if steps is None else islice(endless, steps * plan.accumulation_steps)
+    endless = iter(RowStream(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
+    return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)
 
 
 class Upcoming:
@@ -250,13 +250,13 @@ class Supply:
 
     def wait_for_first(self) -> list[MicroBatch]:
         """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
-        first = list(islice(self._loader, self._plan.accumulation_steps))
+        first = list(islice(self._loader, self._plan.gradient_accumulation_steps))
         self._loader = itertools.chain(first, self._loader)
         return first
 
     def compare_first(self) -> None:
         """Raise ``BadConfig`` if two ranks have the same samples in the next step, which was waited for."""
-        segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.accumulation_steps)]
+        segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.gradient_accumulation_steps)]
         numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
         compare_data(self._ranks.gather(numbers))
 
@@ -264,15 +264,15 @@ class Supply:
         """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
         empty_rows = 0
         while True:
-            batches = take(self._loader, self._plan.accumulation_steps)
+            batches = take(self._loader, self._plan.gradient_accumulation_steps)
             plans = [self._upcoming.used() for _ in batches]
             self.samples = np.concatenate([plan.segments.samples for plan in plans])
             assert plans[-1].after is not None
             self.position = plans[-1].after
-            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.real_tokens for one in batches))):
+            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.non_padding_tokens for one in batches))):
                 return batches
             # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-            empty_rows += self._config.global_batch_rows
+            empty_rows += self._config.global_batch_size
             if empty_rows >= self._plan.lanes:
                 return []
 

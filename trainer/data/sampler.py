@@ -59,7 +59,7 @@ class MicroBatchPlan:
 
 
 class RowStream:
-    """An endless iterator over the micro-batch plans of one rank, ``accumulation_steps`` of them per optimizer step.
+    """An endless iterator over the micro-batch plans of one rank, ``gradient_accumulation_steps`` of them per optimizer step.
 
     The ``position`` must know the lanes of ``rank``. A thread packs each block ``ahead``, before it is needed, which
     hides a slow disk; where nothing else is to be done meanwhile, as when this process reads the samples as well, it
@@ -80,7 +80,7 @@ class RowStream:
         steps = 1  # so that the first batch does not wait for others
         while True:
             yield from self._next_steps(steps)
-            steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_rows))
+            steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_size))
 
     def _place(self, lane: int) -> int:
         place = self._position.lanes[lane]
@@ -93,7 +93,7 @@ class RowStream:
         # The numbers of these rows in the order of the whole job begin at ``position.rows``; here they begin at 0.
         taken = {number: self._take(number, lane, steps) for number, lane in self._lanes.items()}
         segments = Segments.join([rows for rows, _ in taken.values()])
-        step, in_step = np.divmod(segments.rows, plan.global_batch_rows)
+        step, in_step = np.divmod(segments.rows, plan.global_batch_size)
         mine = in_step % plan.world_size == self._rank
         segments, step, in_rank = segments[mine], step[mine], in_step[mine] // plan.world_size
         if plan.layout == "bucketed":
@@ -102,12 +102,12 @@ class RowStream:
             segments, step = segments[by_length], step[by_length]
             in_rank = np.arange(len(step)) - np.searchsorted(step, step)
         part, row = np.divmod(in_rank, self._rows_of_micro_batch)
-        micro_batch = step * plan.accumulation_steps + part
+        micro_batch = step * plan.gradient_accumulation_steps + part
         segments.rows[:] = row
         order = np.lexsort((segments.columns, row, micro_batch))
-        edges = np.searchsorted(micro_batch[order], np.arange(steps * plan.accumulation_steps + 1)).tolist()
+        edges = np.searchsorted(micro_batch[order], np.arange(steps * plan.gradient_accumulation_steps + 1)).tolist()
         segments = segments[order]
-        before_last = [None] * (plan.accumulation_steps - 1)
+        before_last = [None] * (plan.gradient_accumulation_steps - 1)
         after: list[Position | None] = []
         for number in range(steps):
             after += [*before_last, self._advance({lane: places[number] for lane, (_, places) in taken.items()})]
@@ -120,7 +120,7 @@ class RowStream:
         """One step further."""
         self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
             steps=self._position.steps + 1,
-            rows=self._position.rows + self._plan.global_batch_rows,
+            rows=self._position.rows + self._plan.global_batch_size,
             lanes=tuple(places.get(lane, UNKNOWN) for lane in range(self._lanes_of_job)),
         )
         return self._position
@@ -130,7 +130,7 @@ class RowStream:
 
         The rows of all lanes are taken in turn; a lane's rows are numbered by that turn, from 0 at the first step's.
         """
-        rows, lanes = self._plan.global_batch_rows, self._lanes_of_job
+        rows, lanes = self._plan.global_batch_size, self._lanes_of_job
         first = (number - self._position.rows) % lanes
         before = lane.place
         counts = [max(0, -(-((step + 1) * rows - first) // lanes)) for step in range(steps)]

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.train_config import GradientDtype, TrainConfig, accumulation_steps
+from trainer.config.train_config import GradientDtype, TrainConfig, gradient_accumulation_steps
 from trainer.distributed.cpu_binding import bind_near
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
@@ -351,7 +351,7 @@ def give_up_gathered(module: nn.Module) -> None:
 
 
 def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
-    if config.parallel.gradient_dtype != "fp32" and accumulation_steps(config, ranks.world_size) > 1:
+    if config.parallel.gradient_dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
         raise BadConfig(
             f"fsdp2 would add micro-batches up in {config.parallel.gradient_dtype} as well, not only send them",
             next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches that need no accumulation.",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
 from trainer.distributed.optimizer import leave_out, set_learning_rate
 from trainer.distributed.ranks import Mark, Ranks, SharedModule, mark
@@ -70,7 +70,7 @@ class TrainStep:
         # lie scattered between the activations of a GPU, and cost up to 5 % of its memory.
         self.keeps_gradients = (
             config.device == "cuda"
-            and accumulation_steps(config, ranks.world_size) > 1
+            and gradient_accumulation_steps(config, ranks.world_size) > 1
             and config.parallel.strategy != "fsdp2"
         )
         """Whether gradients keep their memory from step to step."""

@@ -9,7 +9,7 @@ from trainer.errors import HOST_REFUSES, BadConfig, DiskTrouble, DoesNotFit, Ran
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
-_SMALLER = "lower train.micro_batch_rows, or find the largest: autotune probe"
+_SMALLER = "lower train.micro_batch_size, or find the largest: autotune probe"
 _AGAIN = "start it again: it goes on from the newest checkpoint"
 
 _REFUSED = re.compile(
@@ -64,7 +64,7 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
         reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
         return 70, reason, "start it again with NCCL_DEBUG=INFO, which prints the call that failed"
     if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
-        return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.loader_workers, where memory was short"
+        return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.num_workers, where memory was short"
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
         return DiskTrouble.exit_code, str(error), f"{_AGAIN}, when the file system is well"
     if isinstance(error, OSError):

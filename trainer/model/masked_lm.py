@@ -40,13 +40,13 @@ class MaskedLM(nn.Module):
         self._bf16 = config.precision == "bf16"
         self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
-        self._compiled = config.compile_layers
+        self._compiled = config.compile
         # Its passes over the logits become one each way.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            torch.compile(cross_entropy, dynamic=False) if config.compile_layers else cross_entropy
+            torch.compile(cross_entropy, dynamic=False) if config.compile else cross_entropy
         )
-        static = config.compile_layers or config.device == "cuda"
-        places = config.micro_batch_rows * config.seq_length_tokens
+        static = config.compile or config.device == "cuda"
+        places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast

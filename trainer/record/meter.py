@@ -138,7 +138,7 @@ class _Streak:
         return True
 
 
-_FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
+_FIELDS = ("non_padding_tokens", "padded_tokens", "flops", "part_square", "whole_square")
 """What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
 rank, the seconds of a step in which it computed, and those in which it waited for its loader, in the interval before;
 and the peak of its memory."""
@@ -150,8 +150,8 @@ class _Interval:
 
     began: Mark
     results: list[StepResult] = field(default_factory=list)
-    real_tokens: int = 0
-    slot_tokens: int = 0
+    non_padding_tokens: int = 0
+    padded_tokens: int = 0
     flops: float = 0.0
     partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Shares of steps' tokens, and the squared norms of the gradients of these parts, and of the whole steps."""
@@ -212,8 +212,8 @@ class Meter:
         interval = self._interval
         for batch in batches:
             lengths = batch.tokens_N.numpy().astype(np.int64)
-            interval.real_tokens += batch.real_tokens
-            interval.slot_tokens += batch.ids_BS.numel()
+            interval.non_padding_tokens += batch.non_padding_tokens
+            interval.padded_tokens += batch.ids_BS.numel()
             interval.flops += self._work.step_flops(lengths, batch.predicted_tokens)
         interval.results.append(result)
         self._wait.gave(result.updated)
@@ -233,7 +233,9 @@ class Meter:
             _, compute_s, data_wait_s = interval.pace
             # Where nobody can tell how long a rank computed, no rank can.
             of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
-        counts = torch.tensor([interval.real_tokens, interval.slot_tokens, interval.flops], dtype=torch.float64)
+        counts = torch.tensor(
+            [interval.non_padding_tokens, interval.padded_tokens, interval.flops], dtype=torch.float64
+        )
         squares = torch.zeros(2, dtype=torch.float64, device=device)
         if interval.partials:
             _, parts, wholes = zip(*interval.partials, strict=True)
@@ -271,10 +273,10 @@ class Meter:
         self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
         if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
             self.noise.update(
-                sums["whole_square"] / world, sums["part_square"] / world, share, sums["real_tokens"] / steps
+                sums["whole_square"] / world, sums["part_square"] / world, share, sums["non_padding_tokens"] / steps
             )
         flops_per_s = sums["flops"] / seconds / world
-        six_n_per_s = self._work.six_n_flops(sums["real_tokens"]) / seconds / world
+        six_n_per_s = self._work.six_n_flops(sums["non_padding_tokens"]) / seconds / world
         return StepRow(
             **row.known,
             loss=_finite(loss),
@@ -284,13 +286,13 @@ class Meter:
             compute_s=compute_s,
             communication_s=communication_s,
             optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
-            real_tokens=round(sums["real_tokens"] / steps),
-            slot_tokens=round(sums["slot_tokens"] / steps),
-            packing_efficiency=sums["real_tokens"] / sums["slot_tokens"],
-            real_tokens_per_s=sums["real_tokens"] / seconds,
-            real_tokens_per_s_per_rank=sums["real_tokens"] / seconds / world,
-            slot_tokens_per_s=sums["slot_tokens"] / seconds,
-            slot_tokens_per_s_per_rank=sums["slot_tokens"] / seconds / world,
+            non_padding_tokens=round(sums["non_padding_tokens"] / steps),
+            padded_tokens=round(sums["padded_tokens"] / steps),
+            packing_efficiency=sums["non_padding_tokens"] / sums["padded_tokens"],
+            tokens_per_s=sums["non_padding_tokens"] / seconds,
+            tokens_per_s_per_rank=sums["non_padding_tokens"] / seconds / world,
+            padded_tokens_per_s=sums["padded_tokens"] / seconds,
+            padded_tokens_per_s_per_rank=sums["padded_tokens"] / seconds / world,
             model_flops_per_s_per_rank=flops_per_s,
             mfu=flops_per_s / self._peak if self._peak else None,
             mfu_6n=six_n_per_s / self._peak if self._peak else None,

@@ -104,13 +104,13 @@ class ProgressScreen:
         if isinstance(row, StepRow):
             mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
             loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-            note = f"step {row.step}/{self._steps} loss {loss} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
+            note = f"step {row.step}/{self._steps} loss {loss} {row.tokens_per_s:,.0f} real tokens/s{mfu}"
             self._update(row.step, self._steps, note)
             return
         if isinstance(row, RunHeader):
-            rows = f"{row.layout} rows, {row.global_batch_rows} a step"
+            rows = f"{row.layout} rows, {row.global_batch_size} a step"
             lines = [f"train: {rows}; attention: {row.attention} ({row.attention_reason})"]
-            if row.config["compile_layers"]:
+            if row.config["compile"]:
                 lines.append("train: layers are compiled before the first step, which takes minutes")
             lines += [f"train: change of recipe: {change}" for change in row.recipe_changes]
         elif isinstance(row, EvaluationRow):

@@ -71,15 +71,15 @@ class StepRow(Table):
     """Part of it in which rank 0 waited for others' token counts and gradients; None if nobody can tell."""
     optimizer_s: float
     """Part of it for clipping and the update."""
-    real_tokens: int
+    non_padding_tokens: int
     """Tokens of a step that are not padding, special tokens included."""
-    slot_tokens: int
+    padded_tokens: int
     """All places of a step's rows, padding included."""
     packing_efficiency: float
-    real_tokens_per_s: float
-    real_tokens_per_s_per_rank: float
-    slot_tokens_per_s: float
-    slot_tokens_per_s_per_rank: float
+    tokens_per_s: float
+    tokens_per_s_per_rank: float
+    padded_tokens_per_s: float
+    padded_tokens_per_s_per_rank: float
     model_flops_per_s_per_rank: float
     """What the mathematics of the real tokens asks for; padding and recomputation do not count."""
     mfu: float | None

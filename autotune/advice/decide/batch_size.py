@@ -34,7 +34,7 @@ def beyond_memory(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or now.profile is None:
         return None
-    rows, limit = now.train.micro_batch_rows, now.profile.constraints.headroom_share
+    rows, limit = now.train.micro_batch_size, now.profile.constraints.headroom_share
     if rows <= probe.feasible_max:
         return None
     refused = probe.infeasible_min is not None and rows >= probe.infeasible_min
@@ -48,14 +48,14 @@ def beyond_memory(now: Situation) -> Advice | None:
             figure("its peak", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
         ),
         cost="none: the global batch stays, in more micro-batches",
-        changes=(SettingChange(key="micro_batch_rows", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
+        changes=(SettingChange(key="micro_batch_size", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
         would_change="more memory than where it was probed",
         safe=True,
     )
 
 
 def _chosen(now: Situation, probe: ProbeEvidence) -> int:
-    batch = now.global_batch_rows
+    batch = now.global_batch_size
     return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).rows
 
 
@@ -64,10 +64,10 @@ def beyond_knee(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    rows, chosen = now.train.micro_batch_rows, _chosen(now, probe)
-    if now.dealt_rows(rows) <= max([chosen, *probe.knee_rows]) or rows > probe.feasible_max:
+    rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
+    if now.dealt_rows(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.network is not None and now.network.exchanges:  # it chose the rows, with what they hide of the exchange
+    if now.network is not None and now.network.gradient_syncs:  # it chose the rows, with what they hide of the exchange
         return None
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
@@ -81,7 +81,7 @@ def beyond_knee(now: Situation) -> Advice | None:
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
         gain=Gain(of="GPU memory", ratio=after / before, known="measured") if before and after else None,
         cost="none that was seen; the memory it frees has room for longer rows or a larger model",
-        changes=(SettingChange(key="micro_batch_rows", old=rows, new=chosen),),
+        changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
         would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
         safe=now.nodes == 1,
     )
@@ -93,11 +93,11 @@ def below_knee(now: Situation) -> Advice | None:
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     chosen = _chosen(now, probe)
-    rows, then = now.dealt_rows(now.train.micro_batch_rows), now.dealt_rows(chosen)
+    rows, then = now.dealt_rows(now.train.micro_batch_size), now.dealt_rows(chosen)
     here, there = _at(now, rows), now.point(chosen)
     if rows >= min(then, chosen) or here is None or there is None:
         return None
-    if now.train.micro_batch_rows > rows:  # the global batch gives no more, or network tuning dealt it so
+    if now.train.micro_batch_size > rows:  # the global batch gives no more, or network tuning dealt it so
         return None
     ratio = difference(of_bounds(here), of_bounds(there.slot_rate))
     known = here.low is not None and there.slot_rate.low is not None
@@ -105,7 +105,7 @@ def below_knee(now: Situation) -> Advice | None:
         return None
     gain = Gain.measured(ratio)
     shared = faster_with(now, rows, then)
-    if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
+    if now.global_batch_size > rows * now.ranks and shared is not None:  # the update of every step is shared out
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
         claim=f"micro-batches of {rows} rows leave the device idle: {chosen} rows fit, and are faster",
@@ -115,7 +115,7 @@ def below_knee(now: Situation) -> Advice | None:
         ),
         gain=gain,
         cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
-        changes=(SettingChange(key="micro_batch_rows", old=rows, new=chosen),),
+        changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
         would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",
         safe=True,
     )
@@ -134,7 +134,7 @@ def _at(now: Situation, rows: int) -> Interval | None:
     one, other = curve[place - 1 : place + 1]
     part = (rows - one.rows) / (other.rows - one.rows)
     step_s = one.step_s + part * (other.step_s - one.step_s)
-    return Interval(value=one.slot_tokens_per_s * one.step_s / one.rows * rows / step_s)
+    return Interval(value=one.padded_tokens_per_s * one.step_s / one.rows * rows / step_s)
 
 
 def beyond_noise_scale(now: Situation) -> Advice | None:
@@ -150,15 +150,15 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
     scales = sorted(value for value in readings if value is not None)
     if len(scales) < NOISE_ROWS:
         return None
-    noise, batch = statistics.median(scales), statistics.median(row.real_tokens for row in rows)
+    noise, batch = statistics.median(scales), statistics.median(row.non_padding_tokens for row in rows)
     low, high = scales[len(scales) // 4], scales[-1 - len(scales) // 4]
     if batch <= BEYOND_NOISE_RATIO * high:
         return None
-    before = run.header.global_batch_rows
+    before = run.header.global_batch_size
     fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
     needed, least, most = ((1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high))
-    change = SettingChange(key="global_batch_rows", old=before, new=fewer)
+    change = SettingChange(key="global_batch_size", old=before, new=fewer)
     if train.global_batch_tokens is not None:
         change = SettingChange(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
     elif train.global_batch_samples is not None:
@@ -218,9 +218,9 @@ def padding(now: Situation) -> Advice | None:
     changes = [SettingChange(key="layout", old=train.layout, new=layout)]
     if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
         # As many rows as hold the same tokens; a batch given in tokens or samples keeps itself.
-        tokens = statistics.median(row.real_tokens for row in now.run.steps)
+        tokens = statistics.median(row.non_padding_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
-        changes.append(SettingChange(key="global_batch_rows", old=train.global_batch_rows, new=rows))
+        changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
     return Advice(
         claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
         + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
@@ -239,7 +239,7 @@ def empty_rows(now: Situation) -> Advice | None:
     (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
-    rows, micro_batch = now.global_batch_rows, now.train.micro_batch_rows
+    rows, micro_batch = now.global_batch_size, now.train.micro_batch_size
     dealing = deal(rows, micro_batch, now.ranks)
     part = lost.scaled(of_padding)
     if not dealing.without_empty or part.share < EMPTY_SHARE / 2:
@@ -256,7 +256,7 @@ def empty_rows(now: Situation) -> Advice | None:
         # Slots of the head are made for empty rows too, which padding within rows does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
         cost=f"a global batch of {nearest} rows instead of {rows}, which is a change of recipe, if a small one",
-        changes=(SettingChange(key="global_batch_rows", old=rows, new=nearest),),
+        changes=(SettingChange(key="global_batch_size", old=rows, new=nearest),),
         would_change="another number of ranks",
     )
 
@@ -266,8 +266,8 @@ def _empty(now: Situation) -> tuple[float, float]:
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
     header = now.run.header
-    places = header.accumulation_steps * header.rows_per_microbatch_per_rank * header.world_size
-    empty = max(0.0, 1 - header.global_batch_rows / places) if places else 0.0
+    places = header.gradient_accumulation_steps * header.rows_per_microbatch_per_rank * header.world_size
+    empty = max(0.0, 1 - header.global_batch_size / places) if places else 0.0
     full = statistics.median(row.packing_efficiency for row in now.run.steps)
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
 

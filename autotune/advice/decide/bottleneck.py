@@ -50,7 +50,7 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
 
 def _loads_ahead(train: TrainConfig) -> bool:
     """Whether batches are made while the device is at earlier ones."""
-    return train.device == "cuda" or train.data.loader_workers > 0
+    return train.device == "cuda" or train.data.num_workers > 0
 
 
 def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
@@ -66,24 +66,24 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
     workers, probe, train = profile.evidence.workers, profile.evidence.probe, profile.train
-    count = train.data.loader_workers
-    row = None if workers is None else next((one for one in workers.rows if one.loader_workers == count), None)
+    count = train.data.num_workers
+    row = None if workers is None else next((one for one in workers.rows if one.num_workers == count), None)
     if workers is None or row is None:
         return None
-    source = f"windows of training with {row.loader_workers} loader workers"
+    source = f"windows of training with {row.num_workers} loader workers"
     shares: dict[Cause, float] = {"input": data_share(row)}
-    fed = 1 - shares["input"]
+    keeps_up = 1 - shares["input"]
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
     exchange, network = _exchange(profile), profile.evidence.network
     if exchange is not None:
         waiting, travelling = exchange
-        shares |= {"network": fed * travelling, "straggler": fed * (waiting - travelling)}
+        shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
     elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")
     if train.layout in TRIMMED_LAYOUTS:
         untold.append("padding: rows are as wide as what they hold, which a run tells")
     elif probe is not None:
-        empty = 1 - min(1.0, probe.mean_real_tokens_per_row / train.seq_length_tokens)
+        empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
         shares["padding"] = place_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
     parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
@@ -101,7 +101,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
     mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
-    windows = len(row.slot_tokens_per_s)
+    windows = len(row.padded_tokens_per_s)
     return _weigh(parts, source, windows, untold, mfu, loads_ahead=_loads_ahead(train), launching=launching)
 
 
@@ -154,14 +154,14 @@ def _exchange(profile: Profile) -> tuple[float, float] | None:
     if network is None or network.compute is None:
         return None
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
-    for row in network.exchanges:
+    for row in network.gradient_syncs:
         share, step_s, compute = row.communication_share, row.step_s, network.compute
         if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
             continue
         # Alone: a step of the slowest of these ranks while no gradient travels.
         one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
         late = 1 + compute.jitter_share * expected_largest(network.nodes * network.ranks_per_node)
-        alone_s = row.micro_batches * one_s * late + compute.update_s
+        alone_s = row.micro_batches * one_s * late + compute.optimizer_step_s
         return share, min(share, max(0.0, 1 - alone_s / step_s))
     return None
 
@@ -218,7 +218,7 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
     """Of the time of steps, waits for a rank that is the slowest, but another one every time, though rows are alike."""
     slower_s = _slower_by_rank_s(rows)
     whole_s = sum(slower_s.values())
-    if len({row.slot_tokens for row in rows}) > 1 or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s:
+    if len({row.padded_tokens for row in rows}) > 1 or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s:
         return 0.0
     return whole_s / sum(row.step_s for row in rows)
 

@@ -21,7 +21,7 @@ def exchange(now: Situation) -> Advice | None:
     """A faster way to exchange gradients was measured, and is not what the profile has."""
     if now.train is None or now.network is None:
         return None
-    parallel, rows = now.train.parallel, now.network.exchanges
+    parallel, rows = now.train.parallel, now.network.gradient_syncs
     proven = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
     best = max(proven, key=lambda row: row.ratio_to_default or 0.0, default=None)
     same = (*_OF_EXCHANGE, "gradient_dtype")
@@ -50,7 +50,7 @@ def network_bound(now: Situation) -> Advice | None:
     waits = now.loss("network", MATTERS_SHARE)
     if now.train is None or waits is None:
         return None
-    if now.network is not None and now.network.exchanges and now.run is None:
+    if now.network is not None and now.network.gradient_syncs and now.run is None:
         return None
     return Advice(
         claim=f"{waits.share:.0%} of the step waits for gradients",
@@ -136,7 +136,7 @@ def slow_rank(now: Situation) -> Advice | None:
 
 def _slow_products(now: Situation) -> Advice | None:
     """Find the same before any run: from products that all ranks computed at once."""
-    rates = now.network.products_flops_per_s if now.network is not None else []
+    rates = now.network.matmul_flops_per_s if now.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
         return None
@@ -197,5 +197,5 @@ def slow_link(now: Situation) -> Advice | None:
 
 def _exchange_figure(row: ExchangeRow, name: str) -> EvidenceFigure:
     way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.micro_batches} times {row.rows} rows"
-    rate = row.real_tokens_per_s or math.nan
+    rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

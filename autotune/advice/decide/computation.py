@@ -19,7 +19,7 @@ LAUNCHES_LEFT, TRAFFIC_LEFT = (0.0, 0.25, 1.0), (0.25, 0.5, 1.0)
 COMPILED_GAIN = (1.0, 1.1, 1.3)
 """What fusing brings beside fewer launches: less traffic to memory."""
 LOG_INTERVAL_STEPS = 10
-_COMPILE = (SettingChange(key="compile_layers", old=False, new=True),)
+_COMPILE = (SettingChange(key="compile", old=False, new=True),)
 _COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
 
@@ -167,7 +167,7 @@ def host_bound(now: Situation) -> Advice | None:
     if now.train is None or gaps is None:
         return None
     inside = "counters" in gaps.source
-    if inside and not now.train.compile_layers:
+    if inside and not now.train.compile:
         return Advice(
             severity="could",
             claim=f"{gaps.share:.0%} of the step multiprocessors have no work: late launches, or small kernels",
@@ -196,7 +196,7 @@ def host_bound(now: Situation) -> Advice | None:
 def memory_bound(now: Situation) -> Advice | None:
     """Kernels that wait for the device's memory."""
     waits = now.loss("memory", MATTERS_SHARE)
-    if now.train is None or waits is None or now.train.compile_layers:
+    if now.train is None or waits is None or now.train.compile:
         return None
     return Advice(
         severity="could",
@@ -242,7 +242,7 @@ def foreach_optimizer(now: Situation) -> Advice | None:
     if foreign is None or not foreign.is_foreach or now.parameters is None or profile is None or train is None:
         return None
     copy_bytes, budget_bytes = 4 * now.parameters, profile.constraints.memory_budget_bytes
-    peak = now.peak_bytes(train.micro_batch_rows)
+    peak = now.peak_bytes(train.micro_batch_size)
     if peak is None or peak + copy_bytes < 0.95 * budget_bytes:
         return None
     return Advice(

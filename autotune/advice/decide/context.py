@@ -162,21 +162,21 @@ class Situation:
         if self.profile is not None:
             return self.profile.constraints.global_batch_tokens
         if self.run is not None and self.run.steps:
-            return round(statistics.median(row.real_tokens for row in self.run.steps))
+            return round(statistics.median(row.non_padding_tokens for row in self.run.steps))
         return None
 
     @property
-    def global_batch_rows(self) -> int:
+    def global_batch_size(self) -> int:
         """Rows of a step."""
         if self.run is not None:
-            return self.run.header.global_batch_rows
-        return self.train.global_batch_rows if self.train is not None else 1
+            return self.run.header.global_batch_size
+        return self.train.global_batch_size if self.train is not None else 1
 
-    def dealt_rows(self, micro_batch_rows: int) -> int:
+    def dealt_rows(self, micro_batch_size: int) -> int:
         """Rows of a micro-batch as they are dealt: fewer than the setting, where the global batch gives no more."""
-        if self.global_batch_rows < self.ranks:
+        if self.global_batch_size < self.ranks:
             return 1
-        return deal(self.global_batch_rows, micro_batch_rows, self.ranks).rows_per_micro_batch
+        return deal(self.global_batch_size, micro_batch_size, self.ranks).rows_per_micro_batch
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
@@ -204,7 +204,7 @@ class Situation:
 
     def workers_row(self, count: int) -> WorkersRow | None:
         """What was measured with so many loader workers."""
-        return next((row for row in self.workers.rows if row.loader_workers == count), None) if self.workers else None
+        return next((row for row in self.workers.rows if row.num_workers == count), None) if self.workers else None
 
     def point(self, rows: int) -> CurvePoint | None:
         """What was measured with such a micro-batch."""
@@ -213,7 +213,7 @@ class Situation:
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
         steps = (one for one in self.trials if one.trial.job == "step")
-        alike = (one.outcome for one in steps if one.trial.config.get("micro_batch_rows") == rows)
+        alike = (one.outcome for one in steps if one.trial.config.get("micro_batch_size") == rows)
         return max((found.figures["peak_bytes"] for found in alike if found.kind == "measured"), default=None)
 
     @property
@@ -280,7 +280,7 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | Non
     if len(curve) < 2 or now.train is None:
         return None
     fixed, per_row = line([point.rows for point in curve], [point.step_s for point in curve])
-    rows = max(1.0, now.global_batch_rows / now.ranks)
+    rows = max(1.0, now.global_batch_size / now.ranks)
 
     def rate(micro: float, update: float) -> float:
         count = max(1.0, rows / micro)

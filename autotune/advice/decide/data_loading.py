@@ -54,9 +54,9 @@ def staging(now: Situation) -> Advice | None:
         return None
     kind = (data and data.filesystem) or (workers and workers.data_filesystem) or "network"
     evidence = []
-    row = now.workers_row(now.train.data.loader_workers)
+    row = now.workers_row(now.train.data.num_workers)
     if row is not None and row.storage_bytes_per_s is not None:
-        name, windows = "read from storage by one node", len(row.slot_tokens_per_s)
+        name, windows = "read from storage by one node", len(row.padded_tokens_per_s)
         evidence.append(figure(name, row.storage_bytes_per_s, "bytes/s", "windows of training", n=windows))
     waits = now.loss("input", STARVED_SHARE)
     if waits is not None:
@@ -79,10 +79,10 @@ def more_workers(now: Situation) -> Advice | None:
     waits = now.loss("input", STARVED_SHARE)
     if now.train is None or waits is None or starved_rank(now) is not None:
         return None
-    count, workers = now.train.data.loader_workers, now.workers
+    count, workers = now.train.data.num_workers, now.workers
     evidence = now.part_figure(waits, "waiting for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
-    known = workers is not None and workers.fed and not workers.undecided_between and workers.joint is None
+    known = workers is not None and workers.keeps_up and not workers.undecided_between and workers.joint is None
     if workers is not None and chosen is not None and chosen.verdict == "proven" and known and workers.chosen > count:
         return Advice(
             claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers; "
@@ -90,11 +90,11 @@ def more_workers(now: Situation) -> Advice | None:
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(count), chosen) or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
             cost=f"{workers.chosen - count} more processes on each rank, and their memory",
-            changes=(SettingChange(key="data.loader_workers", old=count, new=workers.chosen),),
+            changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
             would_change="a processor with fewer cores, or slower storage than where they were counted",
             safe=True,
         )
-    if workers is not None and workers.fed and workers.chosen == count and now.run is None:
+    if workers is not None and workers.keeps_up and workers.chosen == count and now.run is None:
         return None
     return Advice(
         claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers",
@@ -142,10 +142,12 @@ def fewer_workers(now: Situation) -> Advice | None:
     workers = now.workers
     if now.train is None or workers is None or workers.undecided_between:
         return None
-    count, chosen = now.train.data.loader_workers, now.workers_row(workers.chosen)
+    count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
     if chosen is None or chosen.verdict != "proven" or count <= workers.chosen:
         return None
-    if not workers.fed or now.loss("input", STARVED_SHARE) is not None:  # devices starve: this is no time for fewer
+    if (
+        not workers.keeps_up or now.loss("input", STARVED_SHARE) is not None
+    ):  # devices starve: this is no time for fewer
         return None
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
@@ -155,7 +157,7 @@ def fewer_workers(now: Situation) -> Advice | None:
         evidence=(_ratio_figure(chosen),),
         gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
         cost="none that was seen: the bound of the measured ratio is in the evidence",
-        changes=(SettingChange(key="data.loader_workers", old=count, new=workers.chosen),),
+        changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
         would_change="slower storage or processors than where they were counted",
         safe=now.run is None,
     )
@@ -171,7 +173,7 @@ def undecided_workers(now: Situation) -> Advice | None:
     return Advice(
         severity="note",
         claim=f"the number of loader workers is undecided between {low} and {high}: what was measured is too noisy",
-        evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.loader_workers <= high),
+        evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
         cost=f"about {minutes} minutes of this machine",
         command=now.command("workers", "--minutes", str(minutes)),
         would_change="a quieter machine",
@@ -179,14 +181,14 @@ def undecided_workers(now: Situation) -> Advice | None:
 
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
-    name = f"{row.loader_workers} loader workers, of the step on batches from memory"
-    return figure(name, row.ratio, "ratio", "autotune workers", n=len(row.slot_tokens_per_s))
+    name = f"{row.num_workers} loader workers, of the step on batches from memory"
+    return figure(name, row.ratio, "ratio", "autotune workers", n=len(row.padded_tokens_per_s))
 
 
 def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
     if old is None:
         return None
-    ratio = new.ratio_to_ceiling / old.ratio_to_ceiling
+    ratio = new.ratio_to_cached / old.ratio_to_cached
     if not (old.ratio_low and old.ratio_high and new.ratio_low and new.ratio_high):
         return Gain(ratio=ratio, known="measured")
     low, high = new.ratio_low / old.ratio_high, new.ratio_high / old.ratio_low

@@ -36,34 +36,34 @@ def data_share(row: WorkersRow) -> float:
 
     Waits of devices say less: those of all ranks are added up, though ranks wait at once.
     """
-    lost = max(0.0, 1 - row.ratio_to_ceiling)
+    lost = max(0.0, 1 - row.ratio_to_cached)
     return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits: by chance
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
     """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none."""
-    gpu, fed = row.gpu, 1 - data_share(row)
-    if gpu is None or gpu.gpm_sm_share is None or fed <= 0:
+    gpu, keeps_up = row.gpu, 1 - data_share(row)
+    if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
     train = profile.train
     by_matrix_units = train.precision == "bf16" or train.tf32
 
     def when_fed(share: float | None) -> float | None:
-        return None if share is None else min(1.0, share / fed)
+        return None if share is None else min(1.0, share / keeps_up)
 
     return Counters(
         busy_share=when_fed(gpu.gpm_sm_share),
         # Without products on matrix units their counter says nothing of how much is computed.
         tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
         memory_share=when_fed(gpu.gpm_dram_share),
-        source=f"hardware counters, windows with {row.loader_workers} loader workers",
+        source=f"hardware counters, windows with {row.num_workers} loader workers",
     )
 
 
 def counters_of_profile(profile: Profile) -> Counters | None:
     """The counters of the chosen number of loader workers."""
     workers = profile.evidence.workers
-    rows = [] if workers is None else [row for row in workers.rows if row.loader_workers == workers.chosen]
+    rows = [] if workers is None else [row for row in workers.rows if row.num_workers == workers.chosen]
     return counters_of(rows[0], profile) if rows else None
 
 
@@ -110,9 +110,9 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | N
     def part(*causes: Cause) -> float:
         return sum(found[cause].share for cause in causes if cause in found)
 
-    fed = max(LEAST_COMPUTING_SHARE, 1 - part("input", "host"))
-    updating = part("update") / fed
-    computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / fed - updating)
+    keeps_up = max(LEAST_COMPUTING_SHARE, 1 - part("input", "host"))
+    updating = part("update") / keeps_up
+    computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / keeps_up - updating)
     gaps = moving = None
     if counters.busy_share is not None:
         busy = min(1.0, max(0.0, counters.busy_share - updating) / computing)

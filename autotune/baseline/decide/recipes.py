@@ -24,7 +24,7 @@ _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
 _PLAIN_STEP = {
     "precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
-    "attention_dropout": None, "checkpointing": "none", "compile_layers": False,
+    "attention_dropout": None, "activation_checkpointing": "none", "compile": False,
 }  # fmt: skip
 """What torch and transformers do where nobody says otherwise; attention is SDPA, which ``auto`` is in fp32."""
 
@@ -44,7 +44,7 @@ def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
 
     The global batch of the ``tuned`` settings stays the same, in non-padding tokens.
     """
-    config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_rows=8, loader_workers=0)
+    config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0)
     return Recipe(name="hf-trainer", config=config, because={})
 
 
@@ -56,11 +56,11 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
     """
     workers = min(PAPER_WORKERS, most_workers)
     config = _plain(
-        tuned, global_batch_tokens, layout="padded", micro_batch_rows=tuned.micro_batch_rows, loader_workers=workers
+        tuned, global_batch_tokens, layout="padded", micro_batch_size=tuned.micro_batch_size, num_workers=workers
     )
     because = {}
     if workers < PAPER_WORKERS:
-        because["data.loader_workers"] = f"the paper's {PAPER_WORKERS} are too many here: {limit}"
+        because["data.num_workers"] = f"the paper's {PAPER_WORKERS} are too many here: {limit}"
     kind = tuned.model.config["model_type"]
     if kind in FAMILIES:
         config = config.model_copy(update={"attention_dropout": 0.0})
@@ -69,11 +69,11 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
     return Recipe(name="paper", config=config, because=because)
 
 
-def _plain(tuned: TrainConfig, global_batch_tokens: int, *, loader_workers: int, **step: Any) -> TrainConfig:  # noqa: ANN401 - settings
+def _plain(tuned: TrainConfig, global_batch_tokens: int, *, num_workers: int, **step: Any) -> TrainConfig:  # noqa: ANN401 - settings
     loading = {name: DataSettings.model_fields[name].default for name in _OF_LOADING}
     parallel = ParallelSettings(timeout_s=tuned.parallel.timeout_s, gradient_as_bucket_view=False)
     rest = {
-        "data": tuned.data.model_copy(update=loading | {"loader_workers": loader_workers}),
+        "data": tuned.data.model_copy(update=loading | {"num_workers": num_workers}),
         "parallel": parallel,
         "global_batch_tokens": global_batch_tokens,
         "global_batch_samples": None,

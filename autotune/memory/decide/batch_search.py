@@ -65,16 +65,16 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 
 
 def next_rows(
-    tried: Sequence[Tried], budget_bytes: int, max_rows: int, prediction: Prediction | None = None
+    tried: Sequence[Tried], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next; None when the largest is proven, or nothing fits, or ``max_rows`` fits."""
+    """Choose the size to try next; None when the largest is proven, or nothing fits, or ``max_micro_batch_size`` fits."""
     if tried and tried[-1].fits is None:
         return tried[-1].rows
     state = bracket(tried)
-    low, high = state.feasible_max, state.infeasible_min or max_rows + 1
-    if state.closed or high == 1 or low >= max_rows:
+    low, high = state.feasible_max, state.infeasible_min or max_micro_batch_size + 1
+    if state.closed or high == 1 or low >= max_micro_batch_size:
         return None
-    if prediction and prediction.peak_bytes(max_rows) <= prediction.peak_bytes(1):
+    if prediction and prediction.peak_bytes(max_micro_batch_size) <= prediction.peak_bytes(1):
         prediction = None
     decided = sum(one.fits is not None for one in tried)
     fits = _peaks(tried, low)
@@ -84,7 +84,7 @@ def next_rows(
     else:
         # If everything ran out of memory, a size that fits although the prediction is off; further off each time.
         off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
-        largest = partial(largest_within, lambda rows: law(rows) * (1 + off), low=low, top=max_rows)
+        largest = partial(largest_within, lambda rows: law(rows) * (1 + off), low=low, top=max_micro_batch_size)
         wish = largest(budget_bytes)
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
@@ -104,9 +104,9 @@ def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | No
     return None if law is None else round(law(rows))
 
 
-def _peaks(tried: Sequence[Tried], most_rows: int) -> list[tuple[int, int]]:
+def _peaks(tried: Sequence[Tried], max_micro_batch_size: int) -> list[tuple[int, int]]:
     """Sizes that fitted and their peaks, by size."""
-    fitted = [one for one in tried if one.fits and one.rows <= most_rows]
+    fitted = [one for one in tried if one.fits and one.rows <= max_micro_batch_size]
     return sorted({one.rows: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
 
 

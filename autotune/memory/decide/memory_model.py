@@ -97,7 +97,7 @@ class Surroundings:
     kind: Kind
     workspaces_bytes: tuple[int, ...] = ()
     """Blocks within the allocator that libraries take once and keep."""
-    outside_bytes: int = 0
+    non_pytorch_bytes: int = 0
     """Outside the allocator: context, handles, communication."""
     device_bytes: float = math.inf
     """All of the device's memory: an allocator takes other blocks where addresses are scarce."""
@@ -134,12 +134,12 @@ def law_of(traces: Sequence[Trace]) -> Law | None:
 def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     """The highest use of a device's memory by training with so many rows."""
     if surroundings.kind == "cpu":
-        return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
+        return int(law.running_bytes(rows).max()) + surroundings.non_pytorch_bytes
     # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
     workspaces, sizes = surroundings.workspaces_bytes, law.sizes_bytes(rows).tolist()
     events = [*range(len(sizes), len(sizes) + len(workspaces)), *law.events.tolist()]
     sizes, streams = [*sizes, *workspaces], [*law.streams.tolist(), *[0] * len(workspaces)]
-    return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.outside_bytes
+    return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.non_pytorch_bytes
 
 
 def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
@@ -155,16 +155,18 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
     terms = {term: int(size) for term, size in zip(law.terms, by_term, strict=True) if size}
     if surroundings.workspaces_bytes:
         terms[Term.WORKSPACES] = sum(surroundings.workspaces_bytes)
-    if surroundings.outside_bytes:
-        terms[Term.OUTSIDE] = surroundings.outside_bytes
+    if surroundings.non_pytorch_bytes:
+        terms[Term.OUTSIDE] = surroundings.non_pytorch_bytes
     if peak != sum(terms.values()):
         terms[Term.ROUNDING] = peak - sum(terms.values())
     return MemoryBreakdown(rows=rows, terms_bytes=terms, peak_bytes=peak)
 
 
-def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
+def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_micro_batch_size: int) -> int:
     """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
-    return largest_within(lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_rows)
+    return largest_within(
+        lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_micro_batch_size
+    )
 
 
 class Expected(NamedTuple):
@@ -183,12 +185,14 @@ def expected_on_gpu(
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     usual = Surroundings(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
     outside = zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
-    return Expected(*(replace(usual, outside_bytes=one + (other if local_ranks > 1 else 0)) for one, other in outside))
+    return Expected(
+        *(replace(usual, non_pytorch_bytes=one + (other if local_ranks > 1 else 0)) for one, other in outside)
+    )
 
 
 def expected_on_cpu() -> Expected:
     """What libraries and threads of a process take for themselves on a CPU."""
-    return Expected(*(Surroundings(kind="cpu", outside_bytes=size) for size in LIBRARIES_BYTES))
+    return Expected(*(Surroundings(kind="cpu", non_pytorch_bytes=size) for size in LIBRARIES_BYTES))
 
 
 class Segment:

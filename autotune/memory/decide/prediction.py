@@ -31,7 +31,7 @@ class PredictedModel:
     """Whether more may fit, and none was looked for."""
     ledger: MemoryBreakdown
     per_row_bytes: float
-    real_tokens: float | None
+    non_padding_tokens: float | None
     samples: float | None
     traces: int
     shares: tuple[Share, ...]
@@ -50,5 +50,5 @@ class Answer:
     refused: Mapping[str, Mapping[str, Any]]
     """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives, each with its settings, ``rows`` that fit, ``real_tokens`` of them and a ``note``; ``rows`` is null
+    """Alternatives, each with its settings, ``rows`` that fit, ``non_padding_tokens`` of them and a ``note``; ``rows`` is null
     if the note says why there is no answer."""

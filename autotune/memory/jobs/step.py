@@ -12,7 +12,7 @@ from autotune.memory.values import StepRequest
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_state
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
@@ -51,9 +51,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     leave_ranks(together=True)
     return figures | {
         "step_s": figures["step_s"][asked.warmup_steps :],
-        "slot_tokens_per_step": ranks.world_size
-        * accumulation_steps(config, ranks.world_size)
-        * config.micro_batch_rows
+        "padded_tokens_per_step": ranks.world_size
+        * gradient_accumulation_steps(config, ranks.world_size)
+        * config.micro_batch_size
         * config.seq_length_tokens,
     }
 
@@ -88,8 +88,10 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
 def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
     """The micro-batches of a step."""
     made = [
-        fullest_batch(asked.config, asked.vocab_size, asked.special_ids, documents_per_row=asked.documents_per_row)
-        for _ in range(accumulation_steps(asked.config, ranks.world_size))
+        fullest_batch(
+            asked.config, asked.vocab_size, asked.special_ids, documents_per_sequence=asked.documents_per_sequence
+        )
+        for _ in range(gradient_accumulation_steps(asked.config, ranks.world_size))
     ]
     return [batch.pin_memory() for batch in made] if pinned else made
 
@@ -97,7 +99,7 @@ def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBat
 def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
     """As the trainer evaluates, so that a size that fits holds a batch of evaluation too."""
     training.module.eval()
-    eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device))[0])
     give_up_gathered(training.module)
@@ -108,7 +110,7 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
     """The job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
     peaks = [round(peak) for peak in ranks.each(budget.peak_bytes())]
     taken = {round(steps) for steps in ranks.each(len(step_s))}
-    outside_bytes = budget.outside_allocator_bytes
+    non_pytorch_bytes = budget.non_pytorch_bytes
     if len(taken) > 1:
         raise ValueError(f"ranks took different numbers of steps: {sorted(taken)}")
     if not math.isfinite(loss):
@@ -118,7 +120,7 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
         "step_s": ranks.max(*step_s),
         "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
-        "outside_allocator_bytes": None if outside_bytes is None else round(ranks.max(outside_bytes)[0]),
+        "non_pytorch_bytes": None if non_pytorch_bytes is None else round(ranks.max(non_pytorch_bytes)[0]),
         "local_ranks": ranks.local_world_size,
         "loss": loss,
     }

@@ -20,7 +20,7 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import Term, Trace, TraceRequest
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_state
-from trainer.config.train_config import TrainConfig, accumulation_steps
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL
@@ -42,11 +42,11 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
         global_rows = rows * measured["micro_batches"] * measured["ranks"]
-        config = measured["config"] | {"micro_batch_rows": rows, "global_batch_rows": global_rows}
+        config = measured["config"] | {"micro_batch_size": rows, "global_batch_size": global_rows}
         asked = TraceRequest.of(measured | {"config": config})
         trace, model = trace_steps(
             asked.config, asked.vocab_size, asked.special_ids,
-            documents_per_row=asked.documents_per_row, ranks=asked.ranks,
+            documents_per_sequence=asked.documents_per_sequence, ranks=asked.ranks,
         )  # fmt: skip
         found["traces"].append(trace.to_json())
         found |= model
@@ -54,7 +54,12 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace_steps(
-    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_row: float = 1.0, ranks: int = 1
+    config: TrainConfig,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    *,
+    documents_per_sequence: float = 1.0,
+    ranks: int = 1,
 ) -> tuple[Trace, dict[str, Any]]:
     """Trace the building of a model, and optimizer steps of it as a training begins them, on one of so many ranks.
 
@@ -67,14 +72,14 @@ def trace_steps(
     tape = Tape(within_kernels(config.device))
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
-    batches_per_step = accumulation_steps(config, ranks)
-    fullest = fullest_batch(config, vocab_size, special_ids, documents_per_row=documents_per_row)
+    batches_per_step = gradient_accumulation_steps(config, ranks)
+    fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
-        own = config.model_copy(update={"global_batch_rows": batches_per_step * config.micro_batch_rows})
+        own = config.model_copy(update={"global_batch_size": batches_per_step * config.micro_batch_size})
         training = build_training(own, vocab_size, special_ids, alone)
-        if config.compile_layers:
+        if config.compile:
             _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
@@ -122,7 +127,7 @@ def trace_steps(
         "attention": training.module.attention.kind,
         "attention_reason": training.module.attention.reason,
     }
-    return tape.trace(config.micro_batch_rows, fullest.predicted_tokens), model
+    return tape.trace(config.micro_batch_size, fullest.predicted_tokens), model
 
 
 def _compile_without_content(training: Training, tape: Tape) -> None:

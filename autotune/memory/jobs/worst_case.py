@@ -14,13 +14,13 @@ from trainer.data.masking import most_predicted
 
 
 def fullest_batch(
-    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_row: float = 1.0
+    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_sequence: float = 1.0
 ) -> MicroBatch:
     """A micro-batch of random words in full rows, with as many to predict as there is room for.
 
-    ``documents_per_row`` counts because kernels that compute documents one by one round each of them up.
+    ``documents_per_sequence`` counts because kernels that compute documents one by one round each of them up.
     """
-    rows, width = config.micro_batch_rows, config.seq_length_tokens
+    rows, width = config.micro_batch_size, config.seq_length_tokens
     ordinary = torch.ones(vocab_size, dtype=torch.bool)
     ordinary[list(special_ids.all())] = False
     words = ordinary.nonzero().squeeze(1)
@@ -32,7 +32,7 @@ def fullest_batch(
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
     # Whole documents, the same in every row, and none of a single token.
-    in_row = min(max(1, math.ceil(documents_per_row)), width // 2)
+    in_row = min(max(1, math.ceil(documents_per_sequence)), width // 2)
     columns = torch.arange(in_row + 1) * width // in_row
     starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
     tokens_N = columns.diff().repeat(rows).to(torch.int32)
@@ -45,7 +45,7 @@ def fullest_batch(
         tokens_N=tokens_N,
         predicted_P=predicted.to(torch.int32),
         targets_P=targets.to(stored),
-        real_tokens=int(tokens_N.sum()),
+        non_padding_tokens=int(tokens_N.sum()),
         predicted_tokens=len(predicted),
         most_predicted_in_row=max(counts),
     )

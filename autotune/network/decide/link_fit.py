@@ -118,7 +118,7 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
 def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
     """Return what people should look at before they pay for more of it, a sentence each."""
     found = _slow_links(links.neighbours_bytes_per_s)
-    ranks, each = {str(rank): rate for rank, rate in enumerate(links.products_flops_per_s)}, links.ranks_per_node
+    ranks, each = {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
         found.append(f"{where} multiplies at {share:.0%} of the median rank's speed, and every step waits for it")

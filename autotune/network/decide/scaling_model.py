@@ -53,23 +53,23 @@ class Load:
     """What is to be trained, whatever the number of nodes."""
 
     compute: RankCompute
-    global_batch_rows: int
-    real_tokens_per_row: float
-    most_rows: int
+    global_batch_size: int
+    tokens_per_sequence: float
+    max_micro_batch_size: int
     """The largest micro-batch of a rank, as probed."""
 
     @property
-    def real_tokens(self) -> float:
+    def non_padding_tokens(self) -> float:
         """Of a step."""
-        return self.global_batch_rows * self.real_tokens_per_row
+        return self.global_batch_size * self.tokens_per_sequence
 
     def dealings(self, ranks: int) -> tuple[Dealt, ...]:
         """Return the splits of the global batch that may be fastest; none where some ranks would have no row.
 
         As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
         """
-        batch = self.global_batch_rows
-        least = math.ceil(batch / (self.most_rows * ranks))
+        batch = self.global_batch_size
+        least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
         found = (Dealt(micro_batches=count, rows=math.ceil(batch / (count * ranks))) for count in counts)
         # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
@@ -84,7 +84,7 @@ class PredictedStep:
     dealt: Dealt
     exchange: Exchange
     time: StepTime
-    real_tokens_per_s: float
+    tokens_per_s: float
     efficiency: float | None = None
     """Against as many times one node; None until that is known."""
     bound_efficiency: float | None = None
@@ -110,14 +110,14 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
     losses: dict[Limit, float] = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
-        "update": time.update_s,
+        "update": time.optimizer_step_s,
     }
     worst = max(losses, key=lambda name: losses[name])
     share = losses[worst] / time.step_s
     return (worst, min(1.0, share)) if share > 0.01 else ("computation", None)
 
 
-def exchanges(
+def gradient_syncs(
     *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
 ) -> tuple[Exchange, ...]:
     """Return what may be chosen from, the simplest first, with gradients of ``half`` as well if 16 bits are allowed.
@@ -152,8 +152,8 @@ def predict(
     if not found:
         return None
     time, dealt = min(found, key=lambda one: one[0].step_s)
-    rate = load.real_tokens / time.step_s
-    return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, real_tokens_per_s=rate)
+    rate = load.non_padding_tokens / time.step_s
+    return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, tokens_per_s=rate)
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
@@ -177,7 +177,7 @@ class ScalingModel:
     load: Load
     network: Network
     """Its number of nodes does not matter."""
-    exchanges: tuple[Exchange, ...]
+    gradient_syncs: tuple[Exchange, ...]
     """The simplest first."""
     ends: tuple[Link, Link] | None = None
     """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
@@ -187,8 +187,8 @@ class ScalingModel:
     @functools.cached_property
     def one_node_rate(self) -> float | None:
         """Non-padding tokens/s of the fastest exchange on one node, against which efficiency is."""
-        alone = [predict(self.load, replace(self.network, nodes=1), exchange) for exchange in self.exchanges]
-        return max((one.real_tokens_per_s for one in alone if one is not None), default=None)
+        alone = [predict(self.load, replace(self.network, nodes=1), exchange) for exchange in self.gradient_syncs]
+        return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
         """Return the fastest step on so many nodes, of those as fast the first; None if ranks outnumber rows.
@@ -196,19 +196,21 @@ class ScalingModel:
         ``between`` is another link between nodes.
         """
         load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
-        found = [one for one in (predict(load, network, exchange) for exchange in self.exchanges) if one is not None]
+        found = [
+            one for one in (predict(load, network, exchange) for exchange in self.gradient_syncs) if one is not None
+        ]
         if not found:
             return None
-        fastest = max(one.real_tokens_per_s for one in found)
-        chosen = next(one for one in found if one.real_tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
+        fastest = max(one.tokens_per_s for one in found)
+        chosen = next(one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
         if self.one_node_rate is None:
             return chosen
         bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
         ideal = nodes * self.one_node_rate
         return replace(
             chosen,
-            efficiency=chosen.real_tokens_per_s / ideal,
-            bound_efficiency=load.real_tokens / bound_s / ideal,
+            efficiency=chosen.tokens_per_s / ideal,
+            bound_efficiency=load.non_padding_tokens / bound_s / ideal,
         )
 
     def efficiency(self, nodes: int) -> float | None:
@@ -224,8 +226,8 @@ class ScalingModel:
         micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
         """
         load, compute = self.load, self.load.compute
-        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
-        flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
+        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.max_micro_batch_size)
+        flops_per_s = 4 * compute.elements * load.max_micro_batch_size * load.tokens_per_sequence / backward_s
         return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
@@ -234,11 +236,11 @@ class ScalingModel:
         wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
         changes = {"twice the bandwidth": replace(self, network=wider)}
         for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
-            larger = replace(self.load, global_batch_rows=factor * self.load.global_batch_rows)
+            larger = replace(self.load, global_batch_size=factor * self.load.global_batch_size)
             changes[change] = replace(self, load=larger)
-        if all(one.gradient_dtype == "fp32" for one in self.exchanges):
-            halved = (replace(one, gradient_dtype="bf16") for one in self.exchanges)
-            changes["16-bit gradients"] = replace(self, exchanges=(*self.exchanges, *halved))
+        if all(one.gradient_dtype == "fp32" for one in self.gradient_syncs):
+            halved = (replace(one, gradient_dtype="bf16") for one in self.gradient_syncs)
+            changes["16-bit gradients"] = replace(self, gradient_syncs=(*self.gradient_syncs, *halved))
         found = [(change, useful_nodes(model.efficiency, most_nodes, now)) for change, model in changes.items()]
         return sorted(((change, nodes) for change, nodes in found if nodes > now), key=lambda one: -one[1])
 
@@ -270,7 +272,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
         return AllRanks(tokens_per_s=total, rows=dealings[0].rows)
     assert known.one_node_rate is not None  # more nodes were dealt the batch
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
-    paced_s = {name: factor * getattr(compute, name) for name in ("row_s", "micro_batch_s", "update_s")}
+    paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
     paced = replace(known, load=replace(known.load, compute=replace(compute, **paced_s)))
     found = paced.at(nodes)
     assert found is not None  # there are rows for all ranks

@@ -43,14 +43,14 @@ class StepTime:
     """What computing loses to moving gradients meanwhile."""
     exposed_s: float
     """Waiting for gradients or weights after everything that could be computed meanwhile."""
-    update_s: float
+    optimizer_step_s: float
     exchange_s: float
     """All that travels, hidden or not; no part of the sum."""
 
     @property
     def step_s(self) -> float:
         """All of it."""
-        return self.compute_s + self.straggling_s + self.slowdown_s + self.exposed_s + self.update_s
+        return self.compute_s + self.straggling_s + self.slowdown_s + self.exposed_s + self.optimizer_step_s
 
 
 def all_reduce_s(size_bytes: float, network: Network) -> float:
@@ -134,7 +134,7 @@ def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
         rows=whole.rows,
         micro_batch_s=alone * computed_s(whole),
         fixed_s=alone * fixed_s,
-        update_s=whole.update_s,
+        optimizer_step_s=whole.optimizer_step_s,
         forward_share=whole.forward_share or 1 / 3,
         jitter_share=jitter_share,
         slowdown_share=0.0,
@@ -145,7 +145,7 @@ def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
 
 def computed_s(figures: ExchangeFigures) -> float:
     """Return forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
-    return max(1e-9, statistics.median(figures.step_s) - figures.update_s)
+    return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
 def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network) -> StepTime:
@@ -167,8 +167,8 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
     if exchange.strategy == "zero1":
         weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
         exposed, travels = exposed + weights, travels + weights
-    update = compute.update_s / (1 if exchange.strategy == "ddp" else shards)
-    parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "update_s": update}
+    update = compute.optimizer_step_s / (1 if exchange.strategy == "ddp" else shards)
+    parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
     return StepTime(compute_s=computed, **parts, exchange_s=travels)
 
 
@@ -230,4 +230,4 @@ def hidden_bound_s(
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
     travels = all_reduce_s(compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype]), network)
-    return micro_batches * alone + max(0.0, travels - backward) + compute.update_s
+    return micro_batches * alone + max(0.0, travels - backward) + compute.optimizer_step_s

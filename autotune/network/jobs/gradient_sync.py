@@ -13,7 +13,7 @@ from autotune.trials.jobs.footprint import Memory
 from autotune.workers.job import batches_of
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_state
-from trainer.config.train_config import accumulation_steps
+from trainer.config.train_config import gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows
 from trainer.distributed.optimizer import learning_rate
@@ -45,7 +45,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
             raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
         traffic.travels = False
     batches = batches_of(dataset, config, ranks)
-    each = accumulation_steps(config, ranks.world_size)
+    each = gradient_accumulation_steps(config, ranks.world_size)
     make_state(training)
     training.step.rehearse(next(batches))
     passes = _LastPass(training.shared.module, ranks.device) if traffic is not None else None
@@ -53,7 +53,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     for number in range(WARM_UP_STEPS + asked.steps):
         taken = list(itertools.islice(batches, each))
         results.append(training.step.run(taken, learning_rate(config, number)))
-        tokens.append(sum(batch.real_tokens for batch in taken))
+        tokens.append(sum(batch.non_padding_tokens for batch in taken))
         # As in training, the host is one step ahead of the device, no further.
         (results[-2] if number else results[-1]).updated.wait()
         if passes is not None:
@@ -65,8 +65,8 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
         "micro_batches": each,
-        "rows": config.micro_batch_rows,
-        "real_tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
+        "rows": config.micro_batch_size,
+        "tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
         "peak_bytes": memory.peak_bytes(),
     }
 
@@ -103,7 +103,7 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
     return {
         "step_s": ranks.max(*each),
-        "update_s": ranks.max(statistics.median(updates))[0],
+        "optimizer_step_s": ranks.max(statistics.median(updates))[0],
         "communication_s": ranks.max(statistics.median(exposed))[0] if exposed else None,
     }
 

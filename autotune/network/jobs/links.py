@@ -45,7 +45,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     Returns:
         ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty where there is one
         member; ``neighbours_bytes_per_s``: of each node and the next, in order, from the slower of two directions;
-        ``products_flops_per_s`` by rank; ``slowdown_share``, what computing loses while a message travels; ``nodes``,
+        ``matmul_flops_per_s`` by rank; ``slowdown_share``, what computing loses while a message travels; ``nodes``,
         ``ranks_per_node``; what ``_carrier`` says.
     """
     del place
@@ -68,7 +68,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         "within": everybody if nodes == 1 else times(within, size, takes_part=True),
         "between": everybody if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
         "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
-        "products_flops_per_s": ranks.each(_products(ranks)),
+        "matmul_flops_per_s": ranks.each(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
         "ranks_per_node": size,

@@ -81,7 +81,7 @@ def choose_micro_batch(
 
 def _step_s(points: Sequence[CurvePoint], dealt: "Dealing") -> float:
     """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
-    seconds = [point.rows / point.slot_tokens_per_s for point in points]  # in rows' tokens, the same for all
+    seconds = [point.rows / point.padded_tokens_per_s for point in points]  # in rows' tokens, the same for all
     micro_s = np.interp(dealt.rows_per_micro_batch, [point.rows for point in points], seconds)
     return dealt.micro_batches * float(micro_s)
 
@@ -94,7 +94,7 @@ def choose_untimed(rows: int) -> MicroBatchChoice:
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return between which sizes the smallest within two per cent of the best lies; None if steps show no spread."""
-    ends = [(point.rows, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high) for point in curve]
+    ends = [(point.rows, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]
     known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
     if len(known) < len(ends) or not ends:
         return None
@@ -116,14 +116,14 @@ class Dealing:
     """The nearest global batches, below and above, that leave none empty."""
 
 
-def deal(global_rows: int, micro_batch_rows: int, ranks: int) -> Dealing:
+def deal(global_rows: int, micro_batch_size: int, ranks: int) -> Dealing:
     """Deal a global batch, as the trainer does; ``BadInput`` if there are fewer rows than ranks."""
     if global_rows < ranks:
         raise BadInput(
             f"a global batch of {global_rows} rows leaves some of {ranks} ranks without a row",
             next_step=f"Ask for at least {ranks} rows, or use at most {global_rows} ranks.",
         )
-    micro_batches = math.ceil(global_rows / (micro_batch_rows * ranks))
+    micro_batches = math.ceil(global_rows / (micro_batch_size * ranks))
     unit = micro_batches * ranks
     rows = math.ceil(global_rows / unit)
     empty = rows * unit - global_rows
@@ -131,6 +131,6 @@ def deal(global_rows: int, micro_batch_rows: int, ranks: int) -> Dealing:
     return Dealing(micro_batches=micro_batches, rows_per_micro_batch=rows, empty_rows=empty, without_empty=nearest)
 
 
-def global_batch_rows(global_batch_tokens: int, mean_real_tokens_per_row: float) -> int:
+def global_batch_size(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:
     """The number of rows whose real tokens come closest to the global batch; one row at least."""
-    return max(1, round(global_batch_tokens / mean_real_tokens_per_row))
+    return max(1, round(global_batch_tokens / mean_tokens_per_sequence))

@@ -10,7 +10,7 @@ from autotune.workers.values import WorkersEvidence
 from autotune.memory.values import ProbeEvidence
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_rows
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size
 from autotune.errors import BadInput
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.config.tables import nearest
@@ -83,17 +83,17 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     evidence, (table, _, name) = profile.evidence, key.rpartition(".")
     if (explored := _explored(profile, key, value)) is not None:
         found = explored
-    elif key == "micro_batch_rows" and evidence.probe is not None:
+    elif key == "micro_batch_size" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
-    elif key == "global_batch_rows" and evidence.probe is not None:
-        found = _global_batch(profile, evidence.probe.mean_real_tokens_per_row)
+    elif key == "global_batch_size" and evidence.probe is not None:
+        found = _global_batch(profile, evidence.probe.mean_tokens_per_sequence)
     elif (
         table == "data"
         and (swept := evidence.workers) is not None
-        and (name == "loader_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
+        and (name == "num_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
     ):
         found = _loader(profile, swept, name)
-    elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
+    elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.gradient_syncs:
         found = _exchange(profile, evidence.network, key, value)
     else:
         found = _given(profile, key, value, default)
@@ -102,8 +102,8 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
 
 def _is_dealt(profile: Profile) -> bool:
     """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
-    network, rows = profile.evidence.network, profile.train.micro_batch_rows
-    return network is not None and any(row.rows == rows for row in network.exchanges)
+    network, rows = profile.evidence.network, profile.train.micro_batch_size
+    return network is not None and any(row.rows == rows for row in network.gradient_syncs)
 
 
 def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
@@ -111,7 +111,7 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
     found, probe = profile.evidence.explore, profile.evidence.probe
     if found is None or key not in KNOBS:
         return None
-    if key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile)):
+    if key == "micro_batch_size" and (not found.adopted or _is_dealt(profile)):
         return None
     of_value: dict[object, list[ExploredRow]] = {}
     for row in found.rows:
@@ -119,30 +119,30 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
     if len(of_value) < 2:
         return None
     name = f"{found.candidate.name}, to the unexplored"
-    is_other = found.candidate != found.unexplored
+    is_other = found.candidate != found.starting
     figures = [figure(name, found.ratio, "ratio", "evidence.explore")] if is_other else []
-    if key == "micro_batch_rows" and probe is not None:
+    if key == "micro_batch_size" and probe is not None:
         figures += _micro_batch(profile, probe).evidence
     chosen, because = getattr(found.chosen, key), f"explored together with other settings of the step: {found.choice}"
     return Explanation(
         origin="measured" if chosen == value else "changed",
         because=because if chosen == value else f"{chosen} was chosen; {because}",
         evidence=tuple(figures),
-        rejected=tuple(_best_with(one, rows, found.unexplored) for one, rows in of_value.items() if one != chosen),
+        rejected=tuple(_best_with(one, rows, found.starting) for one, rows in of_value.items() if one != chosen),
     )
 
 
-def _best_with(value: object, rows: Sequence[ExploredRow], unexplored: Configuration) -> str:
+def _best_with(value: object, rows: Sequence[ExploredRow], starting: Configuration) -> str:
     """Say what the best configuration with another value came to."""
     said = str(value).lower() if isinstance(value, bool) else value
-    tried = {row.settings.name: row.ratio_to_unexplored for row in rows}
-    if any(row.settings == unexplored for row in rows):
-        tried[unexplored.name] = 1.0
+    tried = {row.settings.name: row.ratio_to_starting for row in rows}
+    if any(row.settings == starting for row in rows):
+        tried[starting.name] = 1.0
     ratios = {name: ratio for name, ratio in tried.items() if ratio is not None}
     if not ratios:
         return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
     name = max(ratios, key=lambda one: ratios[one])
-    if name == unexplored.name:
+    if name == starting.name:
         return f"{said}: nothing with it was faster than the unexplored settings, which have it"
     return f"{said}: at best {ratios[name]:.3f} times the unexplored settings, with {name}"
 
@@ -163,9 +163,9 @@ def _given(profile: Profile, key: str, value: object, default: object) -> Explan
 
 
 def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
-    rows, known = profile.train.micro_batch_rows, profile.fingerprint.bytes_known
+    rows, known = profile.train.micro_batch_size, profile.fingerprint.bytes_known
     curve = {point.rows: point for point in probe.curve}
-    best = max(probe.curve, key=lambda point: point.slot_tokens_per_s, default=None)
+    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
     told = dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     budget_bytes = profile.constraints.memory_budget_bytes
     figures = (
@@ -183,7 +183,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rejected = []
     for point in probe.curve:
         if point.rows != rows and best is not None:
-            share = f"{point.slot_tokens_per_s / best.slot_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
+            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
             said = "the fastest that was measured" if point.rows == best.rows else share
             rejected.append(f"{_many(point.rows, 'row')}: {said}")
     if probe.infeasible_min is not None:
@@ -191,7 +191,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     origin: Origin = known
     chosen, because = rows, probe.choice
     if probe.curve:
-        batch, ranks = profile.train.global_batch_rows, probe.local_ranks
+        batch, ranks = profile.train.global_batch_size, probe.local_ranks
         chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).rows
         origin = "measured"
     if rows != chosen and _is_dealt(profile):
@@ -207,8 +207,8 @@ def _many(count: int, what: str) -> str:
 
 def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
-    rows = global_batch_rows(tokens, tokens_per_row)
-    follows, by_default = profile.train.global_batch_rows == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
+    rows = global_batch_size(tokens, tokens_per_row)
+    follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
     return Explanation(
         origin="constraint" if follows else "changed",
         because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that "
@@ -223,12 +223,12 @@ def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     expected, because, figures, rejected = found.chosen, found.choice, [], []
     for row in found.rows:
-        count = _many(row.loader_workers, "worker")
-        if row.loader_workers == found.chosen:
-            n = len(row.slot_tokens_per_s)
+        count = _many(row.num_workers, "worker")
+        if row.num_workers == found.chosen:
+            n = len(row.padded_tokens_per_s)
             figures.append(figure(f"of the ceiling, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n))
         else:
-            rejected.append(f"{count}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}")
+            rejected.append(f"{count}: {row.ratio_to_cached:.1%} of the ceiling, {_WORDS[row.verdict]}")
     if found.refusal:
         rejected.append(found.refusal)
     if (joint := found.joint) is not None and joint.adopted:
@@ -251,8 +251,8 @@ def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object)
     parallel = profile.train.parallel
     figures, rejected, because = [], [], found.choice
     origin: Origin = "changed"
-    for row in found.exchanges:
-        kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.real_tokens_per_s
+    for row in found.gradient_syncs:
+        kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.tokens_per_s
         way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.micro_batches} micro-batches"
         if any(getattr(row, one) != getattr(parallel, one) for one in _OF_EXCHANGE):
             rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} real tokens/s, {row.outcome}")
@@ -260,7 +260,7 @@ def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object)
         origin = "measured"
         if rate is not None:
             name = f"real tokens/s, {way}"
-            figures.append(figure(name, rate, "tokens/s", "evidence.network.exchanges", n=row.steps))
+            figures.append(figure(name, rate, "tokens/s", "evidence.network.gradient_syncs", n=row.steps))
     if origin == "changed":
         because = f"no exchange that was measured has {key} = {value} with the settings beside it; then: {found.choice}"
     return Explanation(origin=origin, because=because, evidence=tuple(figures), rejected=tuple(rejected))

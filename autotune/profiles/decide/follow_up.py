@@ -12,12 +12,12 @@ from trainer.config.presets import PRESETS
 
 _DEFAULTS: Mapping[str, object] = {
     "seq_length": SEQ_LENGTH_TOKENS,
-    "checkpointing": "none",
+    "activation_checkpointing": "none",
     "compile": False,
     "strategy": "ddp",
     "accumulate": True,
     "headroom": HEADROOM_SHARE,
-    "max_rows": MAX_ROWS,
+    "max_micro_batch_size": MAX_ROWS,
     "what_if": False,
 }
 
@@ -76,9 +76,9 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
         "global_batch_tokens": limits and limits.global_batch_tokens,
         "headroom": limits and limits.headroom_share,
         "attention_dropout": train.attention_dropout,
-        "checkpointing": train.checkpointing,
-        "compile": train.compile_layers,
-        "accumulate": probe and probe.micro_batches_per_step > 1,
+        "activation_checkpointing": train.activation_checkpointing,
+        "compile": train.compile,
+        "accumulate": probe and probe.gradient_accumulation_steps > 1,
         "strategy": train.parallel.strategy,
         "ranks": probe and probe.local_ranks,
     }

@@ -28,7 +28,7 @@ FAR_SHARE = 0.1
 """Differences above this are told, noise or not."""
 NOTHING_TO_HOLD = "nothing to hold it against"
 _OF_MEMORY = (
-    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
+    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile", "activation_checkpointing",
     "attention_dropout",
 )  # fmt: skip
 
@@ -80,10 +80,10 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
     # As uncertain as the prediction of it is by the links.
     low, high = (
-        None if end is None else row.real_tokens_per_s * end / predicted.efficiency
+        None if end is None else row.tokens_per_s * end / predicted.efficiency
         for end in (predicted.efficiency_low, predicted.efficiency_high)
     )
-    interval = Interval.of(row.real_tokens_per_s, low, high, CONFIDENCE)
+    interval = Interval.of(row.tokens_per_s, low, high, CONFIDENCE)
     rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
     return replace(rate, known="measured" if row.measured else "predicted")
 
@@ -97,14 +97,14 @@ def settled_steps(run: Run) -> tuple[StepRow, ...]:
 def run_rate(run: Run) -> Rate | None:
     """Of a run's settled steps, of all of them where it is too short for that; None where they hold no figures."""
     rows = settled_steps(run) or run.steps
-    found = of_sound_steps([(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
+    found = of_sound_steps([(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     return None if found is None else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
 
 
 def _by_training(profile: Profile) -> Rate | None:
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
-    if baseline is None or tuned is None or not (windows := _positive(tuned.real_tokens_per_s)):
+    if baseline is None or tuned is None or not (windows := _positive(tuned.tokens_per_s)):
         return None
     return _rate(of_windows(windows), baseline.local_ranks, "training", "training on the dataset")
 
@@ -114,8 +114,8 @@ def _by_windows(profile: Profile) -> Rate | None:
     found, fill = profile.evidence.workers, fill_share(profile)
     if found is None or fill is None:
         return None
-    by_count = {row.loader_workers: _positive(row.slot_tokens_per_s) for row in found.rows}
-    windows = by_count.get(profile.train.data.loader_workers) or by_count.get(found.chosen)
+    by_count = {row.num_workers: _positive(row.padded_tokens_per_s) for row in found.rows}
+    windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
     if not windows:
         return None
     source = "the worker sweep, slots times the share that holds tokens"
@@ -124,7 +124,7 @@ def _by_windows(profile: Profile) -> Rate | None:
 
 def _by_steps(profile: Profile) -> Rate | None:
     probe, fill = profile.evidence.probe, fill_share(profile)
-    if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_rows)) is None:
+    if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_size)) is None:
         return None
     interval = point.slot_rate.scaled(fill)
     source = "steps on full rows, times the share of rows that holds tokens"
@@ -194,7 +194,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
     """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
     steps = settled_steps(run) or run.steps
-    if not (shares := [one.mfu / one.real_tokens_per_s for one in steps if one.mfu and one.real_tokens_per_s > 0]):
+    if not (shares := [one.mfu / one.tokens_per_s for one in steps if one.mfu and one.tokens_per_s > 0]):
         no_peak = "the device's peak is not known"
         return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
     source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else unknown
@@ -225,15 +225,15 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
     rows = run.header.rows_per_microbatch_per_rank
     # A trial log has trials of other recipes too.
-    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_rows": rows}
+    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_size": rows}
     alike = []
     for done in trials:
         config = done.trial.config
-        is_own = bool(config) and {**own, "micro_batch_rows": None, **config}.items() >= own.items()
+        is_own = bool(config) and {**own, "micro_batch_size": None, **config}.items() >= own.items()
         if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
             alike.append(StepFigures.of(done.outcome))
     # A run counts what its allocator holds; what lies outside of it is the device's.
-    expected = max((float(one.peak_bytes - (one.outside_allocator_bytes or 0)) for one in alike), default=None)
+    expected = max((float(one.peak_bytes - (one.non_pytorch_bytes or 0)) for one in alike), default=None)
     achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
     ratio = achieved / expected if expected else None
     if run.header.device == "cpu":

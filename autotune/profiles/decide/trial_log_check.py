@@ -1,6 +1,6 @@
 """Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure."""
 
-from autotune.trials.trial_log import ledger_sha256, own_records
+from autotune.trials.trial_log import trial_log_sha256, own_records
 
 import math
 import statistics
@@ -37,9 +37,9 @@ def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialR
 def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerCheck:
     """Hold a profile against the trials of the ledger that it names."""
     own = records_of(profile, records)
-    until = profile.provenance.ledger_until_utc
+    until = profile.provenance.trial_log_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
-    is_same = ledger_sha256(behind) == profile.provenance.ledger_sha256
+    is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
     return LedgerCheck(
         found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
         trials=len(behind),
@@ -64,24 +64,24 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
             timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.rows)]
-            rates = [one.slot_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
-            if not _is_among(point.slot_tokens_per_s, rates):
+            rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
+            if not _is_among(point.padded_tokens_per_s, rates):
                 yield f"evidence.probe.curve at {point.rows} rows"
     if workers is not None:
         windows = [FeedFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
-        rates = [one.slot_tokens_per_s for one in windows]
-        if not all(_is_among(rate, rates) for rate in workers.ceiling_slot_tokens_per_s):
-            yield "evidence.workers.ceiling_slot_tokens_per_s"
+        rates = [one.padded_tokens_per_s for one in windows]
+        if not all(_is_among(rate, rates) for rate in workers.cached_padded_tokens_per_s):
+            yield "evidence.workers.cached_padded_tokens_per_s"
         for row in workers.rows:
-            if not all(_is_among(rate, rates) for rate in row.slot_tokens_per_s):
-                yield f"evidence.workers.rows of {row.loader_workers}"
+            if not all(_is_among(rate, rates) for rate in row.padded_tokens_per_s):
+                yield f"evidence.workers.rows of {row.num_workers}"
 
 
 def _outcomes(records: Iterable[TrialRecord], job: str) -> Iterator[tuple[object, Outcome]]:
     """Rows of the micro-batch, and what became of it."""
     for record in records:
         if record.job == job:
-            yield record.trial.config.get("micro_batch_rows"), outcome_from_json(record.outcome)
+            yield record.trial.config.get("micro_batch_size"), outcome_from_json(record.outcome)
 
 
 def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:

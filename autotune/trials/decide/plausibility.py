@@ -92,7 +92,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
         per_s = _training_flops_per_s(trial.job, figures, trial.config)
         yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
     if trial.job == "links":
-        yield from (GpuRate(what=what, per_s=one) for one in figures["products_flops_per_s"])
+        yield from (GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
         moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
         yield from (
@@ -104,16 +104,16 @@ def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, A
     """Of one GPU: as counted, and at least what its tokens ask for."""
     least = least_flops_per_token(settings_of(config), None)
     if job == "feed":
-        flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("real_tokens_per_s", 0.0))
+        flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
         return float(flops_per_s / (figures.get("local_ranks") or 1))
     if not figures["step_s"]:
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
     if job == "exchange":
         rows_of_rank = figures["rows"] * figures["micro_batches"]
-        ranks = max(1.0, config.get("global_batch_rows", 0) / rows_of_rank)
-        return float(least * figures["real_tokens_per_step"] / seconds / ranks)
-    flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("slot_tokens_per_step", 0))
+        ranks = max(1.0, config.get("global_batch_size", 0) / rows_of_rank)
+        return float(least * figures["tokens_per_step"] / seconds / ranks)
+    flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("padded_tokens_per_step", 0))
     return float(flops / seconds / (figures.get("local_ranks") or 1))
 
 
@@ -138,9 +138,9 @@ def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
         yield GpuRate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
     for row in profile.evidence.workers.rows if profile.evidence.workers is not None else ():
         for per_s in row.model_flops_per_s_per_rank:
-            yield GpuRate(what=f"{row.loader_workers} DataLoader workers", per_s=per_s, of=of)
+            yield GpuRate(what=f"{row.num_workers} DataLoader workers", per_s=per_s, of=of)
     if network is not None:
-        yield from (GpuRate(what="matrix products", per_s=per_s) for per_s in network.products_flops_per_s)
+        yield from (GpuRate(what="matrix products", per_s=per_s) for per_s in network.matmul_flops_per_s)
         yield from (GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
 
 
@@ -150,25 +150,25 @@ def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, in
     baseline, explore = profile.evidence.baseline, profile.evidence.explore
     if probe is not None:
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            yield f"{point.rows} rows", point.slot_tokens_per_s, probe.local_ranks, of
+            yield f"{point.rows} rows", point.padded_tokens_per_s, probe.local_ranks, of
     if workers is not None and workers.replayed_step_s is None:  # a replayed one computes nothing
         fill = fill_share(profile) or 0.0
-        counts = [(f"{row.loader_workers} DataLoader workers", row.slot_tokens_per_s) for row in workers.rows]
-        for what, rates in [*counts, ("batches from memory", workers.ceiling_slot_tokens_per_s)]:
+        counts = [(f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s) for row in workers.rows]
+        for what, rates in [*counts, ("batches from memory", workers.cached_padded_tokens_per_s)]:
             yield from ((what, fill * rate, workers.local_ranks, of) for rate in rates)
     if baseline is not None:
         for recipe in baseline.rows:
             of_recipe: Format = of if recipe.name == "tuned" else "bf16"  # others may have another precision
-            yield from ((recipe.name, rate, baseline.local_ranks, of_recipe) for rate in recipe.real_tokens_per_s)
+            yield from ((recipe.name, rate, baseline.local_ranks, of_recipe) for rate in recipe.tokens_per_s)
     if explore is not None:
         for tried in explore.rows:
             tried_in = product_format(tried.settings.precision, tf32=profile.train.tf32)
-            yield tried.settings.name, tried.real_tokens_per_s or 0.0, profile.local_ranks, tried_in
+            yield tried.settings.name, tried.tokens_per_s or 0.0, profile.local_ranks, tried_in
     if network is not None:
-        for one in network.exchanges:
-            yield one.strategy, one.real_tokens_per_s or 0.0, network.nodes * network.ranks_per_node, of
+        for one in network.gradient_syncs:
+            yield one.strategy, one.tokens_per_s or 0.0, network.nodes * network.ranks_per_node, of
         for row in network.scaling:
-            yield f"{row.nodes} nodes", row.real_tokens_per_s, row.nodes * network.ranks_per_node, of
+            yield f"{row.nodes} nodes", row.tokens_per_s, row.nodes * network.ranks_per_node, of
 
 
 def check_run(run: Run) -> None:
@@ -184,7 +184,7 @@ def check_run(run: Run) -> None:
     flops_per_s = [
         max(
             row.model_flops_per_s_per_rank,
-            least * row.real_tokens_per_s / header.world_size,
+            least * row.tokens_per_s / header.world_size,
             (row.mfu or 0.0) * (header.peak_flops_per_s or 0.0),
         )
         for row in run.steps

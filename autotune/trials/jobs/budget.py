@@ -59,7 +59,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
 class CpuBudget:
     """``RLIMIT_DATA`` set to what the process holds now plus the budget: the refusal beyond it is the kernel's own."""
 
-    outside_allocator_bytes = None
+    non_pytorch_bytes = None
 
     def __init__(self, budget_bytes: int | None) -> None:
         if budget_bytes is not None:
@@ -103,14 +103,14 @@ class CudaBudget:
         torch.cuda.reset_peak_memory_stats(device)
 
     @property
-    def outside_allocator_bytes(self) -> int:
+    def non_pytorch_bytes(self) -> int:
         """The most that was seen so far."""
         self._outside_bytes = max(self._outside_bytes, self._outside_now_bytes())
         return self._outside_bytes
 
     def peak_bytes(self) -> int:
         """The allocator's highest reserve, and what lies outside it."""
-        return torch.cuda.max_memory_reserved(self._device) + self.outside_allocator_bytes
+        return torch.cuda.max_memory_reserved(self._device) + self.non_pytorch_bytes
 
     def check(self) -> None:
         """Make sure that a long run's work would go through as the work so far did.
@@ -126,7 +126,7 @@ class CudaBudget:
             raise torch.OutOfMemoryError(
                 f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest "
                 f"{format_bytes(reserved_bytes)} in PyTorch's allocator and "
-                f"{format_bytes(self.outside_allocator_bytes)} of non-PyTorch memory"
+                f"{format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
             )
 
     def _outside_now_bytes(self) -> int:

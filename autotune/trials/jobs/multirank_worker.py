@@ -29,8 +29,8 @@ def serve(directory: Path, device: str) -> int:
     joining = {  # as much of a configuration as joining needs
         "model": {"name": "none", "config": {"model_type": "none"}},
         "device": device,
-        "micro_batch_rows": 1,
-        "global_batch_rows": 1,
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
         "parallel": {"timeout_s": 86400.0},  # whoever asks decides how long a trial may take
     }
     ranks = join_ranks(TrainConfig.model_validate(joining))

@@ -22,7 +22,7 @@ class LoaderLimits:
     host: HostFacts
     local_ranks: int
     batch_bytes: int
-    prefetch_batches: int
+    prefetch_factor: int
     asked: int | None = None
     """By the user, whatever the CPUs say."""
 
@@ -33,12 +33,12 @@ class LoaderLimits:
 
     def ram_bytes(self, workers: int, worker_bytes: int | None = None) -> int:
         """Forecast of what all workers of all ranks take."""
-        each = (worker_bytes or WORKER_BYTES) + self.prefetch_batches * self.batch_bytes
+        each = (worker_bytes or WORKER_BYTES) + self.prefetch_factor * self.batch_bytes
         return self.local_ranks * workers * each
 
     def shm_bytes(self, workers: int) -> int:
         """Forecast of shared memory: what each worker holds ready, and the batch that it is at."""
-        return self.local_ranks * workers * (self.prefetch_batches + 1) * self.batch_bytes
+        return self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
 
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
         """Why so many workers would not fit; None where they do."""

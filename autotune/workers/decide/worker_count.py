@@ -62,7 +62,7 @@ class WorkersChoice:
     ratios: Mapping[int, Interval]
     """Of every measured count to the step on batches from memory, with bounds of ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
-    fed: bool
+    keeps_up: bool
     """Whether the chosen count keeps the step fed: it is proven beside the ceiling, or by how little it waits."""
     proof: str
     refusal: str | None
@@ -137,7 +137,7 @@ class WorkersRule:
             undecided_between=() if decided else undecided,
             ratios={count: self.interval(count, None) for count in self.seen},
             verdicts=verdicts,
-            fed=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
+            keeps_up=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
             proof=self._proof(chosen),
             refusal=self._refusal(),
         )

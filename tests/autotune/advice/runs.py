@@ -18,7 +18,7 @@ TOKENS = 1000
 def run_of(rates, *, ranks=2, **header) -> Run:
     """One step for each rate, in real tokens/s."""
     steps = tuple(
-        row_of(number, real_tokens=TOKENS, step_s=TOKENS / rate, real_tokens_per_s=rate)
+        row_of(number, non_padding_tokens=TOKENS, step_s=TOKENS / rate, tokens_per_s=rate)
         for number, rate in enumerate(rates, start=1)
     )
     return Run(

@@ -22,7 +22,7 @@ from autotune.network.values import ExchangeRow, NetworkEvidence
 from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
 from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
-from tests.autotune.worlds import World, memory_bytes, most_rows, profile_of, run_of, settings, step
+from tests.autotune.worlds import World, max_micro_batch_size, memory_bytes, profile_of, run_of, settings, step
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from trainer.config.train_config import TrainConfig
 
@@ -86,7 +86,7 @@ def _rates(world: World, train: TrainConfig) -> Benefit:
 
 
 def _speed(world: World, train: TrainConfig) -> float:
-    return step(world, train).real_tokens_per_s
+    return step(world, train).tokens_per_s
 
 
 def _trial(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
@@ -97,7 +97,7 @@ def _trial(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
 def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
     """A trial of such a micro-batch that ran, with its peak."""
     peak = Measured(figures={"peak_bytes": memory_bytes(gpu, train, rows)})
-    return _trial("step", peak, config={"micro_batch_rows": rows})
+    return _trial("step", peak, config={"micro_batch_size": rows})
 
 
 def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
@@ -137,11 +137,11 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
 
 
 def _of_batch(gpu: World) -> Iterator[Scenario]:
-    small = settings(gpu, micro_batch_rows=2, global_batch_rows=256)
-    large = settings(gpu, global_batch_rows=4096)
-    most = most_rows(gpu, large)
+    small = settings(gpu, micro_batch_size=2, global_batch_size=256)
+    large = settings(gpu, global_batch_size=4096)
+    most = max_micro_batch_size(gpu, large)
     medium = tuned(gpu, large)
-    yield Scenario("beyond-memory", "more than was shown to fit", tuned(gpu, large, micro_batch_rows=most + 5), medium)
+    yield Scenario("beyond-memory", "more than was shown to fit", tuned(gpu, large, micro_batch_size=most + 5), medium)
     what = "two sequences on a device that wants dozens"
     yield Scenario("below-knee", what, tuned(gpu, small), medium, _rates(gpu, small))
 
@@ -149,9 +149,9 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
         return memory_bytes(gpu, large, advice.changes[0].new) / memory_bytes(gpu, large, most - 10)
 
     trials = tuple(_step_trial(gpu, large, rows) for rows in (8, 16, 32, 64, 128, 256, most - 10))
-    full = replace(tuned(gpu, large, micro_batch_rows=most - 10), trials=trials)
+    full = replace(tuned(gpu, large, micro_batch_size=most - 10), trials=trials)
     what = "as many as fit, though a few are as fast"
-    yield Scenario("beyond-knee", what, full, tuned(gpu, large, micro_batch_rows=16), memory)
+    yield Scenario("beyond-knee", what, full, tuned(gpu, large, micro_batch_size=16), memory)
 
     def tokens(rows: int) -> float:
         """Tokens for each bit that the loss of a quadratic falls by a step with the best rate."""
@@ -164,7 +164,7 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
     yield Scenario(
         "beyond-noise-scale", "a noisy quadratic, descended with the best rate of each batch",
         ran(gpu, large, noise_scale=2e5), ran(gpu, large, noise_scale=4e6),
-        lambda advice: tokens(advice.changes[0].new) / tokens(large.global_batch_rows),
+        lambda advice: tokens(advice.changes[0].new) / tokens(large.global_batch_size),
     )  # fmt: skip
 
 
@@ -187,24 +187,24 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     yield Scenario("half-precision", "gradients in fp16", ran(gpu, halved), ran_well)
 
     gappy, logged = replace(gpu, launch_s=1e-4), replace(gpu, between_s=0.2)
-    slow, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile_layers=True)
+    slow, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile=True)
     yield Scenario("host-bound", "a host that launches slowly", tuned(gappy, good), tuned_well, _rates(gappy, good))
     yield Scenario("host-bound", "every step logged at length", ran(logged, good), ran_well, _rates(logged, good))
     what = "slow memory under fast products"
     yield Scenario("memory-bound", what, tuned(slow, good), tuned(slow, fused), _rates(slow, good))
     updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
-    few = settings(updating, micro_batch_rows=4, global_batch_rows=32)
+    few = settings(updating, micro_batch_size=4, global_batch_size=32)
     yield Scenario("update-bound", "small steps of eight ranks", ran(updating, few), ran_well, _rates(updating, few))
     uneven = replace(gpu, ranks_per_node=32, seq_length=8192, mean_document_tokens=3000.0)
-    odd, two = (settings(uneven, global_batch_rows=rows) for rows in (33, 64))
+    odd, two = (settings(uneven, global_batch_size=rows) for rows in (33, 64))
     yield Scenario("empty-rows", "33 sequences for 32 ranks", ran(uneven, odd), ran(uneven, two), _rates(uneven, odd))
     assert ran_well.run is not None
     young = replace(ran_well, run=replace(ran_well.run, steps=ran_well.run.steps[:1]), bottleneck=None)
     yield Scenario(TOO_LITTLE, "a run of one step", young, ran_well)
 
     tight = replace(gpu, memory_bytes=12 * 10**9)
-    most = most_rows(tight, good)
-    full = replace(tuned(tight, good, micro_batch_rows=most), trials=(_step_trial(tight, good, most),))
+    most = max_micro_batch_size(tight, good)
+    full = replace(tuned(tight, good, micro_batch_size=most), trials=(_step_trial(tight, good, most),))
     foreach, own = (replace(full, foreign=Foreign(is_foreach=is_foreach)) for is_foreach in (True, False))
     peak = memory_bytes(tight, good, most)
     # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
@@ -215,11 +215,11 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
 
     big = World(layers=24, hidden=1024, ranks_per_node=8, memory_bytes=9 * 10**9, launch_s=1.2e-5)
     roomy = replace(big, memory_bytes=94 * 10**9)
-    train = settings(big, micro_batch_rows=4, global_batch_rows=32 * 8)
+    train = settings(big, micro_batch_size=4, global_batch_size=32 * 8)
 
     def best(config: TrainConfig) -> float:
-        rows = most_rows(big, config)
-        return _speed(big, config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": 8 * rows}))
+        rows = max_micro_batch_size(big, config)
+        return _speed(big, config.model_copy(update={"micro_batch_size": rows, "global_batch_size": 8 * rows}))
 
     yield Scenario(
         "too-big-for-ddp", "a third of a billion weights on 9 GB", tuned(big, train), tuned(roomy, settings(roomy)),
@@ -255,7 +255,7 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
         neighbours = [linked.node_bytes_per_s] * world.nodes
         neighbours[2] = world.node_bytes_per_s
         figures = {
-            "all": [], "within": [], "between": [], "neighbours_bytes_per_s": neighbours, "products_flops_per_s": [],
+            "all": [], "within": [], "between": [], "neighbours_bytes_per_s": neighbours, "matmul_flops_per_s": [],
             "nodes": world.nodes, "ranks_per_node": 2, "backend": "nccl", "transport": "tcp", "interface": None,
             "interface_bytes_per_s": None,
         }  # fmt: skip
@@ -276,7 +276,7 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
 
 def _of_spread(world: World) -> Iterator[Scenario]:
     def train(batch: int) -> TrainConfig:
-        return settings(world, micro_batch_rows=64, global_batch_rows=batch * 2 * 64 * 32)
+        return settings(world, micro_batch_size=64, global_batch_size=batch * 2 * 64 * 32)
 
     def efficiency(nodes: int, batch: int = 1) -> float:
         speed, alone = (_speed(replace(world, nodes=count), train(batch)) for count in (nodes, 1))
@@ -326,13 +326,13 @@ def _exchanges(gpu: World, cap_mib: int) -> Situation:
         rows.append(
             ExchangeRow(
                 strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, micro_batches=1, rows=64, step_s=step_s,
-                steps=20, real_tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
+                steps=20, tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
                 **({} if cap == 25 else against),
             )
         )  # fmt: skip
     network = NetworkEvidence(
-        nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], products_flops_per_s=[1.0, 1.0],
-        exchanges=rows, choice="", windows=3, seconds=1.0,
+        nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], matmul_flops_per_s=[1.0, 1.0],
+        gradient_syncs=rows, choice="", windows=3, seconds=1.0,
     )  # fmt: skip
     return replace(now, profile=but(now.profile, evidence={"network": network}))
 

@@ -149,7 +149,7 @@ def test_only_another_slow_rank_every_time_is_uneven_and_only_where_rows_are_ali
     assert uneven_share(rows()) == 0
     turns = [row.model_copy(update={"slowest_rank": number % 2}) for number, row in enumerate(rows())]
     assert uneven_share(turns) > 0.1
-    widths = [row.model_copy(update={"slot_tokens": 1000 + number}) for number, row in enumerate(turns)]
+    widths = [row.model_copy(update={"padded_tokens": 1000 + number}) for number, row in enumerate(turns)]
     assert uneven_share(widths) == 0
 
 
@@ -162,7 +162,7 @@ def test_only_another_slow_rank_every_time_is_uneven_and_only_where_rows_are_ali
 )
 def test_data_share_is_what_windows_lose_by_waiting(waits, ratio, expected):
     row = example_profile().evidence.workers.rows[0]
-    found = data_share(row.model_copy(update={"data_wait_share": waits, "ratio_to_ceiling": ratio}))
+    found = data_share(row.model_copy(update={"data_wait_share": waits, "ratio_to_cached": ratio}))
     assert found == pytest.approx(expected)
 
 

@@ -39,7 +39,7 @@ def advise(says):
 def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
     said = advise(starved())
     assert "limited by input" in said
-    assert "set: train.data.loader_workers = 4 (was 1), safe" in said
+    assert "set: train.data.num_workers = 4 (was 1), safe" in said
     assert "would change this:" in said
     found = json.loads(advise(starved(), "--json"))
     assert found["bottleneck"]["limit"] == "input"
@@ -51,10 +51,10 @@ def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
 def test_safe_changes_are_written_into_a_new_profile(advise):
     path = starved()
     before = path.read_text()
-    assert "train.data.loader_workers = 4 (was 1)" in advise(path, "--apply")
+    assert "train.data.num_workers = 4 (was 1)" in advise(path, "--apply")
     written = read_profile(Path("profiles/p.advised.toml"))
     assert written.intact
-    assert written.profile.train.data.loader_workers == 4
+    assert written.profile.train.data.num_workers == 4
     assert written.profile.provenance.commands[-1] == "advise"
     assert path.read_text() == before
     Path("profiles/p.advised.toml").write_text("somebody's\n")
@@ -67,9 +67,9 @@ def test_safe_changes_are_written_into_a_new_profile(advise):
 
 
 def test_figures_of_another_micro_batch_are_dropped(advise):
-    advise(write_profile("p.toml", micro_batch_rows=2, global_batch_rows=256), "--apply")
+    advise(write_profile("p.toml", micro_batch_size=2, global_batch_size=256), "--apply")
     written = read_profile(Path("p.advised.toml")).profile
-    assert written.train.micro_batch_rows > 2
+    assert written.train.micro_batch_size > 2
     assert written.evidence.workers is None
     assert written.evidence.probe is not None
 

@@ -67,7 +67,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
 
 
 def test_what_fails_comes_first_then_what_gains_most():
-    now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_rows=10**6)
+    now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6)
     found = advise(now)
     assert found[0].severity == "must"
     speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
@@ -134,10 +134,10 @@ def test_only_safe_changes_count_and_the_first_of_two_wishes_and_what_are_no_set
     train = example_profile().train
     head = change("head", "dense", "masked")  # which it is already
     wishes = [
-        advice(change("micro_batch_rows", 2, 4)), advice(change("micro_batch_rows", 2, 8), head),
+        advice(change("micro_batch_size", 2, 4)), advice(change("micro_batch_size", 2, 8), head),
         advice(change("precision", "fp32", "bf16"), safe=False),
     ]  # fmt: skip
-    assert safe_changes(train, wishes) == (change("micro_batch_rows", 2, 4),)
-    assert with_changes(train, [change("data.loader_workers", 1, 5)]).data.loader_workers == 5
+    assert safe_changes(train, wishes) == (change("micro_batch_size", 2, 4),)
+    assert with_changes(train, [change("data.num_workers", 1, 5)]).data.num_workers == 5
     with pytest.raises(BadInput):
-        with_changes(train, [change("micro_batch_rows", 2, 0)])
+        with_changes(train, [change("micro_batch_size", 2, 0)])

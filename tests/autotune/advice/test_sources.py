@@ -67,8 +67,8 @@ def test_the_profile_of_a_run_is_found_by_what_it_says_whatever_was_overridden(t
 def test_without_a_dataset_packed_rows_are_nearly_full_and_others_hold_a_sample():
     packed, padded = (assumed_contents(500, layout, 512) for layout in ("packed", "padded"))
     assert (packed.assumed, packed.dataset_hash, packed.vocab_size, packed.mean_samples) == (True, None, 500, 1.0)
-    assert (packed.mean_real_tokens, packed.documents) == (0.997 * 512, 4.0)
-    assert (padded.mean_real_tokens, padded.documents) == (512, 1.0)
+    assert (packed.mean_non_padding_tokens, packed.documents) == (0.997 * 512, 4.0)
+    assert (padded.mean_non_padding_tokens, padded.documents) == (512, 1.0)
 
 
 def test_a_dataset_is_laid_out_and_named(patterned_dataset):
@@ -76,7 +76,7 @@ def test_a_dataset_is_laid_out_and_named(patterned_dataset):
     manifest = read_manifest(patterned_dataset)
     assert not found.assumed
     assert (found.dataset_hash, found.vocab_size) == (manifest.dataset_hash, manifest.vocab_size)
-    assert 32 < found.mean_real_tokens <= 64
+    assert 32 < found.mean_non_padding_tokens <= 64
     assert found.documents >= found.mean_samples > 1
 
 

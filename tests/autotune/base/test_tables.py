@@ -39,7 +39,7 @@ def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
     shown = markdown_inert(hostile)
     assert html.unescape(shown) == hostile
     assert not re.search(r"[|<>`@\\]|\]\(|://|www\.", shown)
-    assert markdown_inert(readable := "micro_batch_rows [1.2, 1.3] (n = 5)") == readable
+    assert markdown_inert(readable := "micro_batch_size [1.2, 1.3] (n = 5)") == readable
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), max_size=5))

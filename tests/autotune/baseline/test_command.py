@@ -29,7 +29,7 @@ def profile(here, monkeypatch):
     place = fingerprint(open_site("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None)
     train = TrainConfig(
         model=TINY, data=DataSettings(path="data", dataset_hash=manifest.dataset_hash), seq_length_tokens=64,
-        layout="packed", micro_batch_rows=2, global_batch_rows=4,
+        layout="packed", micro_batch_size=2, global_batch_size=4,
     )  # fmt: skip
     found = example_profile().model_copy(update={"train": train, "fingerprint": place})
     (here / "p.toml").write_text(profile_to_toml(found))
@@ -43,7 +43,7 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     command = ["baseline", "--profile", str(profile), "--window", "0.1", "--rounds", "1", "--json"]
     found = json.loads(says(*command))
     rows = {row["name"]: row for row in found["rows"]}
-    read = {name: (row["outcome"], len(row["real_tokens_per_s"])) for name, row in rows.items()}
+    read = {name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()}
     assert read == dict.fromkeys(("paper", "hf-trainer", "tuned"), ("ran", 1))
     for name, *values in (("hf-trainer", "layout", "dynamic", "packed"), ("paper", "head", "dense", "masked")):
         difference = dict(zip(("key", "theirs", "tuned", "reason"), (*values, None), strict=True))
@@ -63,6 +63,6 @@ def test_the_workers_that_were_counted_are_written_into_the_profile(profile, say
     found = json.loads(says("workers", "--profile", profile, "--window", "0.1", "--max-workers", "1", "--json"))
     stored = read_profile(profile)
     assert stored.intact
-    assert stored.profile.train.data.loader_workers == found["chosen"]
+    assert stored.profile.train.data.num_workers == found["chosen"]
     assert stored.profile.evidence.workers.model_dump() == found
     assert stored.profile.provenance.commands == ["probe", "workers"]

@@ -12,7 +12,7 @@ from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import synthetic_manifest
 from trainer.data.dataset import TokenDataset
 
-TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})
+TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_size": 16})
 SPEEDS = {"tuned": 1000.0, "hf-trainer": 800.0, "paper": 400.0}
 SHARES = {"tuned": 1.0, "hf-trainer": 0.5, "paper": 0.5}
 
@@ -32,13 +32,13 @@ class Trained(FakeMachine):
             self.clock.sleep(1.0)
             name = name_of(trial)
             if trial.job == "step":
-                too_many = trial.measured["config"]["micro_batch_rows"] > fits
+                too_many = trial.measured["config"]["micro_batch_size"] > fits
                 return OutOfMemory(detail="") if too_many else Measured(figures=STEP)
             if fate is not None and (outcome := fate(name, trial.measured["round"])) is not None:
                 return outcome
             speed = SPEEDS[name] * noise(name, trial.measured["round"])
             return Measured(
-                figures=figures_of(trial, lambda _: 1.0, slot_tokens_per_s=speed, real_tokens_per_s=0.6 * speed)
+                figures=figures_of(trial, lambda _: 1.0, padded_tokens_per_s=speed, tokens_per_s=0.6 * speed)
             )
 
         super().__init__(simulate)
@@ -67,7 +67,7 @@ def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones
     assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
     speedups = [row.speedup for row in found.rows]
     assert speedups == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
-    assert rows_of(found)["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
+    assert rows_of(found)["hf-trainer"].tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
     assert (found.windows, found.seconds) == (9, 11.0)
     forwards = ["tuned", "hf-trainer", "paper"]
     assert [name for name, _ in machine.windows] == [*forwards, *reversed(forwards), *forwards]
@@ -96,10 +96,10 @@ def test_a_comparison_that_has_to_end_ends_with_what_is_known_if_that_is_three_r
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
     machine = Trained(fits=5)
     rows = rows_of(comparison(machine, tmp_path).run())
-    smaller = SettingDifference(key="micro_batch_rows", theirs=4, tuned=16, reason="8 do not fit 1 GiB")
+    smaller = SettingDifference(key="micro_batch_size", theirs=4, tuned=16, reason="8 do not fit 1 GiB")
     assert all(smaller in rows[name].differences for name in ("paper", "hf-trainer"))
     steps = [trial.measured for trial in machine.trials if trial.job == "step"]
-    assert [step["config"]["micro_batch_rows"] for step in steps] == [8, 4, 16, 8, 4]
+    assert [step["config"]["micro_batch_size"] for step in steps] == [8, 4, 16, 8, 4]
     assert {(step["memory_budget_bytes"], step["config"]["global_batch_tokens"]) for step in steps} == {(2**30, None)}
 
 
@@ -107,7 +107,7 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     found = comparison(Trained(fits=0), tmp_path).run()
     rows = rows_of(found)
     assert rows["hf-trainer"].outcome == rows["paper"].outcome == "out of memory, even with one row"
-    assert (rows["hf-trainer"].speedup, rows["hf-trainer"].real_tokens_per_s) == (None, [])
+    assert (rows["hf-trainer"].speedup, rows["hf-trainer"].tokens_per_s) == (None, [])
     assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
 
 
@@ -125,7 +125,7 @@ def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, kind, sai
     machine = Trained(fate=lambda name, number: kind(detail="") if (name, number) == ("hf-trainer", 1) else None)
     rows = rows_of(comparison(machine, tmp_path).run())
     assert rows["hf-trainer"].outcome == f"{said} in round 2"
-    assert [len(rows[name].real_tokens_per_s) for name in ("hf-trainer", "paper")] == [1, 3]
+    assert [len(rows[name].tokens_per_s) for name in ("hf-trainer", "paper")] == [1, 3]
     assert machine.windows.count(("hf-trainer", 1)) == (3 if kind is Contaminated else 1)
 
 
@@ -138,9 +138,9 @@ def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
 def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_batch_in_real_tokens_stays(tmp_path):
     asked = comparison(Trained(), tmp_path)
     asked.real_shares["hf-trainer"] = None
-    assert rows_of(asked.run())["hf-trainer"].real_tokens_per_s == pytest.approx([480.0] * 3)
+    assert rows_of(asked.run())["hf-trainer"].tokens_per_s == pytest.approx([480.0] * 3)
     dataset = TokenDataset.open(write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128))
-    tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_rows": 10})
+    tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})
     others, shares = compare_with(tuned, dataset, 2, "2 CPUs")
     assert {one.name: one.config.global_batch_tokens for one in others} == {"hf-trainer": 160, "paper": 160}
     assert shares == {"tuned": pytest.approx(1.0), "hf-trainer": None, "paper": pytest.approx(0.5)}

@@ -9,10 +9,10 @@ from trainer.config.train_config import DataSettings, ModelSettings, ParallelSet
 
 TUNED = TrainConfig(
     model=ModelSettings(name="m", config={"model_type": "bert"}),
-    data=DataSettings(path="../data", dataset_hash="d", loader_workers=3, prefetch_batches=4),
+    data=DataSettings(path="../data", dataset_hash="d", num_workers=3, prefetch_factor=4),
     parallel=ParallelSettings(strategy="zero1", bucket_cap_mib=100, timeout_s=900.0),
-    seq_length_tokens=128, layout="packed", micro_batch_rows=64, global_batch_rows=128, attention_dropout=0.0,
-    compile_layers=True, precision="bf16", device="cuda", seed=7, learning_rate=3e-4, masking_probability=0.3,
+    seq_length_tokens=128, layout="packed", micro_batch_size=64, global_batch_size=128, attention_dropout=0.0,
+    compile=True, precision="bf16", device="cuda", seed=7, learning_rate=3e-4, masking_probability=0.3,
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_
     assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
     assert TrainConfig.model_validate(config.model_dump()) == config
     plain = {"precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
-             "compile_layers": False, "checkpointing": "none"}  # fmt: skip
+             "compile": False, "activation_checkpointing": "none"}  # fmt: skip
     assert {name: getattr(config, name) for name in plain} == plain
     assert config.parallel == ParallelSettings(gradient_as_bucket_view=False, timeout_s=900.0)
 
@@ -44,8 +44,8 @@ def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_
 def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_arguments():
     config, arguments = theirs(), {one.name: one.default for one in dataclasses.fields(TrainingArguments)}
     assert (config.layout, config.attention_dropout) == ("dynamic", None)
-    assert config.micro_batch_rows == arguments["per_device_train_batch_size"]
-    assert config.data.loader_workers == arguments["dataloader_num_workers"]
+    assert config.micro_batch_size == arguments["per_device_train_batch_size"]
+    assert config.data.num_workers == arguments["dataloader_num_workers"]
     assert config.data.pin_memory == arguments["dataloader_pin_memory"]
     assert not any(arguments[name] for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing"))
     assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (None, "random")
@@ -56,14 +56,14 @@ def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(
     model = ModelSettings(name="m", config={"model_type": model_type})
     config = papers(TUNED.model_copy(update={"model": model}))
     assert (config.layout, config.attention_dropout) == ("padded", dropout)
-    assert (config.micro_batch_rows, config.data.loader_workers) == (64, 8)
+    assert (config.micro_batch_size, config.data.num_workers) == (64, 8)
 
 
 def test_differences_name_the_key_theirs_and_ours():
     found = told(hf_trainer(TUNED, 4096), local_ranks=2)
     expected = {
-        "precision": ("fp32", "bf16", None), "compile_layers": (False, True, None),
-        "attention_dropout": (None, 0.0, None), "data.loader_workers": (0, 3, None),
+        "precision": ("fp32", "bf16", None), "compile": (False, True, None),
+        "attention_dropout": (None, 0.0, None), "data.num_workers": (0, 3, None),
         "parallel.strategy": ("ddp", "zero1", None),
     }  # fmt: skip
     assert {key: found[key] for key in expected} == expected
@@ -77,11 +77,11 @@ def test_differences_name_the_key_theirs_and_ours():
 def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tuned_and_so_is_a_smaller_micro_batch():
     assert all(reason is None for _, _, reason in told(paper(TUNED, 1, 8, "8 CPUs")).values())
     recipe = paper(TUNED, 1, 3, "3 CPUs")
-    smaller = recipe.config.model_copy(update={"micro_batch_rows": 32})
-    because = {**recipe.because, "micro_batch_rows": "64 do not fit"}
+    smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
+    because = {**recipe.because, "micro_batch_size": "64 do not fit"}
     found = told(dataclasses.replace(recipe, config=smaller, because=because))
-    assert found["data.loader_workers"] == (3, 3, "the paper's 8 are too many here: 3 CPUs")
-    assert found["micro_batch_rows"] == (32, 64, "64 do not fit")
+    assert found["data.num_workers"] == (3, 3, "the paper's 8 are too many here: 3 CPUs")
+    assert found["micro_batch_size"] == (32, 64, "64 do not fit")
     other = TUNED.model_copy(update={"model": TUNED.model.model_copy(update={"config": {"model_type": "esm"}})})
     assert "where esm keeps it" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
 

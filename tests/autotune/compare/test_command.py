@@ -26,7 +26,7 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
         slow = 5.0 if step <= 2 else 1.0  # warm-up
         step_s = slow * 256 / speed * float(np.exp(0.03 * rng.normal()))
         falling = loss * (3 + 4 * np.exp(-step / 30)) * float(np.exp(0.003 * rng.normal()))
-        figures = {"step_s": step_s, "real_tokens_per_s": 256 / step_s, "loss": float(falling), "mfu": speed / 3000}
+        figures = {"step_s": step_s, "tokens_per_s": 256 / step_s, "loss": float(falling), "mfu": speed / 3000}
         writer.append(row_of(step, data_wait_s=0.01 * step_s, communication_s=0.02 * step_s, **figures))
     writer.finish(end_of(steps=steps))
     leave(writer)
@@ -50,7 +50,7 @@ def test_two_runs_of_the_same_are_the_same_within_noise_and_figures_that_are_non
     path = here / "b" / "steps.jsonl"
     lines = path.read_text().splitlines()
     lines[50] = json.dumps(json.loads(lines[50]) | {"step_s": 0.0, "loss": None})
-    lines[51] = json.dumps(json.loads(lines[51]) | {"real_tokens_per_s": 0.0, "loss": -1.0})
+    lines[51] = json.dumps(json.loads(lines[51]) | {"tokens_per_s": 0.0, "loss": -1.0})
     path.write_text("\n".join(lines) + "\n")
     assert compared("a", "b")["headline"]["b"]["n"] == 178
 
@@ -85,7 +85,7 @@ def test_ci_fails_only_for_what_is_proven_or_strictly_also_for_what_is_not_dispr
     ("changes", "why"),
     [
         ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
-        ({"global_batch_rows": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
+        ({"global_batch_size": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
     ],
 )  # fmt: skip
 def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, changes, why, says, compared):
@@ -125,8 +125,8 @@ def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, says
     assert "settings: the same" in says("compare", "a.toml", "a.toml")
 
     tables = {"constraints": {"headroom_share": 0.5}, "fingerprint": {"torch": "9"}}
-    told = compared("a.toml", _write_profile("b.toml", train={"micro_batch_rows": 1}, **tables))
-    assert told["settings"][0] == {"key": "micro_batch_rows", "old": 2, "new": 1}
+    told = compared("a.toml", _write_profile("b.toml", train={"micro_batch_size": 1}, **tables))
+    assert told["settings"][0] == {"key": "micro_batch_size", "old": 2, "new": 1}
     assert "constraints.headroom_share" in {change["key"] for change in told["settings"]}
     assert "torch" in {change["key"] for change in told["facts"]}
     assert "Rows that one rank computes at once." in says("compare", "a.toml", "b.toml")
@@ -139,13 +139,13 @@ def _write_profile(name, **tables):
 
 def test_profiles_are_compared_by_the_windows_of_their_sweeps_and_those_of_an_edited_one_are_older(here, compared):
     workers = example_profile().evidence.workers
-    rows = [row.model_copy(update={"slot_tokens_per_s": [119.0, 120.0, 121.0]}) for row in workers.rows]
+    rows = [row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]}) for row in workers.rows]
     faster = {"workers": workers.model_copy(update={"rows": rows})}
     told = compared(_write_profile("a.toml"), _write_profile("b.toml", evidence=faster))
     assert told["headline"]["of"] == "windows of the workers' sweep"
     assert told["headline"]["verdict"] == "faster"
     assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
-    (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
     told = compared("a.toml", "b.toml")
     assert told["a"]["notes"] == []
     assert "edited by hand" in told["b"]["notes"][0]
@@ -161,21 +161,21 @@ def test_a_profile_without_evidence_and_a_run_that_has_not_begun_have_no_speed(s
 def test_a_run_is_compared_with_its_profile(here, compared):
     profile = example_profile()
     _write_profile("a.toml")
-    fill = profile.evidence.probe.mean_real_tokens_per_row / profile.train.seq_length_tokens
-    _write_run("b", 100 * fill, world_size=1, dataset_hash="d", global_batch_rows=profile.train.global_batch_rows,
+    fill = profile.evidence.probe.mean_tokens_per_sequence / profile.train.seq_length_tokens
+    _write_run("b", 100 * fill, world_size=1, dataset_hash="d", global_batch_size=profile.train.global_batch_size,
                layout=profile.train.layout)  # fmt: skip
     told = compared("a.toml", "b")
     assert told["headline"]["of"] == "A: windows of the workers' sweep; B: the run's steps"
     assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
 
 
-def _write_tuning(name, speed, *, loader_workers=1, rounds=5, **made_on):
-    config = CONFIG.model_dump(mode="json") | {"micro_batch_rows": 2, "global_batch_rows": 8}
-    config["data"] = config["data"] | {"loader_workers": loader_workers}
+def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
+    config = CONFIG.model_dump(mode="json") | {"micro_batch_size": 2, "global_batch_size": 8}
+    config["data"] = config["data"] | {"num_workers": num_workers}
     ledger = Ledger(Path(name) / "ledger", "w")
     for number in range(rounds):
-        rates = {"real_tokens_per_s": 0.9 * speed, "slot_tokens_per_s": speed * (1 + 0.01 * (number % 3))}
-        outcome = {"kind": "measured", "figures": FEED | rates | {"micro_batches_per_step": 4}}
+        rates = {"tokens_per_s": 0.9 * speed, "padded_tokens_per_s": speed * (1 + 0.01 * (number % 3))}
+        outcome = {"kind": "measured", "figures": FEED | rates | {"gradient_accumulation_steps": 4}}
         found = record("feed", outcome, config, key=f"{number}", old=not made_on, **made_on)
         told = found.model_dump(mode="json", exclude_unset=True)
         measured = {"config": config, "cached": False, "local_ranks": 1, "round": number}
@@ -188,7 +188,7 @@ def test_tunings_are_compared_by_what_both_measured(says, compared):
     assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
     assert told["headline"]["verdict"] == "slower"
     says("compare", "a", "b", "--fail-if-slower", "5%", code=9)
-    told = compared("a", _write_tuning("c", 900, loader_workers=3))
+    told = compared("a", _write_tuning("c", 900, num_workers=3))
     assert told["figures"] == []
     assert len(told["only_a"]) == len(told["only_b"]) == 2
 
@@ -252,7 +252,7 @@ def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_no
     for command in (["compare", name, name], ["report", "p.toml", "--run", name], ["advise", name]):
         assert said in says(*command, code=code)
     [told] = json.loads(says("status", name, "--json"))["runs"]
-    assert (told["step"], told["real_tokens_per_s"]) == (20, None)
+    assert (told["step"], told["tokens_per_s"]) == (20, None)
 
 
 def _write_steps(name, *, timed_steps=8, **made_on):

@@ -42,7 +42,7 @@ QUICK = [
     "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
 ]
 MADE = ["data prepare text:text --out made", "data verify made"]
-_SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-rows 4"
+_SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-micro-batch-size 4"
 _BRIEFLY = "--profile tiny.toml --data data --window 0.2 --minutes 0.2"
 MEASURED = [
     f"probe {_SHAPE} --out tiny.toml",
@@ -72,7 +72,7 @@ def test_every_command_that_answers_machines_is_among_these():
 def here(made_here):
     """A directory with data, a profile of this machine, another one, and two runs."""
     text = (made_here / "p.toml").read_text()
-    (made_here / "q.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    (made_here / "q.toml").write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 1"))
     _write_run("runs/a", 1000)
     _write_run("runs/b", 900, seed=1)
     (made_here / "local").mkdir()

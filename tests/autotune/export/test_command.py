@@ -16,11 +16,11 @@ from trainer.distributed.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}
-BUCKETED = {"layout": "bucketed", "checkpointing": "selective"}
+BUCKETED = {"layout": "bucketed", "activation_checkpointing": "selective"}
 VARIANTS = {
-    "fsdp2": CUDA | {"parallel": ParallelSettings(strategy="fsdp2"), "checkpointing": "full"},
+    "fsdp2": CUDA | {"parallel": ParallelSettings(strategy="fsdp2"), "activation_checkpointing": "full"},
     "zero1": {"parallel": ParallelSettings(strategy="zero1", bucket_cap_mib=100, static_graph=True)},
-    "compile": {"compile_layers": True, "data": DataSettings(loader_workers=2, prefetch_batches=4)},
+    "compile": {"compile": True, "data": DataSettings(num_workers=2, prefetch_factor=4)},
     "bucketed": BUCKETED | {"evaluation": EvaluationSettings(interval_steps=9)},
     "tf32": {"device": "cuda", "tf32": True, "checkpoint": CheckpointSettings(enabled=False)},
     "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1},
@@ -86,10 +86,10 @@ def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_w
     train = profile.train
     assert found["max_steps"] == train.max_steps
     assert found["bf16"] == (train.precision == "bf16")
-    assert found["dataloader_num_workers"] == train.data.loader_workers
-    assert found["torch_compile"] == train.compile_layers
+    assert found["dataloader_num_workers"] == train.data.num_workers
+    assert found["torch_compile"] == train.compile
     batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
-    assert batch * 2 * profile.local_ranks >= train.global_batch_rows  # a step has at least as many samples as rows
+    assert batch * 2 * profile.local_ranks >= train.global_batch_size  # a step has at least as many samples as rows
     first = train.warmup_steps
     ours = [learning_rate(train, step) for step in range(train.max_steps)]
     assert read[name]["rates"][first:] == pytest.approx(ours[first:], rel=1e-9, abs=1e-15)
@@ -108,7 +108,7 @@ def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read
 @pytest.fixture
 def packed(here):
     """The profile, of packed rows."""
-    profile = but(example_profile(), train={"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32})
+    profile = but(example_profile(), train={"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32})
     (here / "p.toml").write_text(profile_to_toml(profile))
 
 
@@ -119,8 +119,8 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patte
     batch = json.loads(out)["batch"]
     assert 2 < batch["samples_per_row"] < 3  # 24.5 tokens and two special ones, in rows of 64
     meant = 32 * batch["samples_per_row"]
-    assert abs(batch["exported_samples_per_step"] - meant) <= 0.5 * batch["accumulation_steps"] + 0.5
-    assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["real_tokens_per_step"], rel=0.3)
+    assert abs(batch["exported_samples_per_step"] - meant) <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
+    assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["tokens_per_step"], rel=0.3)
 
 
 def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed, here, says, capsys):

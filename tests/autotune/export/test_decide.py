@@ -19,8 +19,8 @@ FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precisio
 UNMEASURED = {"probe": None, "workers": None}
 
 
-def _hold(real_tokens, samples):
-    return RowsHold(real_tokens=real_tokens, samples=samples, source="told")
+def _hold(non_padding_tokens, samples):
+    return RowsHold(non_padding_tokens=non_padding_tokens, samples=samples, source="told")
 
 
 def _export(hold=None, ranks=1, evidence=None, **changes):
@@ -34,7 +34,7 @@ def _told(export, setting):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"layout": "packed"}, {"layout": "bucketed", "checkpointing": "selective"}, FSDP,
+    [{}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
      {"parallel": ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
 )  # fmt: skip
 def test_every_setting_is_told_once_and_what_differs_says_how(changes):
@@ -60,7 +60,7 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
         (FSDP, "parallel.shard_ranks", "none"),
         ({"max_epochs": 3}, "max_epochs", "none"),
         ({"attention": "varlen"}, "attention", "none"),
-        ({"checkpointing": "full"}, "checkpointing", "same"),
+        ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
     ],
 )
 def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
@@ -70,8 +70,8 @@ def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence
 @pytest.mark.parametrize(
     "changes, argument, value",
     [
-        ({"data": DataSettings(loader_workers=0)}, "dataloader_prefetch_factor", None),
-        ({"data": DataSettings(loader_workers=3)}, "dataloader_prefetch_factor", 2),
+        ({"data": DataSettings(num_workers=0)}, "dataloader_prefetch_factor", None),
+        ({"data": DataSettings(num_workers=3)}, "dataloader_prefetch_factor", 2),
         ({}, "eval_steps", None),
         ({"evaluation": EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
         ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
@@ -88,26 +88,26 @@ def test_arguments_are_written_only_if_they_say_something(changes, argument, val
 def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
     assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
     assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
-    export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_rows=100)
-    step_s = export.batch.real_tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
+    export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_size=100)
+    step_s = export.batch.tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
     assert export.arguments["save_steps"] == max(1, int(60 / step_s))
     assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")
 
 
 def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
-    export = _export(_hold(510.0, 2.5), 2, layout="packed", micro_batch_rows=8, global_batch_rows=32)
+    export = _export(_hold(510.0, 2.5), 2, layout="packed", micro_batch_size=8, global_batch_size=32)
     batch = export.batch
-    assert (batch.samples_per_microbatch_per_rank, batch.accumulation_steps) == (8, 5)
-    assert (batch.exported_samples_per_step, batch.real_tokens_per_step) == (80, 32 * 510)
+    assert (batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps) == (8, 5)
+    assert (batch.exported_samples_per_step, batch.tokens_per_step) == (80, 32 * 510)
     assert batch.exported_real_tokens_per_step == 80 * 510 / 2.5
     assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
 
 
 def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row_counts_as_one_sample():
     for said, rows in ({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15):
-        assert _export(layout="packed", global_batch_rows=1, **said).batch.rows_per_step == rows
-    export = _export(_hold(500.0, None), layout="packed", micro_batch_rows=4, global_batch_rows=16)
-    assert (export.batch.exported_samples_per_step, export.batch.accumulation_steps) == (16, 4)
+        assert _export(layout="packed", global_batch_size=1, **said).batch.rows_per_step == rows
+    export = _export(_hold(500.0, None), layout="packed", micro_batch_size=4, global_batch_size=16)
+    assert (export.batch.exported_samples_per_step, export.batch.gradient_accumulation_steps) == (16, 4)
     assert export.batch.exported_real_tokens_per_step is None  # no figure is made up
     assert any("--data" in warning for warning in export.warnings)
 
@@ -116,9 +116,9 @@ def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row
 def test_no_micro_batch_is_larger_than_what_fits_and_the_step_is_as_near_as_whole_ones_allow(
     rows, micro, ranks, samples
 ):
-    profile = but(example_profile(), train={"layout": "packed", "micro_batch_rows": micro, "global_batch_rows": rows})
+    profile = but(example_profile(), train={"layout": "packed", "micro_batch_size": micro, "global_batch_size": rows})
     batch = exported_batch(profile, _hold(100.0, samples), ranks)
-    each, steps = batch.samples_per_microbatch_per_rank, batch.accumulation_steps
+    each, steps = batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps
     assert 1 <= each <= micro
     assert batch.exported_samples_per_step == each * steps * ranks
     meant = max(1, round(rows * samples))

@@ -43,7 +43,7 @@ def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refu
     assert "nobody has reviewed" in says(*preflight, code=6)
     says(*approve)
     says(*preflight)
-    profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    profile.write_text(profile.read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
     assert "not approved any more" in says(*preflight, code=6)
     says(*approve)
     assert "this job was written for what it said before" in says(*preflight, code=6)

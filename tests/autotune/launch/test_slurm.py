@@ -121,7 +121,7 @@ def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_
     (here / "site.toml").write_text("require_approved = true\n")
     says(*LAUNCH, code=6)
     says(*APPROVE)
-    assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_rows=2", "--dry-run")
+    assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_size=2", "--dry-run")
     says("profile", "approve", "p.toml", "--reject", "--by", "another")
     assert "rejected by 'another'" in says(*LAUNCH, code=6)
 

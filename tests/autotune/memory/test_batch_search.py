@@ -37,14 +37,16 @@ class Machine:
         return search_all(self.peak, self.budget, MAX_ROWS, self.prediction if predicted else None)
 
 
-def search_all(peak, budget, max_rows, prediction, *, most_trials=99, fails=lambda rows, again: False) -> list[Tried]:
+def search_all(
+    peak, budget, max_micro_batch_size, prediction, *, most_trials=99, fails=lambda rows, again: False
+) -> list[Tried]:
     """All trials of a search on a machine with such peaks.
 
     ``fails`` says which fail, by their rows and how often those were tried before.
     """
     tried: list[Tried] = []
-    while (rows := next_rows(tried, budget, max_rows, prediction)) is not None:
-        assert 1 <= rows <= max_rows
+    while (rows := next_rows(tried, budget, max_micro_batch_size, prediction)) is not None:
+        assert 1 <= rows <= max_micro_batch_size
         failed = fails(rows, sum(one.rows == rows for one in tried))
         fits = None if failed else peak(rows) <= budget
         tried.append(Tried(rows=rows, fits=fits, peak_bytes=peak(rows) if fits else None))

@@ -26,13 +26,13 @@ def estimate(says):
 
 @pytest.mark.system
 def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(estimate):
-    words = ("--model", "bert-mini", "--seq-length", "64", "--max-rows", "8")
+    words = ("--model", "bert-mini", "--seq-length", "64", "--max-micro-batch-size", "8")
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
     assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*on_a_card)
     assert "left free" not in estimate(*on_a_card, "--memory", "94GB")
     text = estimate(*words, "--memory", "20GB", "--head", "dense")
     assert "at least 8" in text
-    assert "--memory 20GB --seq-length 64 --max-rows 8  # measures the masked head" in text
+    assert "--memory 20GB --seq-length 64 --max-micro-batch-size 8  # measures the masked head" in text
 
 
 @pytest.mark.system
@@ -54,7 +54,7 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
     model.write_text(json.dumps(BERT))
     found = json.loads(estimate("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"))
     rows = {
-        (one["precision"], one["attention"], one["checkpointing"], one["head"]): one["rows"]
+        (one["precision"], one["attention"], one["activation_checkpointing"], one["head"]): one["rows"]
         for one in found["what_if"]
         if one["layout"] == "padded"
     }

@@ -54,11 +54,11 @@ def simulate(trial):
     if budget is not None and peak > budget:
         return OutOfMemory(detail="refused")
     step_s = [(rows + 2) / 100] * timed
-    return Measured(figures=STEP | {"step_s": step_s, "slot_tokens_per_step": rows * 64, "peak_bytes": peak})
+    return Measured(figures=STEP | {"step_s": step_s, "padded_tokens_per_step": rows * 64, "peak_bytes": peak})
 
 
 def rows_of(trial):
-    return trial.measured["config"]["micro_batch_rows"]
+    return trial.measured["config"]["micro_batch_size"]
 
 
 def tries_of(machine, rows):
@@ -78,14 +78,14 @@ def probe(tmp_path):
         config = TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64, layout="packed")
         settings = {name: changes.pop(name) for name in TrainConfig.model_fields if name in changes}
         config = config.model_copy(update=settings)
-        options = {"accumulate": False, "max_rows": 1000, "trial_timeout_s": 10} | changes
+        options = {"accumulate": False, "max_micro_batch_size": 1000, "trial_timeout_s": 10} | changes
         request = ProbeRequest(config=config, data=tmp_path, reports=tmp_path, **options)
         ready = Probe(
             request=request, config=config, manifest=manifest, memory_budget_bytes=memory_budget_bytes,
             local_ranks=local_ranks, expected=expected,
         )  # fmt: skip
         train, found = probe_model(ready, runner_on(machine, tmp_path / "ledger", clock, site=site, made_on=here))
-        run.chosen_rows = train.micro_batch_rows
+        run.chosen_rows = train.micro_batch_size
         return found
 
     return run
@@ -106,14 +106,14 @@ def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_t
     assert verified["memory_budget_bytes"] == 1_000_000_000
     assert verified["warmup_steps"] + verified["timed_steps"] == 2
     assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
-    assert bracket(probe(FakeMachine(simulate), max_rows=10)) == (10, None)
+    assert bracket(probe(FakeMachine(simulate), max_micro_batch_size=10)) == (10, None)
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     found = probe(FakeMachine(simulate), memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
     assert bracket(found) == (35, 36)
     assert found.search_trials <= 3
-    assert found.traced_rows in (33, 34, 35)
+    assert found.traced_micro_batch_size in (33, 34, 35)
     assert found.traced_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.05)
     assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
 
@@ -153,7 +153,7 @@ def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_
     cold = next(point for point in found.curve if point.rows == probe.chosen_rows)
     assert found.sustained.timed_steps * found.sustained.step_s >= 60
     assert found.sustained.rows == probe.chosen_rows
-    assert found.sustained.slot_tokens_per_s == pytest.approx(cold.slot_tokens_per_s / 1.05)
+    assert found.sustained.padded_tokens_per_s == pytest.approx(cold.padded_tokens_per_s / 1.05)
 
 
 def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
@@ -199,10 +199,10 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     machine = FakeMachine(simulate)
     probe(machine, accumulate=True, local_ranks=3)
     config = machine.trials[0].measured["config"]
-    assert config["global_batch_rows"] == 6 * config["micro_batch_rows"]
+    assert config["global_batch_size"] == 6 * config["micro_batch_size"]
     assert machine.trials[0].measured["local_ranks"] == 3
     curve = machine.trials[-1].measured["config"]  # accumulation repeats what one micro-batch costs
-    assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
+    assert curve["global_batch_size"] == 3 * curve["micro_batch_size"]
 
 
 def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeated_from_its_ledger(probe):
@@ -286,7 +286,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
 
 REQUEST = TraceRequest(
     config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64), vocab_size=500,
-    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), documents_per_row=1.0, micro_batches=2, ranks=1,
+    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), documents_per_sequence=1.0, micro_batches=2, ranks=1,
 )  # fmt: skip
 FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
 
@@ -313,11 +313,11 @@ LARGE_BYTES = 7 * 10**10
 
 def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
     machine = machine or FakeMachine(lambda trial: trace_of_slots(trial, **model))
-    return estimate_model(REQUEST, machine, budget_bytes, CPU, max_rows=16_384)
+    return estimate_model(REQUEST, machine, budget_bytes, CPU, max_micro_batch_size=16_384)
 
 
 def true_bytes(rows: int) -> int:
-    return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.outside_bytes
+    return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.non_pytorch_bytes
 
 
 ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
@@ -327,7 +327,7 @@ ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
 def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(budget):
     machine = FakeMachine(trace_of_slots)
     estimate = estimated(budget, machine)
-    rows = estimate.most_rows
+    rows = estimate.max_micro_batch_size
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
     assert len(estimate.law.rows) <= 5
@@ -339,7 +339,7 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
-    rows = estimated(5 * 10**8, bent_from=100).most_rows
+    rows = estimated(5 * 10**8, bent_from=100).max_micro_batch_size
     assert true_bytes(rows) + BEND <= 5 * 10**8 < true_bytes(rows + 1) + BEND
 
 

@@ -34,8 +34,8 @@ def laws(draw) -> Law:
 
 
 ON_CPU, ON_GPU = Surroundings(kind="cpu"), Surroundings(kind="cuda")
-LARGE_WORKSPACES = replace(ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), outside_bytes=600 * MIB)
-SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, outside_bytes=38 * MIB), ON_GPU, LARGE_WORKSPACES])
+LARGE_WORKSPACES = replace(ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB)
+SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE_WORKSPACES])
 
 
 def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None = None) -> Trace:
@@ -88,10 +88,10 @@ def test_traces_that_are_not_alike_tell_no_law(change):
 
 def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allocator_reserves():
     law = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
-    assert [peak_bytes(law, 5, replace(ON_CPU, outside_bytes=outside)) for outside in (0, 9)] == [1050, 1059]
+    assert [peak_bytes(law, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)] == [1050, 1059]
     assert law.largest_parameter_bytes == 1000
     law = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
-    surroundings = replace(ON_GPU, workspaces_bytes=(32 * MIB,), outside_bytes=5)
+    surroundings = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
     # 32 + 3 + 17 MiB in pages of 20 MiB.
     assert [peak_bytes(law, rows, surroundings) for rows in (1, 2)] == [60 * MIB + 5, 80 * MIB + 5]
 
@@ -102,21 +102,21 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(law, rows, surroundings):
     found = ledger(law, rows, surroundings)
     assert sum(found.terms_bytes.values()) == found.peak_bytes == peak_bytes(law, rows, surroundings)
     assert all(size > 0 for size in found.terms_bytes.values())
-    assert found.terms_bytes.get(Term.OUTSIDE, 0) == surroundings.outside_bytes
+    assert found.terms_bytes.get(Term.OUTSIDE, 0) == surroundings.non_pytorch_bytes
     assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(surroundings.workspaces_bytes)
     if surroundings.kind == "cpu":
         assert Term.ROUNDING not in found.terms_bytes
 
 
 @settings(deadline=None)
-@given(law=laws(), surroundings=SURROUNDINGS, share=st.floats(-0.1, 1.1), max_rows=st.integers(1, MAX_ROWS))
-def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surroundings, share, max_rows):
-    peaks = [peak_bytes(law, rows, surroundings) for rows in range(1, max_rows + 1)]
+@given(law=laws(), surroundings=SURROUNDINGS, share=st.floats(-0.1, 1.1), max_micro_batch_size=st.integers(1, MAX_ROWS))
+def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surroundings, share, max_micro_batch_size):
+    peaks = [peak_bytes(law, rows, surroundings) for rows in range(1, max_micro_batch_size + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
     fitting = [rows for rows, peak in enumerate(peaks, start=1) if peak <= budget]
-    found = memory.largest_rows(law, budget, surroundings, max_rows=max_rows)
+    found = memory.largest_rows(law, budget, surroundings, max_micro_batch_size=max_micro_batch_size)
     assert found == 0 or found in fitting
-    assert found == max_rows or peaks[found] > budget
+    assert found == max_micro_batch_size or peaks[found] > budget
     # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.
     if all(one <= other for one, other in pairwise(peaks)):
         assert found == max(fitting, default=0)

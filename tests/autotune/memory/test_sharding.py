@@ -73,7 +73,7 @@ def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_
     assert min(terms.values()) >= 0
     assert shard.total_bytes == sum(terms.values())
     assert shard.state_bytes * count * tensor * pipeline >= state.state_bytes
-    assert (shard.temporaries_bytes, shard.outside_bytes) == (state.temporaries_bytes, state.outside_bytes)
+    assert (shard.temporaries_bytes, shard.non_pytorch_bytes) == (state.temporaries_bytes, state.non_pytorch_bytes)
 
 
 @pytest.mark.parametrize(

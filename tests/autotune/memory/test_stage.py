@@ -75,11 +75,11 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     assert prepared(ModelSettings(name="s", config={"model_type": "something-new"})).config.layout == "padded"
     probe = prepared(settings={"precision": "bf16", "layout": "bucketed"}, ranks=2, accumulate=False, traced=True)
     assert (probe.config.precision, probe.config.layout, probe.local_ranks) == ("bf16", "bucketed", 2)
-    assert (probe.micro_batches, probe.documents_per_row) == (1, 1.0)
+    assert (probe.micro_batches, probe.documents_per_sequence) == (1, 1.0)
     assert probe.expected is not None
     probe = prepared(settings={"global_batch_tokens": None})
     assert probe.global_batch_tokens == 524_288
-    assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
+    assert probe.config.global_batch_size == pytest.approx(524_288 / probe.rows.mean_non_padding_tokens, abs=0.5)
 
 
 def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):

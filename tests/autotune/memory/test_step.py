@@ -17,14 +17,14 @@ def figures_of(steps=2.0, loss=1.5):
         local_world_size=2, each=lambda value: [value, next(each)],
         max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
     )  # fmt: skip
-    budget = SimpleNamespace(outside_allocator_bytes=7, peak_bytes=lambda: 100)
+    budget = SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100)
     return step._of_all(ranks, budget, [0.2, 0.3], loss)
 
 
 def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
     assert figures_of() == {
         "optimizer_steps": 2, "step_s": [0.2, 0.4], "peak_bytes": 300, "peak_bytes_by_rank": [100, 300],
-        "outside_allocator_bytes": 9, "local_ranks": 2, "loss": 1.5,
+        "non_pytorch_bytes": 9, "local_ranks": 2, "loss": 1.5,
     }  # fmt: skip
 
 

@@ -23,16 +23,16 @@ CASES = [
     BASE,
     replace(BASE, dropout=0.1, vocab_size=8000),
     replace(BASE, dropout=0.1, settings={"precision": "bf16"}),
-    replace(BASE, settings={"checkpointing": "full"}),
-    replace(BASE, dropout=0.1, settings={"checkpointing": "selective", "precision": "bf16"}),
+    replace(BASE, settings={"activation_checkpointing": "full"}),
+    replace(BASE, dropout=0.1, settings={"activation_checkpointing": "selective", "precision": "bf16"}),
     replace(BASE, dropout=0.1, settings={"layout": "padded"}),
     replace(BASE, settings={"head": "dense", "last_layer": "all"}),
-    replace(BASE, micro_batches=2, documents_per_row=3.0),
+    replace(BASE, micro_batches=2, documents_per_sequence=3.0),
     replace(BASE, rows=4, width=32, dropout=0.1),
     replace(BASE, family="roberta", dropout=0.1),
     replace(BASE, family="electra", dropout=0.1, settings={"layout": "padded"}),
     replace(BASE, family="modernbert"),
-    replace(BASE, family="modernbert", dropout=0.1, settings={"checkpointing": "full", "precision": "bf16"}),
+    replace(BASE, family="modernbert", dropout=0.1, settings={"activation_checkpointing": "full", "precision": "bf16"}),
 ]
 
 
@@ -47,7 +47,9 @@ def one_thread():
 
 def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
     config = TrainConfig.model_validate(case.config.model_dump() | changes)
-    found, _ = trace_steps(config, case.vocab_size, SPECIAL_IDS, documents_per_row=case.documents_per_row, ranks=ranks)
+    found, _ = trace_steps(
+        config, case.vocab_size, SPECIAL_IDS, documents_per_sequence=case.documents_per_sequence, ranks=ranks
+    )
     return found
 
 
@@ -94,15 +96,15 @@ def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
         {"device": "cpu"},
         {"device": "cuda"},
         {"device": "cuda", "precision": "bf16"},
-        {"device": "cuda", "precision": "bf16", "checkpointing": "selective"},
+        {"device": "cuda", "precision": "bf16", "activation_checkpointing": "selective"},
     ],
     ids=str,
 )
 def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, settings):
-    case = replace(BASE, family=family, documents_per_row=3.0)
+    case = replace(BASE, family=family, documents_per_sequence=3.0)
 
     def at(rows: int) -> Trace:
-        return traced(case, micro_batch_rows=rows, global_batch_rows=2 * rows, **settings)
+        return traced(case, micro_batch_size=rows, global_batch_size=2 * rows, **settings)
 
     law = law_of([at(rows) for rows in (40, 80)])
     assert law is not None
@@ -112,7 +114,7 @@ def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, 
 
 
 def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
-    alone, among = (between_steps(traced(BASE, ranks=ranks, global_batch_rows=BASE.rows * ranks)) for ranks in (1, 2))
+    alone, among = (between_steps(traced(BASE, ranks=ranks, global_batch_size=BASE.rows * ranks)) for ranks in (1, 2))
     assert alone[Term.GRADIENTS] == 0
     # The optimizer keeps two numbers for each weight, and a count of steps for each tensor.
     assert among[Term.GRADIENTS] == pytest.approx(alone[Term.OPTIMIZER] / 2, rel=0.001)
@@ -122,7 +124,7 @@ def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
 def test_gradients_that_are_no_views_of_buckets_exist_twice():
     def most_bytes(view: bool) -> int:
         parallel = {"gradient_as_bucket_view": view}
-        trace = traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel)
+        trace = traced(BASE, ranks=2, global_batch_size=2 * BASE.rows, parallel=parallel)
         return max(accumulate(size for term, size in sizes_of(trace) if term == Term.GRADIENTS))
 
     once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
@@ -159,7 +161,7 @@ def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and
     measured = {
         "config": BASE.config.model_dump(mode="json") | {"device": "cuda", "precision": "bf16"},
         "vocab_size": 512, "special_ids": SPECIAL_IDS.model_dump(), "sizes": [2, 5], "micro_batches": 3,
-        "documents_per_row": 2.0, "ranks": 2,
+        "documents_per_sequence": 2.0, "ranks": 2,
     }  # fmt: skip
     found = trace_job.run(measured, {})
     traces = [Trace.of(one) for one in found["traces"]]
@@ -181,7 +183,7 @@ def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
         return sum(size for term, size in terms.items() if term.startswith("activations"))
 
     eager, compiled = (
-        {kind: kept(checkpointing=kind, compile_layers=compiles) for kind in ("none", "full")}
+        {kind: kept(activation_checkpointing=kind, compile=compiles) for kind in ("none", "full")}
         for compiles in (False, True)
     )
     assert 0.5 * eager["none"] < compiled["none"] < 0.9 * eager["none"]
@@ -192,14 +194,14 @@ def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_blocks_of_compiled_layers_end_with_the_step(dropout):
     attention = {"attention": "sdpa"} if dropout else {}
-    trace = traced(replace(DEEP, dropout=dropout), **GPU | attention, checkpointing="full", compile_layers=True)
+    trace = traced(replace(DEEP, dropout=dropout), **GPU | attention, activation_checkpointing="full", compile=True)
     after = terms_after(trace, len(trace.events)) - between_steps(trace)
     assert sum(after.values()) <= 4
 
 
 def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_own():
     alone, among = (
-        traced(BASE, ranks=ranks, global_batch_rows=ranks * BASE.rows, **GPU, parallel={"strategy": "fsdp2"})
+        traced(BASE, ranks=ranks, global_batch_size=ranks * BASE.rows, **GPU, parallel={"strategy": "fsdp2"})
         for ranks in (1, 2)
     )
     for term in (Term.PARAMETERS, Term.OPTIMIZER):
@@ -213,7 +215,7 @@ def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_ow
 def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
     parallel = {"bucket_cap_mib": 1}
     large = replace(BASE, vocab_size=8000, shape=SHAPE | {"num_hidden_layers": 6, "hidden_size": 128})
-    trace = traced(large, ranks=2, global_batch_rows=2 * large.rows, parallel=parallel)
+    trace = traced(large, ranks=2, global_batch_size=2 * large.rows, parallel=parallel)
     everything = pytest.approx(between_steps(trace)[Term.OPTIMIZER] / 2, rel=0.01)
     assert max(one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS) == everything
     assert between_steps(trace)[Term.GRADIENTS] == everything

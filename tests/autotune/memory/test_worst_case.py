@@ -13,7 +13,7 @@ SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 def config_of(rows: int) -> TrainConfig:
     model = ModelSettings(name="m", config={"model_type": "bert"})
-    return TrainConfig(model=model, seq_length_tokens=128, micro_batch_rows=rows, global_batch_rows=rows)
+    return TrainConfig(model=model, seq_length_tokens=128, micro_batch_size=rows, global_batch_size=rows)
 
 
 @given(rows=st.integers(1, 300), width=st.integers(8, 2048), probability=st.floats(0.01, 0.9))
@@ -33,7 +33,7 @@ def test_the_batch_says_of_itself_what_it_holds_and_chance_changes_no_shape(rows
     assert in_row.tolist() == predicted_by_row(rows, 128, 0.15)
     assert batch.most_predicted_in_row == int(in_row.max())
     assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
-    assert batch.real_tokens == rows * 128 - 1
+    assert batch.non_padding_tokens == rows * 128 - 1
     assert len(set(batch.predicted_P.tolist())) == batch.predicted_tokens
     assert batch.predicted_P.tolist() == sorted(batch.predicted_P.tolist())
     # Targets are ordinary words, with masks in their place.

@@ -14,13 +14,13 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(
-    row_s=0.02,
+    sequence_s=0.02,
     micro_batch_s=0.01,
-    update_s=0.01,
+    optimizer_step_s=0.01,
     gradients=tuple(GradientPart(elements=400_000, ready_share=(number + 1) / 10) for number in range(10)),
 )
 CONFIG = TrainConfig(
-    model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_rows=4, global_batch_rows=16
+    model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_size=4, global_batch_size=16
 )
 
 
@@ -49,7 +49,7 @@ class Cluster:
             figures={
                 "all": pairs, "within": [], "between": pairs, "nodes": self.nodes, "ranks_per_node": 1,
                 "neighbours_bytes_per_s": [1.0] * (self.nodes if self.nodes > 2 else 1),
-                "products_flops_per_s": [1e9] * self.nodes,
+                "matmul_flops_per_s": [1e9] * self.nodes,
                 "backend": "gloo", "transport": "TCP sockets (gloo)", "interface": "eth0",
                 "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
             }
@@ -62,8 +62,8 @@ class Cluster:
             return Crashed(detail="it does not run here")
         if parallel.strategy in self.refusing:
             raise BadInput("these two do not go together", next_step="Change one of them.")
-        rows, ranks = config.micro_batch_rows, self.network.ranks
-        micro_batches = config.global_batch_rows // (rows * ranks)
+        rows, ranks = config.micro_batch_size, self.network.ranks
+        micro_batches = config.global_batch_size // (rows * ranks)
         exchange = Exchange(
             strategy=parallel.strategy,
             gradient_dtype=parallel.gradient_dtype,
@@ -76,12 +76,12 @@ class Cluster:
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss
         return Measured(
             figures={
-                "step_s": [second] * steps, "update_s": COMPUTE.update_s,
+                "step_s": [second] * steps, "optimizer_step_s": COMPUTE.optimizer_step_s,
                 "communication_s": time.exposed_s, "compute_s_by_rank": [[own_s] * steps] * ranks,
                 "forward_share": COMPUTE.forward_share,
                 "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
                 "micro_batches": micro_batches, "rows": rows,
-                "real_tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
+                "tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
                 "losses": [(5.0 - self.fall * number / steps) * factor for number in range(steps)],
             }
         )  # fmt: skip
@@ -90,8 +90,8 @@ class Cluster:
 def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
     request = NetworkRequest(
         **{
-            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1, "most_rows": 8,
-            "real_tokens_per_row": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
+            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1, "max_micro_batch_size": 8,
+            "tokens_per_sequence": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
         }
         | changes
     )  # fmt: skip

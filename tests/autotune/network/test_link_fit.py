@@ -53,7 +53,7 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
 
 def warnings(neighbours=(), products=(1.0, 1.0), *, reached=None, says=None):
     links = LinkFigures(
-        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, products_flops_per_s=products, nodes=2,
+        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, matmul_flops_per_s=products, nodes=2,
         ranks_per_node=2, backend="gloo", transport="TCP", interface="eth0", interface_bytes_per_s=says,
     )  # fmt: skip
     return link_warnings(links, reached)

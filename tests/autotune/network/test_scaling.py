@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.autotune.network.gradient_syncs import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 from autotune.errors import ProfileRefused, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.values import Link
-from tests.autotune.network.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 
 CARD = scaling.Assumed(bits_per_s=25e9)
@@ -17,14 +17,14 @@ def probed(**evidence_changes):
     """A profile with a curve whose rows cost 10 ms and whose micro-batches cost 2 ms."""
     base = example_profile()
     curve = [
-        CurvePoint(rows=rows, slot_tokens_per_s=1.0, step_s=0.002 + 0.01 * rows, timed_steps=4) for rows in (1, 8, 32)
+        CurvePoint(rows=rows, padded_tokens_per_s=1.0, step_s=0.002 + 0.01 * rows, timed_steps=4) for rows in (1, 8, 32)
     ]
     probe = base.evidence.probe.model_copy(
-        update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_real_tokens_per_row": 100.0}
+        update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_tokens_per_sequence": 100.0}
     )
     return but(
         base,
-        train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_rows": 1024},
+        train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_size": 1024},
         constraints={"global_batch_tokens": 100 * 1024},
         evidence={"probe": probe, **evidence_changes},
     )
@@ -36,9 +36,9 @@ def known(profile, **options):
 
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
     found = known(probed())
-    assert [found.load.compute.row_s, found.load.compute.micro_batch_s] == pytest.approx([0.01, 0.002])
-    assert found.load.global_batch_rows == 1024
-    assert known(but(probed(), train={"global_batch_tokens": 51_200})).load.global_batch_rows == 512
+    assert [found.load.compute.sequence_s, found.load.compute.micro_batch_s] == pytest.approx([0.01, 0.002])
+    assert found.load.global_batch_size == 1024
+    assert known(but(probed(), train={"global_batch_tokens": 51_200})).load.global_batch_size == 512
     assert found.network.between.bytes_per_s == pytest.approx(2.5e9)
     assert all("assumed" in source for source in found.sources)
     assert sum(part.elements for part in found.load.compute.gradients) == pytest.approx(500_000, rel=0.001)
@@ -58,8 +58,10 @@ def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_
     assert (found.steps_per_epoch, found.global_batch_tokens) == (10.0, 100 * 1024)
     assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)  # of what is assumed
     # 2·4 bytes of 500,000 gradients over 100 MB/s, at 2/3 of (2 ms + 32·10 ms) for 3,200 tokens.
-    most_rows = model.load.most_rows
-    seconds_per_token = 2 / 3 * model.load.compute.forward_backward_s(most_rows) / (most_rows * 100)
+    max_micro_batch_size = model.load.max_micro_batch_size
+    seconds_per_token = (
+        2 / 3 * model.load.compute.forward_backward_s(max_micro_batch_size) / (max_micro_batch_size * 100)
+    )
     assert found.least_tokens_per_rank == pytest.approx(2 * 4 * 500_000 / 1e8 / seconds_per_token, rel=0.001)
 
 
@@ -67,7 +69,7 @@ def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measu
     model = known(probed())
     predicted = scaling.predict_scaling("tiny", model, [1, 2, 4])
     measured = {
-        row.nodes: row.model_copy(update={"measured": True, "real_tokens_per_s": rate})
+        row.nodes: row.model_copy(update={"measured": True, "tokens_per_s": rate})
         for row, rate in zip(predicted.rows[:2], (500.0, 800.0), strict=True)
     }
     rows = scaling.with_measured(predicted, measured).rows
@@ -85,11 +87,11 @@ def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_
     cluster = Cluster()
     found = scaling.measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials
-    assert trial.measured["config"]["global_batch_rows"] == 4 * 4 * 2
+    assert trial.measured["config"]["global_batch_size"] == 4 * 4 * 2
     assert (found.measured, found.added_micro_batches) == (True, 4)
     four_s = 4 * model.load.compute.forward_backward_s(4)
     assert found.step_s == pytest.approx(cluster.run(trial).figures["step_s"][0] + four_s)
-    assert found.real_tokens_per_s == pytest.approx(6400 / found.step_s)
+    assert found.tokens_per_s == pytest.approx(6400 / found.step_s)
 
 
 def tuned(tmp_path, cluster=None, **changes):
@@ -98,8 +100,8 @@ def tuned(tmp_path, cluster=None, **changes):
     return tuning
 
 
-def with_rows(global_batch_rows, **changes):
-    return CONFIG.model_copy(update={"global_batch_rows": global_batch_rows} | changes)
+def with_rows(global_batch_size, **changes):
+    return CONFIG.model_copy(update={"global_batch_size": global_batch_size} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +112,12 @@ def two_nodes(tmp_path_factory):
 def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nodes):
     between, compute = two_nodes.network().between, two_nodes.load().compute
     assert [between.bytes_per_s, between.latency_s] == pytest.approx([LINK.bytes_per_s, LINK.latency_s], rel=1e-3)
-    found = [compute.row_s, compute.micro_batch_s]
-    assert found == pytest.approx([COMPUTE.row_s, COMPUTE.micro_batch_s], rel=1e-6)
+    found = [compute.sequence_s, compute.micro_batch_s]
+    assert found == pytest.approx([COMPUTE.sequence_s, COMPUTE.micro_batch_s], rel=1e-6)
     assert compute.gradients == COMPUTE.gradients
     found = known(probed(network=scaling.evidence(two_nodes)), assumed=None, ranks_per_node=None)
     assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
-    assert found.load.compute.row_s == pytest.approx(0.02)
+    assert found.load.compute.sequence_s == pytest.approx(0.02)
     assert all("measured" in source for source in found.sources)
 
 
@@ -126,7 +128,7 @@ def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_
     assert "0.00% apart, within 1%" in two_nodes.equal_loss
     for dealt in (one.candidate.dealt for one in two_nodes.tried):
         assert dealt.rows <= 8
-        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_rows
+        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_size
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
 )
 def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, cluster, outcome):
-    rows = {row.strategy: row for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
+    rows = {row.strategy: row for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).gradient_syncs}
     assert set(rows) == {"ddp", "zero1", "fsdp2"}
     assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
     assert rows["zero1"].step_s > 0
@@ -188,7 +190,7 @@ def test_a_round_that_was_cut_is_measured_again_whole(tmp_path, two_nodes, monke
 
 def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
     # 33 rows on 4 ranks: 9 micro-batches of one row have 36 places, 5 of two have 40.
-    tuning = tuned(tmp_path, Cluster(nodes=4), config=with_rows(33, micro_batch_rows=1), most_rows=2)
+    tuning = tuned(tmp_path, Cluster(nodes=4), config=with_rows(33, micro_batch_size=1), max_micro_batch_size=2)
     read = [one for one in tuning.tried if one.figures]
     assert [one.rates()[0] for one in read] == pytest.approx([33 * 100.0 / one.step_s for one in read])
 
@@ -197,20 +199,20 @@ def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_pa
     # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
     tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
-    assert tuning.micro_batch_rows(default) == 4
+    assert tuning.micro_batch_size(default) == 4
     other = replace(default, dealt=default.dealt._replace(micro_batches=1, rows=5))
-    assert tuning.micro_batch_rows(other) == 8  # as large as gives the same, for other numbers of ranks
+    assert tuning.micro_batch_size(other) == 8  # as large as gives the same, for other numbers of ranks
 
 
 def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
     fast = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
-    tuning = tuned(tmp_path, fast, strategies=("ddp",), most_rows=4)
+    tuning = tuned(tmp_path, fast, strategies=("ddp",), max_micro_batch_size=4)
     assert (tuning.equal_loss, tuning.fastest()) == (None, (tuning.tried[0], None))
     assert scaling.evidence(tuning).choice.startswith("the default")
 
 
 def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
-    tuning = tuned(tmp_path, config=with_rows(160), most_rows=4)
+    tuning = tuned(tmp_path, config=with_rows(160), max_micro_batch_size=4)
     default, found = tuning.tried[0], scaling.evidence(tuning)
     assert (default.candidate.dealt.micro_batches, default.figures[0].micro_batches) == (20, 4)
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
@@ -226,9 +228,9 @@ def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidenc
     tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path)
     tuning.measure_links()
     alone = scaling.evidence(tuning)
-    assert (alone.compute, alone.exchanges, alone.useful_nodes) == (None, [], None)
+    assert (alone.compute, alone.gradient_syncs, alone.useful_nodes) == (None, [], None)
     assert alone.links[0].scope == "between nodes"
     found = scaling.links_in_place_of(before, alone)
     assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
-    assert found.exchanges == before.exchanges
-    assert scaling.links_in_place_of(before.model_copy(update={"nodes": 8}), alone).exchanges == []
+    assert found.gradient_syncs == before.gradient_syncs
+    assert scaling.links_in_place_of(before.model_copy(update={"nodes": 8}), alone).gradient_syncs == []

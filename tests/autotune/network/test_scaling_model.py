@@ -9,7 +9,7 @@ from autotune.network.decide.scaling_model import (
     AllRanks,
     Load,
     ScalingModel,
-    exchanges,
+    gradient_syncs,
     limit_of,
     predict,
     useful_nodes,
@@ -18,17 +18,17 @@ from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, 
 from autotune.plan.values import PlanFigure
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
-COMPUTE = RankCompute(row_s=0.01, micro_batch_s=0.002, update_s=0.01, gradients=GRADIENTS)
-EXCHANGES = exchanges(sixteen_bit=False)
+COMPUTE = RankCompute(sequence_s=0.01, micro_batch_s=0.002, optimizer_step_s=0.01, gradients=GRADIENTS)
+EXCHANGES = gradient_syncs(sixteen_bit=False)
 NETWORK = Network(nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9))
 
 
 def load(rows=1024, most=32):
-    return Load(compute=COMPUTE, global_batch_rows=rows, real_tokens_per_row=500.0, most_rows=most)
+    return Load(compute=COMPUTE, global_batch_size=rows, tokens_per_sequence=500.0, max_micro_batch_size=most)
 
 
-def model(load_=None, network=NETWORK, exchanges=EXCHANGES):
-    return ScalingModel(load=load_ or load(), network=network, exchanges=tuple(exchanges))
+def model(load_=None, network=NETWORK, gradient_syncs=EXCHANGES):
+    return ScalingModel(load=load_ or load(), network=network, gradient_syncs=tuple(gradient_syncs))
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
@@ -66,7 +66,7 @@ def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_
 
 
 def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
-    every = exchanges(sixteen_bit=True, strategies=("ddp", "zero1"))
+    every = gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
     assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [{"fp32"}, {"fp32", "bf16"}]
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
     assert model(None, fast, every).at(2).exchange == Exchange(bucket_cap_bytes=25 * MIB)  # nothing to send
@@ -88,7 +88,7 @@ def test_levers_are_those_that_lift_and_the_strongest_comes_first():
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
     counts = [nodes for _, nodes in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in dict(model(exchanges=exchanges(sixteen_bit=True)).levers(200, 1))
+    assert "16-bit gradients" not in dict(model(gradient_syncs=gradient_syncs(sixteen_bit=True)).levers(200, 1))
 
 
 def spread_of(rate, nodes, load_=None, over=None):

@@ -24,7 +24,7 @@ def network(nodes, *, ranks=1, between=CARD, within=None):
 
 def compute(parts=((1_000_000, 0.5), (1_000_000, 1.0)), *, seconds=0.3, **changes):
     gradients = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts)
-    return RankCompute(row_s=seconds, micro_batch_s=0.0, update_s=0.0, gradients=gradients, **changes)
+    return RankCompute(sequence_s=seconds, micro_batch_s=0.0, optimizer_step_s=0.0, gradients=gradients, **changes)
 
 
 SLOW = replace(CARD, bytes_per_s=4e6)
@@ -86,9 +86,9 @@ def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded
 
 def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
     hows = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
-    plain, narrow, zero = (step(over=network(4), of=replace(compute(), update_s=0.08), **how) for how in hows)
+    plain, narrow, zero = (step(over=network(4), of=replace(compute(), optimizer_step_s=0.08), **how) for how in hows)
     assert narrow.exchange_s == pytest.approx(plain.exchange_s / 2)
-    assert zero.update_s == pytest.approx(plain.update_s / 4)
+    assert zero.optimizer_step_s == pytest.approx(plain.optimizer_step_s / 4)
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 

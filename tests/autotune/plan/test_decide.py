@@ -13,7 +13,7 @@ from autotune.plan.values import Fleet, Goal, PlanFigure
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
 NOTHING_HELD = StateBytes(
     parameters_bytes=1, gradients_bytes=0, optimizer_bytes=0, activations_bytes=1, head_and_loss_bytes=0,
-    temporaries_bytes=1, outside_bytes=0,
+    temporaries_bytes=1, non_pytorch_bytes=0,
 )  # fmt: skip
 amounts = st.floats(1e6, 1e13)
 
@@ -31,7 +31,7 @@ def memory(**fits):
         for name, fit in fits.items()
     )
     return MemoryPlan(
-        shares=shares, micro_batch_rows=1, most_rows=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
+        shares=shares, micro_batch_size=1, max_micro_batch_size=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
         largest_bytes=1,
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 
 from autotune.errors import BadInput
 from autotune.memory import prediction
@@ -10,7 +11,6 @@ from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
-from tests.autotune.network.exchanges import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import but
 from tests.conftest import write_dataset
@@ -81,7 +81,7 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, n
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):
-    row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
+    row = network.scaling[-1].model_copy(update={"measured": True, "tokens_per_s": 1234.0, "efficiency": 0.5})
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
     found = answer(profile, **here).all_ranks
@@ -125,7 +125,7 @@ def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_a
     large = shape().model_copy(update={"model": model.model_copy(update={"config": config})})
     found = answer(large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6)
     fits = {row.name: row.fits for row in found.memory.shares}
-    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.most_rows) == (False, True, 0)
+    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.max_micro_batch_size) == (False, True, 0)
     assert any("does not fit one GPU" in one for one in found.warnings)
     assert found.next_command.startswith("autotune estimate")
     assert found.wall_s is not None

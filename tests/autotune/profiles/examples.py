@@ -21,12 +21,12 @@ def but(profile: Profile, **tables: dict[str, object]) -> Profile:
 def example_profile() -> Profile:
     """Probed and swept."""
     points = [
-        CurvePoint(rows=rows, slot_tokens_per_s=speed, step_s=0.1, timed_steps=4)
+        CurvePoint(rows=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4)
         for rows, speed in ((1, 500.0), (2, 900.0))
     ]
     rows = [
         WorkersRow(
-            loader_workers=count, slot_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_ceiling=ratio,
+            num_workers=count, padded_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_cached=ratio,
             ratio_low=ratio - 0.005, ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio,
             memory_bytes=2**29,
         )
@@ -35,22 +35,22 @@ def example_profile() -> Profile:
     return Profile(
         train=TrainConfig(
             model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}, null_keys=["x"]),
-            data=DataSettings(path="../data", dataset_hash="d", loader_workers=1),
-            micro_batch_rows=2,
+            data=DataSettings(path="../data", dataset_hash="d", num_workers=1),
+            micro_batch_size=2,
         ),
         constraints=Constraints(memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096),
         fingerprint=FINGERPRINT,
         provenance=Provenance(
-            tool_version="0.1.0", created_utc="2026-01-01T00:00:00Z", commands=["probe"], ledger_sha256="l"
+            tool_version="0.1.0", created_utc="2026-01-01T00:00:00Z", commands=["probe"], trial_log_sha256="l"
         ),
         evidence=Evidence(
             probe=ProbeEvidence(
                 feasible_max=2, infeasible_min=3, feasible_peak_bytes=10**9, search_trials=5, seconds=9.5,
-                mean_real_tokens_per_row=33.5, curve=points, choice="because",
+                mean_tokens_per_sequence=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, choice="so", refusal="0 is slow", fed=True,
-                ceiling_slot_tokens_per_s=[102.0], rows=rows, local_ranks=1,
+                chosen=1, choice="so", refusal="0 is slow", keeps_up=True,
+                cached_padded_tokens_per_s=[102.0], rows=rows, local_ranks=1,
                 max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
                 window_s=2.0, windows=7, seconds=14.0,
                 gpu_source="n/a (CPU)",

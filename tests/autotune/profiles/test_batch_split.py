@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from autotune.errors import BadInput
 from autotune.profiles.decide import batch_split as choose
-from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, deal, global_batch_rows, knee_interval
+from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, deal, global_batch_size, knee_interval
 from autotune.memory.values import CurvePoint
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
-    return [CurvePoint(rows=rows, slot_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
+    return [CurvePoint(rows=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
 
 
 KNEE = {1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}
@@ -66,7 +66,7 @@ def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_t
     rows = curve_rows(limit)
     assert rows == sorted(set(rows))
     assert rows[-1] == limit
-    met = global_batch_rows(tokens, per_row)
+    met = global_batch_size(tokens, per_row)
     assert met == 1 or abs(met * per_row - tokens) <= per_row / 2 + 1e-6
 
 
@@ -91,7 +91,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
 
 def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     curve = _curve({rows: (low * high) ** 0.5 for rows, (low, high) in bounds.items()})
-    names = ("slot_tokens_per_s_low", "slot_tokens_per_s_high")
+    names = ("padded_tokens_per_s_low", "padded_tokens_per_s_high")
     return [point.model_copy(update=dict(zip(names, bounds[point.rows], strict=True))) for point in curve]
 
 

@@ -5,7 +5,7 @@ import pytest
 from autotune.trials.trial_log import Ledger
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import ledger_sha256
+from autotune.trials.trial_log import trial_log_sha256
 from autotune.profiles.store import read_profile
 from autotune.trials.trial_log import made_on
 from autotune.trials.values import MadeOn
@@ -31,7 +31,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     assert "review: approved by reviewer" in says("profile", "show", "p.toml")
     told = json.loads(says("profile", "show", "p.toml", "--json"))
     assert (told["intact"], told["review"]) == (True, "approved")
-    _change(here / "p.toml", "micro_batch_rows = 2", "micro_batch_rows = 1")
+    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     says(*verify, code=6)
 
 
@@ -40,7 +40,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     [
         ("hidden_size = 64", "hidden_size = 32", 6, "model_sha256"),
         ('device = "cpu"', 'device = "cuda"', 6, "train.device"),
-        ("micro_batch_rows = 2", "micro_batch_rows = 1", 0, "content"),
+        ("micro_batch_size = 2", "micro_batch_size = 1", 0, "content"),
         ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"),
         ('torch = "', 'torch = "0.', 0, "torch"),
         ('transformers = "', 'transformers = "0.', 0, "transformers"),
@@ -71,7 +71,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
     profile = read_profile(here / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [one.model_copy(update={"made_on": MadeOn(**mine)}) for one in records_of_example()]
-    rests_on = {"ledger_sha256": ledger_sha256(records), "ledger_until_utc": records[-1].time_utc}
+    rests_on = {"trial_log_sha256": trial_log_sha256(records), "trial_log_until_utc": records[-1].time_utc}
     (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on)))
     ledger = Ledger(here / "reports" / "p" / "ledger", "w")
     for one in records:
@@ -91,13 +91,13 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     out = says("profile", "show", "p.toml", "--explain")
     assert "at the trainer's default:" in out
     assert "max_steps = 1000" in out
-    out = says("profile", "show", "p.toml", "data.loader_workers")
+    out = says("profile", "show", "p.toml", "data.num_workers")
     assert "Loader processes per rank" in out
     assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
     assert "rejected" in out
     told = {one["key"] for one in json.loads(says("profile", "show", "p.toml", "data", "--json"))}
-    assert told >= {"data.path", "data.loader_workers"}
-    assert "'micro_batch_rows'" in says("profile", "show", "p.toml", "micro_batch_row", code=3)
+    assert told >= {"data.path", "data.num_workers"}
+    assert "'micro_batch_size'" in says("profile", "show", "p.toml", "micro_batch_row", code=3)
     (here / "p.toml").write_text(profile_to_toml(full_example("d")))
     assert says("profile", "show", "p.toml", "--explain").count("Tried: 4 of 107 other ways to train") == 1
     out = says("profile", "show", "p.toml", "layout")
@@ -108,6 +108,6 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
 def test_hostile_words_in_a_profile_steer_nothing(here, says):
     _change(here / "p.toml", 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"')
     _change(here / "p.toml", 'created_utc = "2026', 'created_utc = "\\u001b]0;x\\u00072026')
-    for command, *key in (("show",), ("show", "--explain"), ("show", "micro_batch_rows")):
+    for command, *key in (("show",), ("show", "--explain"), ("show", "micro_batch_size")):
         out = says("profile", command, "p.toml", *key)
         assert all(c.isprintable() or c == "\n" for c in out)

@@ -29,7 +29,7 @@ def test_every_setting_is_explained_once_and_the_models_config_is_one():
 
 
 def test_what_was_measured_has_its_figures_and_what_was_rejected():
-    rows, workers = _asked("micro_batch_rows"), _asked("data.loader_workers")
+    rows, workers = _asked("micro_batch_size"), _asked("data.num_workers")
     assert (rows.origin, rows.because, workers.origin) == ("measured", "because", "measured")
     assert (rows.evidence[0].value, rows.evidence[0].n) == (900.0, 4)
     assert rows.rejected == ("1 row: 55.6% of the fastest, 2 rows", "3 rows: refused for want of memory")
@@ -39,11 +39,11 @@ def test_what_was_measured_has_its_figures_and_what_was_rejected():
 
 def test_what_a_joint_search_found_has_its_proof():
     joint = JointChoice(
-        trials=5, loader_workers=1, prefetch_batches=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
+        trials=5, num_workers=1, prefetch_factor=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
         ratio_high=1.3, adopted=True,
     )  # fmt: skip
     evidence = {"workers": example_profile().evidence.workers.model_copy(update={"joint": joint})}
-    found = _asked("data.prefetch_batches", evidence)
+    found = _asked("data.prefetch_factor", evidence)
     assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
     assert found.because.startswith("a search over workers, prefetching and pinning together")
     assert _asked("data.pin_memory", evidence).origin == "changed"
@@ -52,11 +52,11 @@ def test_what_a_joint_search_found_has_its_proof():
 @pytest.mark.parametrize(
     ("train", "key", "origin", "words"),
     [
-        ({"micro_batch_rows": 1}, "micro_batch_rows", "changed", "2 rows were measured"),
-        ({"data": DataSettings(loader_workers=0)}, "data.loader_workers", "changed", "1 was measured"),
-        ({"global_batch_rows": 99}, "global_batch_rows", "changed", "122 rows would hold"),
+        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 rows were measured"),
+        ({"data": DataSettings(num_workers=0)}, "data.num_workers", "changed", "1 was measured"),
+        ({"global_batch_size": 99}, "global_batch_size", "changed", "122 rows would hold"),
         ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
-        ({"global_batch_rows": 122}, "global_batch_rows", "constraint", ""),
+        ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
         ({"attention_dropout": 0.0}, "attention_dropout", "asked for", ""),
         ({}, "max_steps", "default", ""),
         ({}, "precision", "default", "all figures were measured with it"),
@@ -78,15 +78,15 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
-    assert meaning_of("data.loader_workers") == "Loader processes per rank; 0 loads in the training process."
+    assert meaning_of("data.num_workers") == "Loader processes per rank; 0 loads in the training process."
     assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
     assert {one.key.partition(".")[0] for one in of_key(found, "data")} == {"data"}
-    for key in ("data.loader_workrs", "loader_workers"):
+    for key in ("data.loader_workrs", "num_workers"):
         with pytest.raises(BadInput) as refused:
             of_key(found, key)
-        assert "data.loader_workers" in refused.value.next_step
+        assert "data.num_workers" in refused.value.next_step
     meanings = [one.meaning for one in found if one.meaning]
     assert len(meanings) > 50
     assert "\n" not in "".join(meanings)
@@ -97,34 +97,34 @@ def explored(*, adopted=False, **train):
     profile = tuned_profile("d")
     found = profile.evidence.explore
     if adopted:
-        chosen = found.candidate.model_copy(update={"micro_batch_rows": 32})
+        chosen = found.candidate.model_copy(update={"micro_batch_size": 32})
         rows = [row for row in found.rows if row.settings != found.candidate]
-        rows.append(rows[0].model_copy(update={"settings": chosen, "ratio_to_unexplored": 1.3}))
+        rows.append(rows[0].model_copy(update={"settings": chosen, "ratio_to_starting": 1.3}))
         found = found.model_copy(
             update={
-                "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_unexplored": 1.3, "ratio_low": 1.2,
+                "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_starting": 1.3, "ratio_low": 1.2,
                 "ratio_high": 1.4, "choice": "proven to be faster", "rows": rows,
             }
         )  # fmt: skip
-        train = {"compile_layers": True, "micro_batch_rows": 32} | train
+        train = {"compile": True, "micro_batch_size": 32} | train
     return but(profile, train=train, evidence={"explore": found, "network": None})
 
 
 def test_what_was_taken_has_its_proof():
-    found = _of(explored(adopted=True), "compile_layers")
+    found = _of(explored(adopted=True), "compile")
     assert (found.value, found.origin) == (True, "measured")
     assert found.because == "explored together with other settings of the step: proven to be faster"
     (proof,) = found.evidence
     assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
     assert proof.known == "measured"
-    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_rows").evidence]
+    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_size").evidence]
     assert "largest that fits" in names
     assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "ratio", "by"),
-    [("checkpointing", "none", "full: at best 0.720", "64 packed rows, bf16, full checkpointing"),
+    [("activation_checkpointing", "none", "full: at best 0.720", "64 packed rows, bf16, full checkpointing"),
      ("layout", "packed", "bucketed: at best 0.910", "64 bucketed rows, bf16")],
 )  # fmt: skip
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
@@ -135,7 +135,7 @@ def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, val
 
 
 @pytest.mark.parametrize(
-    ("key", "left", "changed"), [("micro_batch_rows", "64", 8), ("compile_layers", "false", False)]
+    ("key", "left", "changed"), [("micro_batch_size", "64", 8), ("compile", "false", False)]
 )
 def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(key, left, changed):
     found = _of(explored(adopted=True), key)
@@ -149,10 +149,10 @@ def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_chan
 
 def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(explored(), "precision").origin == "asked for"
-    assert _of(explored(), "micro_batch_rows").because.endswith(explored().evidence.probe.choice)
+    assert _of(explored(), "micro_batch_size").because.endswith(explored().evidence.probe.choice)
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
-    profile, network = explored(adopted=True, micro_batch_rows=16), tuned_profile("d").evidence.network
-    network = network.model_copy(update={"exchanges": [network.exchanges[0].model_copy(update={"rows": 16})]})
+    profile, network = explored(adopted=True, micro_batch_size=16), tuned_profile("d").evidence.network
+    network = network.model_copy(update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"rows": 16})]})
     profile = but(profile, evidence={"network": network})
-    assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_rows").because
+    assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_size").because

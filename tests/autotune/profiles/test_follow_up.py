@@ -12,7 +12,7 @@ def again(train=None, **others):
 
 
 def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_a_probe_is_told_what_it_lacks():
-    assert command("probe", model=["a", "b"], max_rows=16_384, seq_length=512, memory=None, accumulate=False) == (
+    assert command("probe", model=["a", "b"], max_micro_batch_size=16_384, seq_length=512, memory=None, accumulate=False) == (
         "autotune probe --model a --model b --no-accumulate"
     )
     assert command("train", profile="my p.toml", slurm=True) == (
@@ -31,8 +31,8 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
         ({"layout": "padded"}, "--layout padded"),
         ({"precision": "bf16"}, "--precision bf16"),
         ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
-        ({"checkpointing": "full"}, "--checkpointing full"),
-        ({"compile_layers": True}, "--compile"),
+        ({"activation_checkpointing": "full"}, "--checkpointing full"),
+        ({"compile": True}, "--compile"),
         ({"device": "cuda"}, "--device cuda"),
     ],
 )

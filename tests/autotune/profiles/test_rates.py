@@ -21,7 +21,7 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
     point = next(point for point in profile.evidence.probe.curve if point.rows == 64)
     found = tuned_rate(profile).interval
     assert (found.value, found.low, found.high) == pytest.approx(
-        (0.994 * point.slot_tokens_per_s, 0.994 * point.slot_tokens_per_s_low, 0.994 * point.slot_tokens_per_s_high)
+        (0.994 * point.padded_tokens_per_s, 0.994 * point.padded_tokens_per_s_low, 0.994 * point.padded_tokens_per_s_high)
     )
     assert found.confidence == 0.95
 
@@ -29,9 +29,9 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
 @pytest.mark.parametrize(("count", "measured"), [(2, 2), (4, 4), (7, 3)])
 def test_windows_are_those_of_the_profiles_own_workers_and_else_of_the_chosen_ones(count, measured):
     profile = with_evidence(probe=True, workers=True)
-    (row,) = (row for row in profile.evidence.workers.rows if row.loader_workers == measured)
-    data = profile.train.data.model_copy(update={"loader_workers": count})
-    middle = math.exp(sum(map(math.log, row.slot_tokens_per_s)) / len(row.slot_tokens_per_s))
+    (row,) = (row for row in profile.evidence.workers.rows if row.num_workers == measured)
+    data = profile.train.data.model_copy(update={"num_workers": count})
+    middle = math.exp(sum(map(math.log, row.padded_tokens_per_s)) / len(row.padded_tokens_per_s))
     assert tuned_rate(but(profile, train={"data": data})).value == pytest.approx(0.994 * middle)
 
 

@@ -11,7 +11,7 @@ from autotune.profiles.values import Evidence
 from autotune.baseline.values import BaselineEvidence, RecipeRow
 from autotune.workers.values import JointChoice
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import ledger_sha256
+from autotune.trials.trial_log import trial_log_sha256
 from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
 from autotune.machine.measured_device import fingerprint, open_site
 from autotune.profiles import store as profiles
@@ -28,7 +28,7 @@ EXAMPLE = example_profile()
 
 
 def probed_again(**train):
-    data = EXAMPLE.train.data.model_copy(update={"loader_workers": 0})
+    data = EXAMPLE.train.data.model_copy(update={"num_workers": 0})
     probed = but(EXAMPLE, train={"data": data} | train)
     return probed.model_copy(update={"evidence": Evidence(probe=EXAMPLE.evidence.probe)})
 
@@ -40,7 +40,7 @@ def path(here):
 
 def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(path):
     kept = profiles.with_workers_of(probed_again(), path)
-    assert kept.train.data.loader_workers == 1
+    assert kept.train.data.num_workers == 1
     assert kept.evidence.workers == EXAMPLE.evidence.workers
     assert profiles.write_profile(path, kept) is None
     swept = with_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
@@ -49,7 +49,7 @@ def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counte
 
 
 def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or_what_else_was_there(path):
-    new = profiles.with_workers_of(probed_again(micro_batch_rows=1), path)
+    new = profiles.with_workers_of(probed_again(micro_batch_size=1), path)
     assert new.evidence.workers is None
     assert profiles.read_profile(profiles.write_profile(path, new)).profile == EXAMPLE
     assert profiles.read_profile(path).profile == new
@@ -60,7 +60,7 @@ def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or
 
 def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(path):
     text = path.read_text()
-    path.write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
+    path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
     with pytest.raises(ProfileRefused, match="more than the 2"):
         profiles.require_local_probe(profiles.read_profile(path))
     path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
@@ -70,7 +70,7 @@ def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu
 
 def swept_to(chosen, *, adopted=None):
     joint = None if adopted is None else JointChoice(
-        trials=12, loader_workers=5, prefetch_batches=8, pin_memory=False, ratio_to_workers_alone=1.2, adopted=adopted,
+        trials=12, num_workers=5, prefetch_factor=8, pin_memory=False, ratio_to_workers_alone=1.2, adopted=adopted,
     )  # fmt: skip
     return EXAMPLE.evidence.workers.model_copy(update={"chosen": chosen, "joint": joint})
 
@@ -79,7 +79,7 @@ def swept_to(chosen, *, adopted=None):
 def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_and_is_named_once(adopted, loader):
     found = swept_to(3, adopted=adopted)
     profile = with_workers(with_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
-    names = ("loader_workers", "prefetch_batches", "pin_memory")
+    names = ("num_workers", "prefetch_factor", "pin_memory")
     written = EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
     assert profile.train.data == written
     assert profile.evidence.workers == found
@@ -88,7 +88,7 @@ def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_a
 
 
 WORTH = BaselineEvidence(
-    rows=[RecipeRow(name="tuned", real_tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
+    rows=[RecipeRow(name="tuned", tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
     local_ranks=1, window_s=2.0, windows=1, seconds=3.0,
 )  # fmt: skip
 
@@ -112,9 +112,9 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
     for one in (*mine, theirs):
         ledger.append(one.model_dump(mode="json"))
     found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(ledger=ledger)).provenance
-    assert found.ledger_until_utc == newest
+    assert found.trial_log_until_utc == newest
     kept = [one for one in records_in(ledger.directory)[0] if one.site == "here"]
-    assert (len(kept), found.ledger_sha256) == (len(mine), ledger_sha256(kept))
+    assert (len(kept), found.trial_log_sha256) == (len(mine), trial_log_sha256(kept))
     ledger.append({"no": "trial"})
     other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
     for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.profiles.decide.trial_log_check import check_ledger, compare
-from autotune.trials.trial_log import ledger_sha256, own_records
+from autotune.trials.trial_log import trial_log_sha256, own_records
 from autotune.trials.values import TrialRecord
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
 from tests.autotune.trials.examples import record, records_of_example
@@ -12,7 +12,7 @@ EXAMPLE = records_of_example()
 
 
 def _resting_on(records, **changes):
-    said = {"ledger_sha256": ledger_sha256(records), "ledger_until_utc": max(one.time_utc for one in records)}
+    said = {"trial_log_sha256": trial_log_sha256(records), "trial_log_until_utc": max(one.time_utc for one in records)}
     return but(example_profile(), provenance=said | changes)
 
 
@@ -57,7 +57,7 @@ def test_trials_of_this_model_dataset_and_device_are_the_profiles(mine, others, 
 
 @given(st.permutations(EXAMPLE), st.integers(0, len(EXAMPLE) - 1), st.sampled_from(["lost", "changed", "twice"]))
 def test_a_trial_that_was_lost_changed_or_put_in_shows_and_the_order_does_not(records, index, how):
-    assert ledger_sha256(records) == ledger_sha256(EXAMPLE)
+    assert trial_log_sha256(records) == trial_log_sha256(EXAMPLE)
     one = EXAMPLE[index]
     instead = {"lost": (), "changed": (one.model_copy(update={"seconds": 2.0}),), "twice": (one, one)}[how]
     found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :]))
@@ -69,7 +69,7 @@ def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
     found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE, other, later))
     assert (found.found, found.trials, found.added, found.others) == ("same", len(EXAMPLE), 1, 1)
     assert found.unfounded == ()
-    unknown = check_ledger(_resting_on(EXAMPLE, ledger_until_utc=None), EXAMPLE)
+    unknown = check_ledger(_resting_on(EXAMPLE, trial_log_until_utc=None), EXAMPLE)
     assert (unknown.found, unknown.unfounded) == ("not recomputable", ())
     for records in ((), (other,)):
         found = check_ledger(_resting_on(EXAMPLE), records)
@@ -85,14 +85,14 @@ def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
     ):
         found = check_ledger(_with_probe(profile, **figures), EXAMPLE)
         assert (found.found, found.unfounded) == ("same", (named,))
-    curve = [point.model_copy(update={"slot_tokens_per_s": 901.0}) for point in profile.evidence.probe.curve[1:]]
+    curve = [point.model_copy(update={"padded_tokens_per_s": 901.0}) for point in profile.evidence.probe.curve[1:]]
     workers = profile.evidence.workers
-    rows = [row.model_copy(update={"slot_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
-    workers = workers.model_copy(update={"rows": rows, "ceiling_slot_tokens_per_s": [103.0]})
+    rows = [row.model_copy(update={"padded_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
+    workers = workers.model_copy(update={"rows": rows, "cached_padded_tokens_per_s": [103.0]})
     edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
     assert check_ledger(edited, EXAMPLE).unfounded == (
         "evidence.probe.curve at 2 rows",
-        "evidence.workers.ceiling_slot_tokens_per_s",
+        "evidence.workers.cached_padded_tokens_per_s",
         "evidence.workers.rows of 1",
     )
 
@@ -103,7 +103,7 @@ def _with_figures(index, figures):
 
 
 def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_figures():
-    for figures in ({"step_s": ["x"]}, {"slot_tokens_per_step": "x"}, {"peak_bytes": []}):
+    for figures in ({"step_s": ["x"]}, {"padded_tokens_per_step": "x"}, {"peak_bytes": []}):
         assert TrialRecord.of(_with_figures(2, figures).model_dump(mode="json")) is None
     assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
     for step_s in ([], [0]):

@@ -16,19 +16,19 @@ SHIPPED = Path(__file__).parents[3] / "profiles"
 def test_a_profile_reads_back_as_it_was_written_and_a_hand_edit_is_noticed_and_not_refused():
     written = profile_to_toml(example_profile())
     assert profile_from_tables(tomllib.loads(written), where="p") == (example_profile(), True)
-    edited = written.replace("micro_batch_rows = 2", "micro_batch_rows = 1")
-    changed = but(example_profile(), train={"micro_batch_rows": 1})
+    edited = written.replace("micro_batch_size = 2", "micro_batch_size = 1")
+    changed = but(example_profile(), train={"micro_batch_size": 1})
     assert profile_from_tables(tomllib.loads(edited), where="p") == (changed, False)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("micro_batch_rows", "micro_batch_row", "'micro_batch_rows'"),
+        ("micro_batch_size", "micro_batch_row", "'micro_batch_size'"),
         ("feasible_max", "feasable_max", "'feasible_max'"),
         (r"\[constraints\]", "[constraint]", "'constraints'"),
-        ("loader_workers = 1", "loader_worker = 1", "'loader_workers'"),
-        *((f"{key} = .*", "", key) for key in ("torch", "allotted_cpus", "dataset_hash", "ledger_sha256")),
+        ("num_workers = 1", "loader_worker = 1", "'num_workers'"),
+        *((f"{key} = .*", "", key) for key in ("torch", "allotted_cpus", "dataset_hash", "trial_log_sha256")),
     ],
 )
 def test_a_misspelt_or_missing_key_anywhere_is_refused_with_the_nearest(old, new, said):
@@ -39,10 +39,10 @@ def test_a_misspelt_or_missing_key_anywhere_is_refused_with_the_nearest(old, new
 
 
 def test_the_train_table_is_short_and_holds_what_was_decided_even_where_it_is_the_default():
-    profile = but(example_profile(), train={"data": DataSettings(loader_workers=0)})
+    profile = but(example_profile(), train={"data": DataSettings(num_workers=0)})
     train = tomllib.loads(profile_to_toml(profile))["train"]
-    assert {"micro_batch_rows", "global_batch_rows", "precision", "device"} <= set(train)
-    assert train["data"]["loader_workers"] == 0
+    assert {"micro_batch_size", "global_batch_size", "precision", "device"} <= set(train)
+    assert train["data"]["num_workers"] == 0
     assert "weight_decay" not in train
 
 

@@ -31,9 +31,9 @@ def example_profile(dataset_hash: str, note: str = "") -> Profile:
     return Profile(
         train=TrainConfig(
             model=ModelSettings(name="bert-120m", config={"model_type": "bert"}),
-            data=DataSettings(path="data", dataset_hash=dataset_hash, loader_workers=3),
+            data=DataSettings(path="data", dataset_hash=dataset_hash, num_workers=3),
             parallel=ParallelSettings(bucket_cap_mib=100, gradient_dtype="bf16"),
-            seq_length_tokens=ROW_TOKENS, layout="packed", micro_batch_rows=64, global_batch_rows=2048,
+            seq_length_tokens=ROW_TOKENS, layout="packed", micro_batch_size=64, global_batch_size=2048,
             attention_dropout=0.0, precision="bf16", device="cuda",
         ),
         constraints=Constraints(memory_budget_bytes=93 * GIB, headroom_share=0.03, global_batch_tokens=2**20),
@@ -46,7 +46,7 @@ def example_profile(dataset_hash: str, note: str = "") -> Profile:
         ),
         provenance=Provenance(
             tool_version="0.1.0", created_utc="2026-11-22T03:48:08Z", slurm_job_id="4711",
-            commands=["probe", "explore", "workers", "network", "baseline"], ledger_sha256="b4" * 32,
+            commands=["probe", "explore", "workers", "network", "baseline"], trial_log_sha256="b4" * 32,
         ),
         evidence=Evidence(
             probe=_probe(note), explore=_explore(note), workers=_workers(note), network=_network(note),
@@ -65,38 +65,38 @@ def _probe(note: str) -> ProbeEvidence:
     }  # fmt: skip
     return ProbeEvidence(
         feasible_max=307, infeasible_min=308, feasible_peak_bytes=round(92.1 * GIB),
-        predicted_peak_bytes=round(92.4 * GIB), traced_peak_bytes=round(90.4 * GIB), traced_rows=312,
+        predicted_peak_bytes=round(92.4 * GIB), traced_peak_bytes=round(90.4 * GIB), traced_micro_batch_size=312,
         traced_terms_bytes={name: round(size * GIB) for name, size in terms.items()}, parameters=119_547_648,
-        local_ranks=RANKS, micro_batches_per_step=2, search_trials=3, seconds=212.4,
-        mean_real_tokens_per_row=FILL * ROW_TOKENS, curve=curve, knee_rows=[32, 128],
+        local_ranks=RANKS, gradient_accumulation_steps=2, search_trials=3, seconds=212.4,
+        mean_tokens_per_sequence=FILL * ROW_TOKENS, curve=curve, knee_micro_batch_sizes=[32, 128],
         choice=f"it has 99.1% of the best tokens/s (128 rows); smaller ones are under 98%{note}",
     )  # fmt: skip
 
 
 def _explore(note: str) -> ExploreEvidence:
-    unexplored = Configuration(
-        precision="bf16", attention="auto", checkpointing="none", compile_layers=False, layout="packed",
-        micro_batch_rows=64,
+    starting = Configuration(
+        precision="bf16", attention="auto", activation_checkpointing="none", compile=False, layout="packed",
+        micro_batch_size=64,
     )  # fmt: skip
-    compiled = unexplored.model_copy(update={"compile_layers": True})
+    compiled = starting.model_copy(update={"compile": True})
     tried = (
-        (unexplored, None, 18, "ran"),
+        (starting, None, 18, "ran"),
         (compiled, 1.012, 9, "ran"),
-        (unexplored.model_copy(update={"layout": "bucketed"}), 0.91, 2, "ran"),
-        (unexplored.model_copy(update={"checkpointing": "full"}), 0.72, 1, "pruned"),
+        (starting.model_copy(update={"layout": "bucketed"}), 0.91, 2, "ran"),
+        (starting.model_copy(update={"activation_checkpointing": "full"}), 0.72, 1, "pruned"),
         (compiled.model_copy(update={"attention": "sdpa"}), None, 0, f"crashed{note}"),
     )
     rows = [
         ExploredRow(
-            settings=settings, windows=windows, ratio_to_unexplored=ratio, outcome=outcome,
-            real_tokens_per_s=None if not windows else 2 * PER_RANK_TOKENS * (ratio or 1.0),
+            settings=settings, windows=windows, ratio_to_starting=ratio, outcome=outcome,
+            tokens_per_s=None if not windows else 2 * PER_RANK_TOKENS * (ratio or 1.0),
         )
         for settings, ratio, windows, outcome in tried
     ]  # fmt: skip
     return ExploreEvidence(
-        cells=108, trials=4, windows=30, pruned=1, unexplored=unexplored, chosen=unexplored, candidate=compiled,
-        ratio_to_unexplored=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
-        choice=f"{compiled.name} is not proven to be faster, so {unexplored.name} stays{note}",
+        cells=108, trials=4, windows=30, pruned=1, starting=starting, chosen=starting, candidate=compiled,
+        ratio_to_starting=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
+        choice=f"{compiled.name} is not proven to be faster, so {starting.name} stays{note}",
         stopped_because=f"nothing is expected to win more than 0.2%, which is below the noise{note}",
         equal_loss=f"not checked{note}", left_out=[f"precision: bf16 was asked for{note}"], rows=rows,
         seconds=412.5,
@@ -106,8 +106,8 @@ def _explore(note: str) -> ExploreEvidence:
 def _point(rows: int) -> CurvePoint:
     speed = 2 * PER_RANK_TOKENS * rows / (rows + 2.6) / FILL
     return CurvePoint(
-        rows=rows, slot_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
-        slot_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)), slot_tokens_per_s_high=speed * 1.012,
+        rows=rows, padded_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
+        padded_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)), padded_tokens_per_s_high=speed * 1.012,
     )  # fmt: skip
 
 
@@ -116,8 +116,8 @@ def _workers(note: str) -> WorkersEvidence:
     ratios = {0: 0.41, 1: 0.62, 2: 0.93, 3: 0.995, 4: 0.997, 8: 0.991}
     rows = [
         WorkersRow(
-            loader_workers=count, slot_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
-            ratio_to_ceiling=ratio, ratio_low=ratio - 0.012, ratio_high=ratio + 0.01,
+            num_workers=count, padded_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
+            ratio_to_cached=ratio, ratio_low=ratio - 0.012, ratio_high=ratio + 0.01,
             verdict="proven" if ratio > 0.99 else "refuted", data_wait_share=max(0.002, 1 - ratio - 0.003),
             memory_bytes=(3 + 2 * count) * GIB, storage_bytes_per_s=3.1e6,
             gpu=GpuUse(
@@ -130,7 +130,7 @@ def _workers(note: str) -> WorkersEvidence:
     ]  # fmt: skip
     return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
-        refusal=f"2 lose 5.8% to 8.2%{note}", fed=True, ceiling_slot_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
+        refusal=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
         local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
         consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0,
         data_filesystem=f"lustre{note}", data_on_network=True,
@@ -148,10 +148,10 @@ def _network(note: str) -> NetworkEvidence:
             scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, worst_error_share=0.06,
         ),
     ]  # fmt: skip
-    exchanges = [
+    gradient_syncs = [
         ExchangeRow(
             strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, micro_batches=4, rows=64, predicted_step_s=s[0],
-            step_s=s[1], steps=12, real_tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
+            step_s=s[1], steps=12, tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
             peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
         )
         for dtype, cap, s, speed, outcome in (
@@ -164,13 +164,13 @@ def _network(note: str) -> NetworkEvidence:
     return NetworkEvidence(
         nodes=2, ranks_per_node=RANKS, backend="nccl", interface=f"eth0{note}", interface_bytes_per_s=3_125_000_000,
         transport=f"NET/Socket{note}", links=links, all_reduce_factor=1.07,
-        warnings=[f"rank 3 multiplies 4% slower than the others{note}"], products_flops_per_s=[6.4e14] * 3 + [6.1e14],
-        default_rows=64,
+        warnings=[f"rank 3 multiplies 4% slower than the others{note}"], matmul_flops_per_s=[6.4e14] * 3 + [6.1e14],
+        default_micro_batch_size=64,
         compute=ComputeEvidence(
-            rows=64, micro_batch_s=0.19, fixed_s=0.004, update_s=0.006, forward_share=0.34, jitter_share=0.007,
+            rows=64, micro_batch_s=0.19, fixed_s=0.004, optimizer_step_s=0.006, forward_share=0.34, jitter_share=0.007,
             slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
         ),
-        exchanges=exchanges, scaling=scaling, useful_nodes=16, levers=[f"a global batch of 2 Mi tokens{note}"],
+        gradient_syncs=gradient_syncs, scaling=scaling, useful_nodes=16, levers=[f"a global batch of 2 Mi tokens{note}"],
         choice=f"bf16 gradients win 14.6% (13.1% to 16.0%){note}", equal_loss=f"within 0.1 sigma over 200 steps{note}",
         windows=44, seconds=655.0,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
     efficiency = 1 / (1 + 0.0065 * (nodes - 1)) * (0.985 if measured and nodes > 1 else 1.0)
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=max(1, 16 // nodes),
-        rows=64, step_s=3.06 / nodes / efficiency, real_tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
+        rows=64, step_s=3.06 / nodes / efficiency, tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
         efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
         measured=measured,
@@ -191,14 +191,14 @@ def _baseline(note: str) -> BaselineEvidence:
     speeds = {"paper": 0.064, "hf-trainer": 0.34, "tuned": 1.0}
     different = {
         "paper": [("precision", f"fp32{note}", "bf16"), ("layout", "padded", "packed")],
-        "hf-trainer": [("micro_batch_rows", 8, 64), ("data.loader_workers", 0, 3)],
+        "hf-trainer": [("micro_batch_size", 8, 64), ("data.num_workers", 0, 3)],
         "tuned": [],
     }
     rows = [
         RecipeRow(
             name=name,
             differences=[SettingDifference(key=key, theirs=a, tuned=b) for key, a, b in different[name]],
-            real_tokens_per_s=[2 * PER_RANK_TOKENS * 0.995 * share * scale for scale in (0.994, 1.0, 1.003, 0.998)],
+            tokens_per_s=[2 * PER_RANK_TOKENS * 0.995 * share * scale for scale in (0.994, 1.0, 1.003, 0.998)],
             speedup=1 / share, speedup_low=0.988 / share, speedup_high=1.015 / share, data_wait_share=0.003,
             outcome=f"ran{note}",
         )
@@ -236,11 +236,11 @@ def example_trials(count: int, note: str = "") -> tuple[FinishedTrial, ...]:
 
 def _trial(number: int, note: str) -> FinishedTrial:
     rows = 1 + number % 320
-    measured = {"config": {"micro_batch_rows": rows}, "local_ranks": RANKS, "attempt": number}
+    measured = {"config": {"micro_batch_size": rows}, "local_ranks": RANKS, "attempt": number}
     outcome: Outcome = Measured(
         figures={
-            "optimizer_steps": 5, "step_s": [0.01 * rows, 0.0101 * rows], "slot_tokens_per_step": RANKS * rows * 512,
-            "peak_bytes": (2 + rows * 0.29) * GIB // 1, "outside_allocator_bytes": GIB, "loss": 9.7,
+            "optimizer_steps": 5, "step_s": [0.01 * rows, 0.0101 * rows], "padded_tokens_per_step": RANKS * rows * 512,
+            "peak_bytes": (2 + rows * 0.29) * GIB // 1, "non_pytorch_bytes": GIB, "loss": 9.7,
             "local_ranks": RANKS, "peak_bytes_by_rank": [],
         }
     )  # fmt: skip
@@ -316,8 +316,8 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
     header = RunHeader(
         schema_version=4, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
         started_utc="2026-11-22T03:50:00Z", config={}, sources={},
-        profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, accumulation_steps=16,
-        global_batch_rows=2048, parameters=119_547_648, layout="packed",
+        profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, gradient_accumulation_steps=16,
+        global_batch_size=2048, parameters=119_547_648, layout="packed",
         attention=f"varlen{note}", attention_reason=f"bf16 on an H100{note}",
         recipe_changes=[f"attention dropout 0 instead of 0.1{note}"], device="cuda", peak_flops_per_s=PEAK_FLOPS,
         versions={"torch": f"2.13.0{note}"},
@@ -343,9 +343,9 @@ def _step(number: int) -> StepRow:
     return StepRow(
         step=number, loss=2.1 + 7.6 * math.exp(-number / 60) + 0.05 * math.sin(number), grad_norm=0.8,
         learning_rate=1e-4, step_s=step_s, data_wait_s=0.008 * step_s, compute_s=0.862 * step_s,
-        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, real_tokens=real, slot_tokens=2048 * ROW_TOKENS,
-        packing_efficiency=FILL, real_tokens_per_s=speed, real_tokens_per_s_per_rank=speed / RANKS,
-        slot_tokens_per_s=speed / FILL, slot_tokens_per_s_per_rank=speed / FILL / RANKS,
+        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, non_padding_tokens=real, padded_tokens=2048 * ROW_TOKENS,
+        packing_efficiency=FILL, tokens_per_s=speed, tokens_per_s_per_rank=speed / RANKS,
+        padded_tokens_per_s=speed / FILL, padded_tokens_per_s_per_rank=speed / FILL / RANKS,
         model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(19.6 * GIB),
         gradient_noise_scale_tokens=4e5, head_overflows=0, recompilations=0, skipped_steps=0, slowest_rank=1,
         slowest_rank_ratio=1.01,

@@ -133,7 +133,7 @@ def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept)
 def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, state, recorded, intact):
     before = (here / "p.toml").read_text()
     says(*APPROVE)
-    _change(here / "p.toml", "micro_batch_rows = 2", "micro_batch_rows = 1")
+    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     text = (here / "p.toml").read_text()
     was, now = tomllib.loads(text)["content_sha256"], present_sha256(tomllib.loads(text), where="p.toml")
     line = {"none": "", "zeros": f'content_sha256 = "{"0" * 64}"', "no hash": 'content_sha256 = "\\u001b[31m"'}
@@ -150,7 +150,7 @@ def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, 
 
 
 def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(here, says, state, kept):
-    _change(here / "p.toml", "micro_batch_rows = 2", "micro_batch_rows = 1")
+    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     err = says(*APPROVE, code=6)
     assert "edited by hand since autotune wrote it" in err
     assert "--as-edited" in err

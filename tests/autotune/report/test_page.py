@@ -109,8 +109,8 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     baseline, workers = (
         part.model_copy(update={"rows": [row.model_copy(update=values) for row in part.rows]})
         for part, values in (
-            (found.baseline, {"real_tokens_per_s": windows, "speedup": ratio}),
-            (found.workers, {"slot_tokens_per_s": slots}),
+            (found.baseline, {"tokens_per_s": windows, "speedup": ratio}),
+            (found.workers, {"padded_tokens_per_s": slots}),
         )
     )
     profile = but(example_profile("d"), evidence={"baseline": baseline, "workers": workers})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
 
 from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
@@ -24,7 +25,6 @@ from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
 from autotune.workers.values import JointChoice
-from tests.autotune.network.exchanges import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_profile
 from tests.autotune.report.examples import of_kind, reported
@@ -61,7 +61,7 @@ def test_a_default_global_batch_is_said_to_be_one(tokens):
 
 
 def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
-    changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_rows": [1, 2]}
+    changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_micro_batch_sizes": [1, 2]}
     probe = example_profile().evidence.probe.model_copy(update=changes)
     profile = but(example_profile(), evidence={"probe": probe})
     text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
@@ -82,12 +82,12 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     ],
 )
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
-    train = example_profile().train.model_copy(update={"global_batch_rows": rows, "micro_batch_rows": micro})
+    train = example_profile().train.model_copy(update={"global_batch_size": rows, "micro_batch_size": micro})
     assert words in dealing_words(train, ranks)
 
 
 JOINT = JointChoice(
-    trials=12, loader_workers=5, prefetch_batches=8, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
+    trials=12, num_workers=5, prefetch_factor=8, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
     ratio_high=1.3, adopted=True,
 )  # fmt: skip
 
@@ -162,11 +162,11 @@ def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_
 
 PAPER = RecipeRow(
     name="paper", differences=[SettingDifference(key="head", theirs="dense", tuned="masked")],
-    real_tokens_per_s=[240.0, 250.0, 260.0],
+    tokens_per_s=[240.0, 250.0, 260.0],
     speedup=4.0, speedup_low=2.0, speedup_high=5.0, data_wait_share=0.01, outcome="ran",
 )  # fmt: skip
-DEFAULT = RecipeRow(name="hf-trainer", real_tokens_per_s=[], outcome="out of memory, even with one row")
-TUNED = RecipeRow(name="tuned", real_tokens_per_s=[1000.0] * 3, speedup=1.0, data_wait_share=0.0, outcome="ran")
+DEFAULT = RecipeRow(name="hf-trainer", tokens_per_s=[], outcome="out of memory, even with one row")
+TUNED = RecipeRow(name="tuned", tokens_per_s=[1000.0] * 3, speedup=1.0, data_wait_share=0.0, outcome="ran")
 FOUND = BaselineEvidence(rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0)
 
 
@@ -190,9 +190,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
 def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
     def block_of(rates):
         baseline = full_profile("d").evidence.baseline
-        rows = [
-            row.model_copy(update={"real_tokens_per_s": rates}) if row.name == "tuned" else row for row in baseline.rows
-        ]
+        rows = [row.model_copy(update={"tokens_per_s": rates}) if row.name == "tuned" else row for row in baseline.rows]
         profile = but(full_profile("d"), evidence={"baseline": baseline.model_copy(update={"rows": rows})})
         return of_kind(baseline_section(reported(profile=profile)), Table | Chart)[0]
 
@@ -217,7 +215,7 @@ def test_every_fact_of_an_exploration_has_its_line():
         "The search stopped because nothing is expected to win more than 0.2%, which is below the noise.",
         "Not explored: precision: bf16 was asked for.",
     ]
-    lines = exploration_text(explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().unexplored))
+    lines = exploration_text(explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().starting))
     assert len(lines.splitlines()) == 3
     assert lines.splitlines()[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
     assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(explored(ratio_low=None, ratio_high=None))
@@ -245,7 +243,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
          "next: autotune network --profile p --predict.toml"),
         ({}, True, ("only the links were measured",),
          "next: autotune network --profile p.toml (with training steps, which decide)"),
-        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "most_rows": 4}, False,
+        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4}, False,
          ("xchange: the default: nothing that was measured is proven to be faster",), "next: "),
     ],
     ids=["steps", "links alone", "the default is kept"],
@@ -262,7 +260,7 @@ def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, links_only
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=1, rows=1, step_s=1.0,
-        real_tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
+        tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
         limit="l", measured=measured,
     )  # fmt: skip
 

@@ -21,19 +21,24 @@ Rate = Callable[[Configuration], float]
 LEVELS = {
     "precision": ("fp32", "bf16"),
     "attention": ("auto",),
-    "checkpointing": get_args(Checkpointing),
-    "compile_layers": (False, True),
+    "activation_checkpointing": get_args(Checkpointing),
+    "compile": (False, True),
     "layout": ("padded", "bucketed", "packed"),
 }
 UNEXPLORED = Configuration(
-    precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
+    precision="fp32",
+    attention="auto",
+    activation_checkpointing="none",
+    compile=False,
+    layout="packed",
+    micro_batch_size=8,
 )
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
 FEW = tuple(
     cell
     for cell in CELLS
-    if not cell.compile_layers and cell.checkpointing != "selective" and cell.layout != "bucketed"
+    if not cell.compile and cell.activation_checkpointing != "selective" and cell.layout != "bucketed"
 )
 
 
@@ -41,8 +46,8 @@ def additive(effects: dict[object, float]) -> Rate:
     """Each value of a knob has its factor; micro-batches win less the larger they are."""
     return lambda knobs: (
         1000
-        * knobs.micro_batch_rows
-        / (knobs.micro_batch_rows + 2)
+        * knobs.micro_batch_size
+        / (knobs.micro_batch_size + 2)
         * math.prod(effects.get(getattr(knobs, name), 1.0) for name in KNOBS)
     )
 
@@ -63,13 +68,13 @@ def machine_of(
         config = trial.measured["config"]
         knobs = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
-        clock.sleep(3.0 + rng.uniform(0, 0.1) + 57.0 * knobs.compile_layers)
+        clock.sleep(3.0 + rng.uniform(0, 0.1) + 57.0 * knobs.compile)
         if (failure := failing(knobs)) is not None:
             return failure
         value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
         losses = [loss(knobs.precision, step) for step in range(trial.measured["min_steps"])]
         losses = losses if trial.measured.get("losses") else []
-        return Measured(figures=FEED | {"real_tokens_per_s": value, "slot_tokens_per_s": value, "losses": losses})
+        return Measured(figures=FEED | {"tokens_per_s": value, "padded_tokens_per_s": value, "losses": losses})
 
     return FakeMachine(simulate)
 

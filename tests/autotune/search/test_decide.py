@@ -13,18 +13,23 @@ from autotune.search.decide import Posterior, Seen, expected_improvement, knob_s
 from autotune.search.values import Configuration
 
 UNEXPLORED = Configuration(
-    precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
+    precision="fp32",
+    attention="auto",
+    activation_checkpointing="none",
+    compile=False,
+    layout="packed",
+    micro_batch_size=8,
 )
 AXES = {
-    "precision": ("fp32", "bf16"), "checkpointing": ("none", "full"), "layout": ("packed", "padded"),
-    "micro_batch_rows": (1, 4, 16),
+    "precision": ("fp32", "bf16"), "activation_checkpointing": ("none", "full"), "layout": ("packed", "padded"),
+    "micro_batch_size": (1, 4, 16),
 }  # fmt: skip
 CELLS = tuple(UNEXPLORED.but(**dict(zip(AXES, one, strict=True))) for one in itertools.product(*AXES.values()))
 
 
 def alike(name):
     values = np.array([getattr(cell, name) for cell in CELLS])
-    if name == "micro_batch_rows":
+    if name == "micro_batch_size":
         return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * exploration.ROWS_SCALE**2))
     return (values[:, None] == values).astype(float)
 
@@ -75,8 +80,8 @@ def learnt(rate, cells):
 
 def test_effects_add_up_for_cells_that_were_never_read():
     def rate(cell):
-        rows = math.log2(cell.micro_batch_rows)
-        return 0.4 * (cell.precision == "bf16") - 0.3 * (cell.checkpointing == "full") + 0.1 * rows
+        rows = math.log2(cell.micro_batch_size)
+        return 0.4 * (cell.precision == "bf16") - 0.3 * (cell.activation_checkpointing == "full") + 0.1 * rows
 
     seen = random.Random(0).sample(range(len(CELLS)), 10)
     rates, found = [rate(cell) for cell in CELLS], learnt(rate, seen)
@@ -89,8 +94,8 @@ def test_pairs_that_do_not_add_up_are_seen():
     def rate(cell):
         return 0.6 * (cell.precision == "bf16" and cell.layout == "packed")
 
-    found = learnt(rate, [n for n, cell in enumerate(CELLS) if cell.checkpointing == "none"])
-    full = CELLS[0].but(checkpointing="full", precision="bf16", micro_batch_rows=4)
+    found = learnt(rate, [n for n, cell in enumerate(CELLS) if cell.activation_checkpointing == "none"])
+    full = CELLS[0].but(activation_checkpointing="full", precision="bf16", micro_batch_size=4)
     assert found.mean[CELLS.index(full)] == pytest.approx(0.6, abs=0.15)
     assert found.mean[CELLS.index(full.but(layout="padded"))] == pytest.approx(0.0, abs=0.15)
     with pytest.raises(ValueError, match="nothing was read"):
@@ -117,8 +122,8 @@ def test_expected_improvement_is_that_of_a_normal_distribution():
     assert expected_improvement(found, 0.15) == pytest.approx(expected, rel=0.02)
 
 
-LEVELS = {name: AXES[name] for name in ("precision", "checkpointing", "layout")} | {
-    "attention": ("auto", "sdpa"), "compile_layers": (False, True),
+LEVELS = {name: AXES[name] for name in ("precision", "activation_checkpointing", "layout")} | {
+    "attention": ("auto", "sdpa"), "compile": (False, True),
 }  # fmt: skip
 GLOBAL = st.fixed_dictionaries({"packed": st.integers(8, 300), "padded": st.integers(8, 600)})
 RANKS = st.integers(1, 8)
@@ -137,8 +142,8 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
     assert cells[0] == own
     found = {}
     for cell in cells:
-        found.setdefault(cell.kind, []).append(cell.micro_batch_rows)
-        whole, rows = global_rows[cell.layout], cell.micro_batch_rows
+        found.setdefault(cell.kind, []).append(cell.micro_batch_size)
+        whole, rows = global_rows[cell.layout], cell.micro_batch_size
         dealt = deal(whole, rows, ranks)
         assert dealt.rows_per_micro_batch == rows
         assert dealt.micro_batches * rows * ranks - dealt.empty_rows == whole
@@ -146,7 +151,7 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
         assert useful == pytest.approx(whole / (dealt.micro_batches * rows * ranks))
     assert len(found) == 2**5
     for kind, rows in found.items():
-        more = {own.micro_batch_rows} if kind == own.kind else set()
+        more = {own.micro_batch_size} if kind == own.kind else set()
         assert sorted(rows) == sorted(set(micro_batches(global_rows[kind.layout], ranks, most)) | more)
 
 
@@ -165,12 +170,16 @@ def test_what_may_be_tried_bounds_its_kind_alone_and_a_layout_that_leaves_ranks_
     assert micro_batches(3, 4, 64) == []
     assert {cell.layout for cell in space({"packed": 32, "padded": 3}, 4, 64)} == {"packed"}
     most = {"none": 4, "full": 16}
-    cells = knob_space(UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, lambda knobs: most[knobs.checkpointing])[1:]
-    assert most == {kind: max(cell.micro_batch_rows for cell in cells if cell.checkpointing == kind) for kind in most}
+    cells = knob_space(
+        UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, lambda knobs: most[knobs.activation_checkpointing]
+    )[1:]
+    assert most == {
+        kind: max(cell.micro_batch_size for cell in cells if cell.activation_checkpointing == kind) for kind in most
+    }
 
 
 def test_a_cell_is_named_by_what_people_would_change():
-    odd = UNEXPLORED.but(attention="sdpa", checkpointing="full", compile_layers=True, precision="bf16")
+    odd = UNEXPLORED.but(attention="sdpa", activation_checkpointing="full", compile=True, precision="bf16")
     assert UNEXPLORED.name == "8 packed rows, fp32"
     assert odd.name == "8 packed rows, bf16, sdpa, full checkpointing, compiled"
     names = [cell.name for cell in space({"packed": 32, "padded": 64}, 1, 64)]

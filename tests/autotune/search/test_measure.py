@@ -27,22 +27,22 @@ def checks_of(search):
 
 
 def taken(search, found):
-    return found.candidate if found.adopted else search.unexplored
+    return found.candidate if found.adopted else search.starting
 
 
 def only_in_bf16(knobs):
     """Compiling wins where products are bf16, and costs elsewhere; packing matters as well."""
     together = {(True, "bf16"): 1.8, (True, "fp32"): 0.8, (False, "bf16"): 1.1, (False, "fp32"): 1.0}
     layout = {"packed": 1.0, "bucketed": 0.8, "padded": 0.5}[knobs.layout]
-    return 1000 * layout * together[knobs.compile_layers, knobs.precision] * min(1.0, knobs.micro_batch_rows / 16)
+    return 1000 * layout * together[knobs.compile, knobs.precision] * min(1.0, knobs.micro_batch_size / 16)
 
 
 def small_is_fast(knobs):
     """Caches hold a few rows, more of them with checkpointing; beyond that each doubling costs."""
-    holds = 16 if knobs.checkpointing == "full" else 4
-    over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_rows / holds))
-    kind = 0.7 if knobs.checkpointing == "full" else 1.0
-    return 1000 * over * kind * knobs.micro_batch_rows / (knobs.micro_batch_rows + 2)
+    holds = 16 if knobs.activation_checkpointing == "full" else 4
+    over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_size / holds))
+    kind = 0.7 if knobs.activation_checkpointing == "full" else 1.0
+    return 1000 * over * kind * knobs.micro_batch_size / (knobs.micro_batch_size + 2)
 
 
 NOTHING_WINS = additive({"bf16": 0.7, "selective": 0.9, "full": 0.8, "padded": 0.5, "bucketed": 0.9, True: 0.8})
@@ -66,7 +66,7 @@ def test_what_it_takes_has_97_per_cent_of_the_best_after_a_third_of_the_cells(tm
 
 @pytest.mark.parametrize(("noise", "seed"), list(itertools.product((0.01, 0.05), (0, 1))))
 def test_where_nothing_is_faster_the_unexplored_settings_stay_or_what_is_as_fast(tmp_path, noise, seed):
-    best = UNEXPLORED.but(micro_batch_rows=32)
+    best = UNEXPLORED.but(micro_batch_size=32)
     cells = (best, *(cell for cell in FEW if cell != best))
     search, found = explored(tmp_path, NOTHING_WINS, noise=noise, seed=seed, cells=cells, most_trials=16)
     assert worth(NOTHING_WINS, taken(search, found)) >= 0.995 * worth(NOTHING_WINS, best)
@@ -129,7 +129,7 @@ def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_fi
     for trial in search.runner.machine.trials:
         config = trial.measured["config"]
         assert trial.measured["cached"]
-        assert config["global_batch_rows"] == GLOBAL_ROWS[config["layout"]]
+        assert config["global_batch_size"] == GLOBAL_ROWS[config["layout"]]
         assert config["global_batch_tokens"] is None
         assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["beside"]
     pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
@@ -142,16 +142,16 @@ def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_fi
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
     def too_large(knobs):
-        return knobs.checkpointing == "none" and knobs.micro_batch_rows > 16
+        return knobs.activation_checkpointing == "none" and knobs.micro_batch_size > 16
 
     rate = additive({"full": 0.9, "padded": 0.8, "bf16": 0.9})
     search, found = explored(tmp_path, rate, failing=fails(too_large, OutOfMemory(detail="refused")))
     refused = {}
     for cell in map(knobs_of, search.runner.machine.trials):
-        kind = (cell.precision, cell.checkpointing, cell.layout)
-        assert cell.micro_batch_rows < refused.get(kind, 1000)
+        kind = (cell.precision, cell.activation_checkpointing, cell.layout)
+        assert cell.micro_batch_size < refused.get(kind, 1000)
         if too_large(cell):
-            refused[kind] = cell.micro_batch_rows
+            refused[kind] = cell.micro_batch_size
     assert refused
     assert {one.outcome for cell, one in search.known.tried.items() if too_large(cell)} == {"out of memory"}
     best = max(worth(rate, cell) for cell in FEW if not too_large(cell))
@@ -160,22 +160,22 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
     asked = []
-    search, _ = explored(tmp_path, additive({}), fits=lambda knobs: asked.append(knobs) or knobs.micro_batch_rows <= 8)
-    assert {knobs_of(trial).micro_batch_rows for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
+    search, _ = explored(tmp_path, additive({}), fits=lambda knobs: asked.append(knobs) or knobs.micro_batch_size <= 8)
+    assert {knobs_of(trial).micro_batch_size for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
     assert len(asked) == len(set(asked)) < len(FEW)
     assert UNEXPLORED not in asked
 
 
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
     rate = LANDSCAPES["padded in bf16"]
-    search, found = explored(tmp_path, rate, failing=fails(lambda knobs: knobs.compile_layers), cells=CELLS)
+    search, found = explored(tmp_path, rate, failing=fails(lambda knobs: knobs.compile), cells=CELLS)
     crashed = [cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]
     assert 2 <= len(crashed) <= 6
-    assert not any(cell.compile_layers for cell in search.known.cells)
+    assert not any(cell.compile for cell in search.known.cells)
     told = evidence(search, found).left_out
     assert told[0] == "attention: a CPU has no varlen kernel"
-    assert "compile_layers true: 2 cells failed, and none ran" in told
-    best = max(worth(rate, cell) for cell in CELLS if not cell.compile_layers)
+    assert "compile true: 2 cells failed, and none ran" in told
+    best = max(worth(rate, cell) for cell in CELLS if not cell.compile)
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
 
@@ -208,14 +208,14 @@ def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_pro
     search, _ = explored(tmp_path, additive({}), most_trials=6)
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("cells are as many as were allowed")
-    uncompiled = tuple(cell for cell in CELLS if not cell.compile_layers)
+    uncompiled = tuple(cell for cell in CELLS if not cell.compile)
     search, found = explored(tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3)
     assert search.stopped_because == "half of the time is used up, and the other half is for proof"
     assert 90 <= search.reading.seconds <= 180 + 4 * 7
     assert found.adopted
 
 
-COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
+COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def bf16_learns_less(precision, step):
 
 
 def bf16_alone_wins(knobs):
-    other = 1.0 if knobs.layout == "packed" and knobs.checkpointing == "none" else 0.7
-    rows = 1.0 if knobs.micro_batch_rows == UNEXPLORED.micro_batch_rows else 0.8
+    other = 1.0 if knobs.layout == "packed" and knobs.activation_checkpointing == "none" else 0.7
+    rows = 1.0 if knobs.micro_batch_size == UNEXPLORED.micro_batch_size else 0.8
     return 1000 * other * rows * (1.5 if knobs.precision == "bf16" else 1.0)
 
 
@@ -285,7 +285,7 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     fp32, bf16 = checks_of(search)
     assert (fp32["precision"], bf16["precision"]) == ("fp32", "bf16")
     assert fp32 | {"precision": "bf16"} == bf16
-    assert fp32["micro_batch_rows"] == UNEXPLORED.micro_batch_rows
+    assert fp32["micro_batch_size"] == UNEXPLORED.micro_batch_size
     kept = evidence(search, found)
     assert kept.cells == len(FEW)
     assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
@@ -293,9 +293,9 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert sum(row.windows for row in kept.rows) == kept.windows - 2  # those of the loss are of no row
     assert kept.seconds == pytest.approx(search.runner.seconds, abs=0.001)
     assert (kept.ratio_low, kept.ratio_high) == (found.ratio.low, found.ratio.high)
-    assert kept.chosen == kept.candidate != kept.unexplored
-    own = next(row for row in kept.rows if row.settings == kept.unexplored)
-    assert own.ratio_to_unexplored is None
+    assert kept.chosen == kept.candidate != kept.starting
+    own = next(row for row in kept.rows if row.settings == kept.starting)
+    assert own.ratio_to_starting is None
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
 
 
@@ -313,7 +313,7 @@ def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_howeve
     assert said in found.equal_loss
     assert len(checks_of(search)) == checks
     kept = evidence(search, found)
-    assert (kept.adopted, kept.chosen) == (False, kept.unexplored)
+    assert (kept.adopted, kept.chosen) == (False, kept.starting)
     assert f": faster, and not taken: {found.equal_loss}" in kept.choice
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.errors import ProfileRefused
 from autotune.memory.stage import asked_config, probe_models
-from autotune.profiles.decide.batch_split import global_batch_rows
+from autotune.profiles.decide.batch_split import global_batch_size
 from autotune.profiles.store import read_profile
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
@@ -27,11 +27,11 @@ PROBED_ROWS = 33
 def nothing_wins(knobs, others=0.7):
     slower = {"bf16": 0.6, "bucketed": 0.4, "padded": 0.4, "full": 0.7, "selective": 0.8}
     cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
-    return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else others)
+    return 1000 * cost * (1.0 if knobs.micro_batch_size == PROBED_ROWS else others)
 
 
 def more_rows_win(knobs):
-    return nothing_wins(knobs, others=1.0) * knobs.micro_batch_rows
+    return nothing_wins(knobs, others=1.0) * knobs.micro_batch_size
 
 
 class Workbench:
@@ -66,7 +66,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
 
         def simulate(trial):
             config = trial.measured["config"]
-            refused = config["precision"] == precision and config["micro_batch_rows"] > above
+            refused = config["precision"] == precision and config["micro_batch_size"] > above
             return OutOfMemory(detail="refused") if trial.job == "step" and refused else plain.run(trial)
 
         return Workbench(tmp_path, patterned_dataset, FakeMachine(simulate))
@@ -79,10 +79,10 @@ def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_ke
     stored, found = work.explored()
     train, evidence = stored.profile.train, stored.profile.evidence
     assert found.adopted
-    assert (train.precision, train.layout, train.checkpointing) == ("bf16", "packed", "none")
+    assert (train.precision, train.layout, train.activation_checkpointing) == ("bf16", "packed", "none")
     assert Configuration.of(train) == found.chosen
     assert (evidence.explore, evidence.probe.feasible_max) == (found, 35)
-    assert train.micro_batch_rows <= 35
+    assert train.micro_batch_size <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
     steps = [trial.measured["config"] for trial in work.machine.trials if trial.job == "step"]
     assert {config["precision"] for config in steps} == {"bf16"}  # the chosen settings' memory is proven as well
@@ -99,17 +99,17 @@ def test_the_global_batch_stays_what_it_was(make):
     assert found.chosen.layout == "padded"
     before, after = work.before.profile, stored.profile
     assert after.constraints == before.constraints
-    mean = after.evidence.probe.mean_real_tokens_per_row
-    assert after.train.global_batch_rows == global_batch_rows(before.constraints.global_batch_tokens, mean)
-    assert after.train.global_batch_rows > before.train.global_batch_rows  # as padded rows hold less
+    mean = after.evidence.probe.mean_tokens_per_sequence
+    assert after.train.global_batch_size == global_batch_size(before.constraints.global_batch_tokens, mean)
+    assert after.train.global_batch_size > before.train.global_batch_size  # as padded rows hold less
 
 
 def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well(make):
     stored, found = make(above=9).explored()
     train = stored.profile.train
     assert found.adopted
-    assert (train.precision, train.micro_batch_rows) == ("bf16", found.candidate.micro_batch_rows)
-    assert train.micro_batch_rows <= 8
+    assert (train.precision, train.micro_batch_size) == ("bf16", found.candidate.micro_batch_size)
+    assert train.micro_batch_size <= 8
     assert found.ratio_low > 1
 
 
@@ -130,10 +130,10 @@ def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said
     before = work.before.profile
     stored, found = work.explored()
     assert not found.adopted
-    assert found.chosen == found.unexplored == Configuration.of(before.train)
+    assert found.chosen == found.starting == Configuration.of(before.train)
     assert (stored.profile.train, stored.profile.evidence.probe) == (before.train, before.evidence.probe)
-    assert found.unexplored.micro_batch_rows == rows[0]
-    assert rows[1] in (None, found.candidate.micro_batch_rows)
+    assert found.starting.micro_batch_size == rows[0]
+    assert rows[1] in (None, found.candidate.micro_batch_size)
     assert said in found.choice
 
 
@@ -158,8 +158,8 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
             TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
             "packed rows need a model whose attention this project knows",
         ),
-        (TINY, {}, "cpu", None, "compile_layers", (False,), "there is no compiler here (g++, c++, clang++)"),
-        (TINY, {}, "cpu", "g++", "compile_layers", (False, True), None),
+        (TINY, {}, "cpu", None, "compile", (False,), "there is no compiler here (g++, c++, clang++)"),
+        (TINY, {}, "cpu", "g++", "compile", (False, True), None),
         (TINY, {}, "cpu", None, "attention", ("auto",), "a CPU has no varlen kernel"),
         (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
     ],
@@ -182,29 +182,29 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert request.real_shares["bucketed"] is None
     assert 0 < request.real_shares["padded"] < request.real_shares["packed"] <= 1
     assert request.training.request.budget_s == 600.0
-    assert max(cell.micro_batch_rows for cell in request.cells) <= 64
+    assert max(cell.micro_batch_size for cell in request.cells) <= 64
 
 
 def test_whether_a_cell_fits_is_predicted_once_for_its_kind_and_what_cannot_be_predicted_is_tried(make):
     work, traces = make(), []
 
     def simulate(trial):
-        traces.append((trial.measured["config"]["checkpointing"], trial.measured["config"]["compile_layers"]))
+        traces.append((trial.measured["config"]["activation_checkpointing"], trial.measured["config"]["compile"]))
         return Measured(figures=trace_figures(trial))
 
     work.machine._simulate = simulate
     request = work.request(traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
-    assert [request.fits(plain.but(micro_batch_rows=rows)) for rows in (1, 30, 40, 20)] == [True, True, False, True]
+    assert [request.fits(plain.but(micro_batch_size=rows)) for rows in (1, 30, 40, 20)] == [True, True, False, True]
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
     once = len(traces)
-    assert request.fits(plain.but(micro_batch_rows=20))
+    assert request.fits(plain.but(micro_batch_size=20))
     assert len(traces) == once
-    assert request.fits(plain.but(compile_layers=True))
-    request.fits(plain.but(checkpointing="full"))
+    assert request.fits(plain.but(compile=True))
+    request.fits(plain.but(activation_checkpointing="full"))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
-    assert work.request(traced=True).fits(plain.but(micro_batch_rows=64))
+    assert work.request(traced=True).fits(plain.but(micro_batch_size=64))
     assert work.request(traced=False).fits(plain)

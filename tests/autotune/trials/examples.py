@@ -5,12 +5,12 @@ from typing import Any
 from autotune.trials.values import TrialRecord
 
 STEP: dict[str, Any] = {
-    "optimizer_steps": 4, "step_s": [0.1], "slot_tokens_per_step": 90, "peak_bytes": 10**9,
-    "outside_allocator_bytes": None, "loss": 1.0,
+    "optimizer_steps": 4, "step_s": [0.1], "padded_tokens_per_step": 90, "peak_bytes": 10**9,
+    "non_pytorch_bytes": None, "loss": 1.0,
 }  # fmt: skip
 FEED: dict[str, Any] = {
-    "optimizer_steps": 9, "discarded_batches": 2, "micro_batches_per_step": 1, "steps": 7, "real_tokens_per_s": 5.0,
-    "slot_tokens_per_s": 100.0, "data_wait_share": 0.5, "window_start_s": 1.0, "window_end_s": 2.0, "local_ranks": 1,
+    "optimizer_steps": 9, "discarded_batches": 2, "gradient_accumulation_steps": 1, "steps": 7, "tokens_per_s": 5.0,
+    "padded_tokens_per_s": 100.0, "data_wait_share": 0.5, "window_start_s": 1.0, "window_end_s": 2.0, "local_ranks": 1,
     "memory_bytes": None, "worker_bytes": None, "storage_bytes_per_s": None,
 }  # fmt: skip
 MADE_ON: dict[str, Any] = {
@@ -45,16 +45,16 @@ def record(
 def records_of_example() -> tuple[TrialRecord, ...]:
     """Trials that gave all the figures of the example profile."""
     steps = [
-        record("step", {"kind": "measured", "figures": STEP | {"slot_tokens_per_step": round(0.1 * rate)}},
-               {"micro_batch_rows": rows}, key=f"s{rows}")
+        record("step", {"kind": "measured", "figures": STEP | {"padded_tokens_per_step": round(0.1 * rate)}},
+               {"micro_batch_size": rows}, key=f"s{rows}")
         for rows, rate in ((1, 500), (2, 900))
     ]  # fmt: skip
     bounds = [
-        record("step", None, {"micro_batch_rows": 2}, budget_bytes=2**30, key="fits"),
-        record("step", {"kind": "out_of_memory", "detail": ""}, {"micro_batch_rows": 3}, budget_bytes=2**30, key="no"),
+        record("step", None, {"micro_batch_size": 2}, budget_bytes=2**30, key="fits"),
+        record("step", {"kind": "out_of_memory", "detail": ""}, {"micro_batch_size": 3}, budget_bytes=2**30, key="no"),
     ]
     windows = [
-        record("feed", {"kind": "measured", "figures": FEED | {"slot_tokens_per_s": rate}}, key=f"f{rate}")
+        record("feed", {"kind": "measured", "figures": FEED | {"padded_tokens_per_s": rate}}, key=f"f{rate}")
         for rate in (99.0, 100.0, 101.0, 102.0)
     ]
     return (*bounds, *steps, *windows)

@@ -51,7 +51,7 @@ def test_what_the_gpu_has_beyond_the_budget_is_held_to_the_last_byte(gpu, odd_by
     limited = CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
     left_bytes = 80 * GIB - gpu.used()
     assert 0 <= 40 * GIB - odd_bytes - gpu.outside - gpu.reserved - left_bytes < 2**21
-    assert limited.outside_allocator_bytes == GIB // 2
+    assert limited.non_pytorch_bytes == GIB // 2
 
 
 def test_nothing_is_held_if_there_is_no_more_than_the_budget_and_all_but_a_page_if_it_is_used_up(gpu):
@@ -64,7 +64,7 @@ def test_nothing_is_held_if_there_is_no_more_than_the_budget_and_all_but_a_page_
 
 
 def test_without_nvml_other_programs_count_too(gpu):
-    assert CudaBudget(40 * GIB, DEVICE, None).outside_allocator_bytes == GIB // 2 + BEFORE
+    assert CudaBudget(40 * GIB, DEVICE, None).non_pytorch_bytes == GIB // 2 + BEFORE
     assert gpu.held > 0
 
 
@@ -73,7 +73,7 @@ def test_what_grew_outside_while_steps_ran_is_part_of_the_peak_and_never_taken_b
     gpu.peak, gpu.outside = 30 * GIB, GIB
     assert limited.peak_bytes() == 31 * GIB
     gpu.outside = GIB // 2
-    assert (limited.peak_bytes(), limited.outside_allocator_bytes) == (31 * GIB, GIB)
+    assert (limited.peak_bytes(), limited.non_pytorch_bytes) == (31 * GIB, GIB)
 
 
 def test_what_fits_the_budget_only_by_its_first_reading_or_by_a_second_try_does_not_fit(gpu):

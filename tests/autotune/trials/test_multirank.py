@@ -26,7 +26,7 @@ def links(**changes):
 
 def exchange(data, *, travels=True, **parallel):
     config = {
-        "model": {"name": "tiny", "config": SHAPE}, "micro_batch_rows": 2, "global_batch_rows": 8,
+        "model": {"name": "tiny", "config": SHAPE}, "micro_batch_size": 2, "global_batch_size": 8,
         "seq_length_tokens": 32, "layout": "packed", "parallel": parallel,
     }  # fmt: skip
     measured = {"config": config, "steps": 2, "travels": travels, "round": 0, "nodes": 1, "ranks_per_node": 2}
@@ -47,7 +47,7 @@ def test_links_are_timed_within_the_node(two_ranks):
     assert sorted({size for size, _ in figures.within}) == LINKS["sizes_bytes"]
     assert all(seconds > 0 for _, seconds in figures.within)
     assert figures.between == ()
-    assert len(figures.products_flops_per_s) == 2
+    assert len(figures.matmul_flops_per_s) == 2
     assert 0 <= figures.slowdown_share <= 1
     assert two_ranks.versions["torch"] == importlib.metadata.version("torch")
 
@@ -64,7 +64,7 @@ def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tm
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
     assert sum(elements for elements, _ in without.gradients) == sum(elements for elements, _ in with_.gradients)
-    assert with_.real_tokens_per_step > 0
+    assert with_.tokens_per_step > 0
     sharded = ExchangeFigures.of(two_ranks.run(exchange(tmp_path / "data", strategy="fsdp2")))
     assert sharded.communication_s is None
     assert sharded.gradients == ()
@@ -100,7 +100,7 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     except MachineLacks as error:
         pytest.skip(f"no network namespaces here: {error.message}")
     assert (figures.nodes, figures.interface) == (3, "eth0")
-    (warning,) = link_warnings(replace(figures, products_flops_per_s=(1.0, 1.0, 1.0)), None)
+    (warning,) = link_warnings(replace(figures, matmul_flops_per_s=(1.0, 1.0, 1.0)), None)
     assert "both links of node 2" in warning
 
 

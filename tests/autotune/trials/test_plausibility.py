@@ -34,7 +34,7 @@ def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s,
         check_rates(NVL, [GpuRate(what="products", per_s=per_s, of=of)])
 
 
-BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_rows=32, micro_batch_rows=4)
+BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_size=32, micro_batch_size=4)
 BERT_CONFIG = BERT.model_dump(mode="json")
 FLOPS = 6 * (11 * 7_077_888 + 2 * 768**2)  # of eleven layers, and of keys and values of the last
 
@@ -52,10 +52,10 @@ def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice
 )
 def test_messages_faster_than_the_links_are_rejected_and_a_trial_that_was_replayed_has_no_rate(figures):
     replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
-    assert list(rates_of_trial(replayed, Measured(figures={"real_tokens_per_s": 4e9}))) == []
+    assert list(rates_of_trial(replayed, Measured(figures={"tokens_per_s": 4e9}))) == []
     links = Trial(job="links", measured={}, timeout_s=1.0)
     with pytest.raises(Undecided, match=r"TB/s of links measured on NVIDIA H100 NVL, which reaches 0.6 at most"):
-        check_rates(NVL, rates_of_trial(links, Measured(figures={"products_flops_per_s": [], **figures})))
+        check_rates(NVL, rates_of_trial(links, Measured(figures={"matmul_flops_per_s": [], **figures})))
 
 
 OF_TOKENS = 4_000_000 * FLOPS
@@ -64,14 +64,14 @@ OF_TOKENS = 4_000_000 * FLOPS
 @pytest.mark.parametrize(
     ("job", "config", "figures", "per_s"),
     [
-        ("step", BERT_CONFIG, {"step_s": [0.5], "slot_tokens_per_step": 2_000_000}, OF_TOKENS),
-        ("feed", BERT_CONFIG, {"real_tokens_per_s": 4e6}, OF_TOKENS),
-        ("feed", BERT_CONFIG, {"real_tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
-        ("exchange", BERT_CONFIG, {"step_s": [0.5], "real_tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
+        ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
+        ("feed", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
+        ("feed", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
+        ("exchange", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
          OF_TOKENS),
         ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
         ("feed", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
-        ("links", {}, {"products_flops_per_s": [1e12, 1e15]}, 1e15),
+        ("links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15),
     ],
 )  # fmt: skip
 def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_tokens(job, config, figures, per_s):
@@ -107,13 +107,13 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
 @pytest.mark.parametrize(
     ("part", "rows", "changes"),
     [
-        ("workers", "rows", {"model_flops_per_s_per_rank": [], "slot_tokens_per_s": [1e15]}),
-        ("explore", "rows", {"real_tokens_per_s": 1e15}),
-        ("network", "exchanges", {"real_tokens_per_s": 1e15}),
-        ("network", "scaling", {"real_tokens_per_s": 1e15}),
+        ("workers", "rows", {"model_flops_per_s_per_rank": [], "padded_tokens_per_s": [1e15]}),
+        ("explore", "rows", {"tokens_per_s": 1e15}),
+        ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
+        ("network", "scaling", {"tokens_per_s": 1e15}),
         ("network", "links", {"bytes_per_s": 1e13}),
-        ("baseline", "rows", {"real_tokens_per_s": [1e15]}),
-        ("probe", "curve", {"slot_tokens_per_s": 1e15}),
+        ("baseline", "rows", {"tokens_per_s": [1e15]}),
+        ("probe", "curve", {"padded_tokens_per_s": 1e15}),
     ],
 )
 def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
@@ -126,9 +126,7 @@ def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
         check_profile(but(profile, evidence={part: changed}))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"real_tokens_per_s": 8_000_000.0}]
-)
+@pytest.mark.parametrize("changes", [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"tokens_per_s": 8_000_000.0}])
 def test_a_run_of_a_pretended_gpu_or_whose_rates_are_beyond_its_gpu_is_rejected(changes):
     header = {"device": NVL, "peak_flops_per_s": 835e12, "config": BERT}
     run, unknown, pretended = (run_of([400_000.0], **header, driver=driver) for driver in ("580.1", None, NULL))

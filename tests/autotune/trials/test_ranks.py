@@ -25,13 +25,13 @@ AMPLE_BYTES, SMALL_BYTES = 2**30, 16 * 2**20
 
 def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTES, **config) -> dict:
     settings = {
-        "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": 256, "micro_batch_rows": rows,
-        "global_batch_rows": rows * local_ranks, "layout": "packed", "device": "cpu",
+        "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": 256, "micro_batch_size": rows,
+        "global_batch_size": rows * local_ranks, "layout": "packed", "device": "cpu",
     }  # fmt: skip
     return {
         "config": settings | config, "vocab_size": 2048, "memory_budget_bytes": budget_bytes,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks, "documents_per_row": 1.0,
+        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks, "documents_per_sequence": 1.0,
     }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.local_ranks == 2
     assert figures.optimizer_steps == 3
     assert len(figures.step_s) == 2
-    assert figures.slot_tokens_per_step == 2 * 2 * 256
+    assert figures.padded_tokens_per_step == 2 * 2 * 256
     assert len(outcome.figures["peak_bytes_by_rank"]) == 2
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 

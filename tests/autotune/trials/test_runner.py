@@ -49,7 +49,7 @@ def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_
 
 
 ON_GPU = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "580.1"})
-FAST = {"products_flops_per_s": [8.6e15]}
+FAST = {"matmul_flops_per_s": [8.6e15]}
 LINKS = Trial(job="links", measured={}, timeout_s=60.0)
 
 
@@ -58,7 +58,7 @@ def test_a_rate_that_the_gpu_cannot_reach_is_not_kept_and_one_of_the_ledger_is_m
         runner(tmp_path, made_on=ON_GPU, figures=FAST).run(LINKS, "t")
     assert records_in(tmp_path) == ([], 0)
     runner(tmp_path, figures=FAST).run(LINKS, "t")
-    possible = {"products_flops_per_s": [600e12]}
+    possible = {"matmul_flops_per_s": [600e12]}
     again = runner(tmp_path, made_on=ON_GPU, figures=possible)
     assert again.run(LINKS, "t") == Measured(figures=possible)
     assert not again.finished[0].from_ledger

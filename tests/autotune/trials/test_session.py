@@ -89,7 +89,7 @@ def limits(data, host=None, asked=None, **train):
 
 
 def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_of_a_batch(patterned_dataset):
-    small, large = (limits(patterned_dataset, micro_batch_rows=rows) for rows in (2, 64))
+    small, large = (limits(patterned_dataset, micro_batch_size=rows) for rows in (2, 64))
     assert small.cpus_per_rank == 4
     assert limits(patterned_dataset, asked=3).most()[0] == 3
     assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)

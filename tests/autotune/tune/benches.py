@@ -43,7 +43,7 @@ def probe_request(
     """A probe of the small model, without traces; ``settings`` are of its step."""
     step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
     request = ProbeRequest(
-        config=asked_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9, max_rows=64,
+        config=asked_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9, max_micro_batch_size=64,
         traced=False,
     )  # fmt: skip
     return replace(request, **changes)

@@ -52,7 +52,7 @@ def call(told, says):
 
 def test_what_was_asked_reaches_the_tuning(told, call):
     words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
-             "--ranks", "2", "--max-rows", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
+             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
              "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
     call(*words)
     asked, probe = told.asked, told.asked.probes[1]
@@ -63,7 +63,7 @@ def test_what_was_asked_reaches_the_tuning(told, call):
     assert (step.seq_length_tokens, step.precision, step.attention_dropout) == (128, "bf16", 0.0)
     assert step.global_batch_tokens == 4096
     assert "layout" not in step.model_fields_set  # what suits the model
-    assert (probe.memory_bytes, probe.ranks, probe.max_rows, probe.trial_timeout_s) == (2**30, 2, 64, 60.0)
+    assert (probe.memory_bytes, probe.ranks, probe.max_micro_batch_size, probe.trial_timeout_s) == (2**30, 2, 64, 60.0)
     assert (probe.traced, probe.accumulate) == (True, True)
 
 

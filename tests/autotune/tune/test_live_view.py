@@ -17,9 +17,9 @@ def view():
     return TuningView(stages=stages, clock=FakeClock(), budget_s=600.0)
 
 
-def fed(rate):
+def keeps_up(rate):
     trial = Trial(job="feed", measured={"cached": False}, timeout_s=1.0)
-    outcome, label = Measured(figures=FEED | {"real_tokens_per_s": rate}), "1 loader workers, round 1"
+    outcome, label = Measured(figures=FEED | {"tokens_per_s": rate}), "1 loader workers, round 1"
     return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_ledger=False)
 
 
@@ -40,17 +40,17 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     probe, workers = view.stages
     with view.open():
         view.begin(probe)
-        view.saw(fed(9000.0))
+        view.saw(keeps_up(9000.0))
         probe.status, probe.told = "done", "66 rows fit"
         view.end(probe)
     assert capsys.readouterr().err == "tune 1/2: probe m: 66 rows fit\n"
     view.begin(workers)
     with view.show("workers m") as update:
         update(3, 24, "1 loader workers, round 2")
-    view.saw(fed(4000.0))
+    view.saw(keeps_up(4000.0))
     view.end(workers)
     assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
-    view.saw(fed(9500.0))  # after the last one trials are nobody's
+    view.saw(keeps_up(9500.0))  # after the last one trials are nobody's
     with view.show("late") as update:
         update(1, 2, "x")
     assert (workers.done, workers.expected, workers.note) == (3, 24, "1 loader workers, round 2")

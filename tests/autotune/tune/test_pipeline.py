@@ -64,7 +64,7 @@ class Stages:
 
         def trace(machine):
             self.does("estimate", name)
-            return SimpleNamespace(of=name, most_rows=20)
+            return SimpleNamespace(of=name, max_micro_batch_size=20)
 
         return SimpleNamespace(
             local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
@@ -87,13 +87,13 @@ class Stages:
     def tune_network(self, stored, asked, nodes, display=None):
         self.nodes, name = nodes, stored.profile.train.model.name
         self.does("network", name, asked)
-        chosen = but(stored.profile, train={"micro_batch_rows": 1})  # with the exchange that was chosen
+        chosen = but(stored.profile, train={"micro_batch_size": 1})  # with the exchange that was chosen
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
     def compare_recipes(self, bench, stored, asked):
         name = stored.profile.train.model.name
-        assert stored.profile.train.micro_batch_rows == (1 if ("network", name) in self.calls else 2)
+        assert stored.profile.train.micro_batch_size == (1 if ("network", name) in self.calls else 2)
         self.does("baseline", name, asked)
         return worth(example_profile()).evidence.baseline
 
@@ -183,7 +183,7 @@ def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_trace
     _, result = stages.run()
     assert (stage_of(result, "estimate").status, told(result, "estimate")) == ("done", "no meta kernel")
     assert told(result, "estimate", "b") == "20 rows of 128 tokens predicted to fit 1 GiB"
-    assert stages.traced == [None, SimpleNamespace(of="b", most_rows=20)]
+    assert stages.traced == [None, SimpleNamespace(of="b", max_micro_batch_size=20)]
 
 
 def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_other_one(stages):

@@ -51,13 +51,13 @@ def finished(job, measured, figures, label):
 
 
 def stepped(rows, rate=None, budget=2**30, device="cpu", **measured):
-    measured |= {"config": {"micro_batch_rows": rows, "device": device}, "memory_budget_bytes": budget}
-    figures = None if rate is None else STEP | {"slot_tokens_per_step": rate, "step_s": [1.0]}
+    measured |= {"config": {"micro_batch_size": rows, "device": device}, "memory_budget_bytes": budget}
+    figures = None if rate is None else STEP | {"padded_tokens_per_step": rate, "step_s": [1.0]}
     return finished("step", measured, figures, f"bert-mini: {rows} rows" + (", speed" if budget is None else ""))
 
 
-def fed(rate, label, *, cached=False, **more):
-    figures = FEED | {"real_tokens_per_s": rate, "slot_tokens_per_s": 10 * rate}
+def keeps_up(rate, label, *, cached=False, **more):
+    figures = FEED | {"tokens_per_s": rate, "padded_tokens_per_s": 10 * rate}
     return finished("feed", {"cached": cached} | more, figures, label)
 
 
@@ -76,15 +76,15 @@ def fed(rate, label, *, cached=False, **more):
         ([stepped(4, 900, device="cuda", timed_steps=1)], "4 rows fit"),
         # Batches from memory are no choice of loader workers.
         (
-            [fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
-             fed(4000, "1 loader workers, round 1 (at most 9 s left)")],
+            [keeps_up(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
+             keeps_up(4000, "1 loader workers, round 1 (at most 9 s left)")],
             "4,000 tokens/s (1 loader workers, round 1)",
         ),
         # Explored settings are named; the check of the loss is none of them.
         (
-            [fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
-             fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
-             fed(9000, "equal loss, bf16", cached=True, losses=True)],
+            [keeps_up(4000, "8 packed rows, fp32 (a first look)", cached=True),
+             keeps_up(4400, "16 packed rows, bf16 (round 2)", cached=True),
+             keeps_up(9000, "equal loss, bf16", cached=True, losses=True)],
             "4,400 tokens/s (16 packed rows, bf16)",
         ),
     ],
@@ -103,7 +103,7 @@ def result(**changes):
 
 def worth(profile):
     rows = [
-        RecipeRow(name=name, real_tokens_per_s=[900.0, 1000.0, 1100.0], speedup=speedup, outcome="ran")
+        RecipeRow(name=name, tokens_per_s=[900.0, 1000.0, 1100.0], speedup=speedup, outcome="ran")
         for name, speedup in (("paper", 2.0), ("hf-trainer", 1.25), ("tuned", None))
     ]  # fmt: skip
     baseline = BaselineEvidence(rows=rows, window_s=1.0, windows=9, seconds=9.0, local_ranks=1)

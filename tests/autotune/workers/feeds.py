@@ -24,7 +24,7 @@ Rate = Callable[[DataSettings], float]
 
 def knee_at(needed: int) -> Rate:
     """Every worker gives its part of the ceiling, and the main process less than one."""
-    return lambda data: min(1.0, max(data.loader_workers, 0.4) / max(needed, 0.4))
+    return lambda data: min(1.0, max(data.num_workers, 0.4) / max(needed, 0.4))
 
 
 def loader_of(trial: Trial) -> dict:
@@ -36,15 +36,15 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
     data = DataSettings.model_validate(loader_of(trial))
     share = 1.0 if trial.measured["cached"] else rate(data)
     number = trial.measured["round"]
-    noise = 1 + 0.0005 * ((7 * number + 3 * data.loader_workers + 5 * trial.measured["cached"]) % 5 - 2)
+    noise = 1 + 0.0005 * ((7 * number + 3 * data.num_workers + 5 * trial.measured["cached"]) % 5 - 2)
     start_s = 1000.0 + 10 * number
     figures = FEED | {
-        "slot_tokens_per_s": CEILING * share * noise, "real_tokens_per_s": CEILING * share / 2,
+        "padded_tokens_per_s": CEILING * share * noise, "tokens_per_s": CEILING * share / 2,
         "data_wait_share": 1 - share, "window_start_s": start_s, "window_end_s": start_s + 1,
         "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30, "worker_bytes": 2**27,
         "storage_bytes_per_s": 1e6,
     }  # fmt: skip
-    return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
+    return figures | changes | ({} if data.num_workers else {"worker_bytes": None})
 
 
 def runner_on(machine: FakeMachine, ledger: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
@@ -73,10 +73,10 @@ class FeedMachine(FakeMachine):
     @property
     def counts(self) -> list[int | None]:
         """What was tried, in order; None for batches from memory."""
-        return [None if one.measured["cached"] else loader_of(one)["loader_workers"] for one in self.trials]
+        return [None if one.measured["cached"] else loader_of(one)["num_workers"] for one in self.trials]
 
 
-LIMITS = LoaderLimits(host=FakeHost().facts([]), local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+LIMITS = LoaderLimits(host=FakeHost().facts([]), local_ranks=1, batch_bytes=2**20, prefetch_factor=2)
 
 
 def windows_of(

@@ -36,9 +36,9 @@ def window(started_server, data):
 
     def measure(workers: int, **changes) -> FeedFigures:
         config = {
-            "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": ROW_TOKENS, "micro_batch_rows": ROWS,
-            "data": {"loader_workers": workers, "prefetch_batches": 2}, "device": "cpu",
-            "global_batch_rows": 2 * ROWS * changes.get("local_ranks", 1),
+            "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": ROW_TOKENS, "micro_batch_size": ROWS,
+            "data": {"num_workers": workers, "prefetch_factor": 2}, "device": "cpu",
+            "global_batch_size": 2 * ROWS * changes.get("local_ranks", 1),
         }  # fmt: skip
         measured = {
             "config": config, "cached": False, "round": 0, "window_s": 0.3, "min_steps": 4, "local_ranks": 1,
@@ -59,13 +59,13 @@ def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
         assert figures.steps >= 4
         assert figures.optimizer_steps == figures.steps + 2
         assert figures.window_end_s - figures.window_start_s >= 0.3
-        assert 0 < figures.real_tokens_per_s <= figures.slot_tokens_per_s
+        assert 0 < figures.tokens_per_s <= figures.padded_tokens_per_s
         assert 0 <= figures.data_wait_share <= 1
         assert figures.memory_bytes > 2**26
         assert figures.local_ranks == 1
         assert figures.gpus == ()
     warm_up = WARM_UP_STEPS["cpu"] * 2
-    assert {one.micro_batches_per_step for one in (alone, two, cached)} == {2}
+    assert {one.gradient_accumulation_steps for one in (alone, two, cached)} == {2}
     assert alone.discarded_batches == cached.discarded_batches == warm_up
     ready = 2 * 2
     assert warm_up + ready < two.discarded_batches <= warm_up + 2 * ready
@@ -77,12 +77,12 @@ def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
 def test_operations_of_the_model_are_counted_over_all_ranks(window):
     layer = 4 * TINY["hidden_size"] ** 2 + 2 * TINY["hidden_size"] * TINY["intermediate_size"]
     figures = window(0)
-    of_a_token = figures.model_flops_per_s / figures.real_tokens_per_s
+    of_a_token = figures.model_flops_per_s / figures.tokens_per_s
     # The last layer's keys and values are for every token, the rest and the head for those to predict.
     least, most = 6 * 2 * TINY["hidden_size"] ** 2, 6 * (layer + TINY["hidden_size"] * 2000)
     assert least < of_a_token < most
     both = window(0, local_ranks=2)
-    assert both.model_flops_per_s / both.real_tokens_per_s == pytest.approx(of_a_token, rel=0.05)
+    assert both.model_flops_per_s / both.tokens_per_s == pytest.approx(of_a_token, rel=0.05)
     assert window(0, replayed_step_s=0.01).model_flops_per_s is None
 
 
@@ -97,9 +97,9 @@ def test_a_sleeping_dataset_gives_the_rate_that_follows_from_its_workers(window)
         rate = pytest.approx(ROWS * ROW_TOKENS / expected_s, rel=0.25)
         for _ in range(4):
             figures = window(workers, **slept, **more)
-            if figures.slot_tokens_per_s == rate:
+            if figures.padded_tokens_per_s == rate:
                 break
-        assert figures.slot_tokens_per_s == rate
+        assert figures.padded_tokens_per_s == rate
         return figures
 
     for workers, expected_s in ((0, batch_s), (2, batch_s / 2), (4, step_s)):
@@ -113,7 +113,7 @@ def test_two_ranks_give_one_figure_of_both(window):
     slept = {"replayed_step_s": 0.05, "window_s": 0.5}
     one, both = window(0, **slept), window(0, **slept, local_ranks=2)
     assert both.local_ranks == 2
-    assert both.slot_tokens_per_s == pytest.approx(2 * one.slot_tokens_per_s, rel=0.25)
+    assert both.padded_tokens_per_s == pytest.approx(2 * one.padded_tokens_per_s, rel=0.25)
     assert both.memory_bytes > 1.2 * one.memory_bytes
 
 
@@ -187,13 +187,13 @@ def test_a_replayed_step_hands_on_what_the_loader_gave():
 
 
 def test_a_training_step_really_trains_and_refuses_a_loss_that_is_no_number(patterned_dataset):
-    dataset, config = TokenDataset.open(patterned_dataset), config_of(micro_batch_rows=4)
+    dataset, config = TokenDataset.open(patterned_dataset), config_of(micro_batch_size=4)
     built, batches = training_of(config, dataset), iter(micro_batches(dataset, config, steps=4))
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
     consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     for _ in range(3):
         (batch,) = consumer.step(batches)
-        assert batch.real_tokens > 0
+        assert batch.non_padding_tokens > 0
     consumer.finish()
     assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
     assert consumer.wait.read() > 0

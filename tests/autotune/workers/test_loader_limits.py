@@ -15,7 +15,7 @@ HOST = replace(
     FakeHost().facts([Path()]),
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_available_bytes=2**36, shm_free_bytes=2**34,
 )  # fmt: skip
-LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=MIB, prefetch_batches=2)
+LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=MIB, prefetch_factor=2)
 
 
 def with_host(**facts) -> LoaderLimits:
@@ -76,7 +76,7 @@ def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyo
 )  # fmt: skip
 def test_the_most_fits_and_one_more_does_not_or_has_no_cpu(cpus, ranks, ram, shm, batch, prefetch):
     host = replace(HOST, cpus_online=cpus, cpus_affinity=cpus, ram_available_bytes=ram, shm_free_bytes=shm)
-    limits = LoaderLimits(host=host, local_ranks=ranks, batch_bytes=batch, prefetch_batches=prefetch)
+    limits = LoaderLimits(host=host, local_ranks=ranks, batch_bytes=batch, prefetch_factor=prefetch)
     most, _ = limits.most()
     assert 0 <= most <= limits.cpus_per_rank
     if most:

@@ -35,11 +35,11 @@ def evidence_of(sweep, site=ON_CPU):
 def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     found = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
     assert (found.chosen, found.undecided_between) == (needed, [])
-    rows = {row.loader_workers: row for row in found.rows}
+    rows = {row.num_workers: row for row in found.rows}
     assert rows[needed].verdict == "proven"
-    assert rows[needed].ratio_to_ceiling == pytest.approx(1.0, abs=0.01)
+    assert rows[needed].ratio_to_cached == pytest.approx(1.0, abs=0.01)
     assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
-    assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(1000.0, rel=0.01)
+    assert found.cached_padded_tokens_per_s[0] == pytest.approx(1000.0, rel=0.01)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_kept(tmp_path):
@@ -58,7 +58,9 @@ def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_
     assert (found.local_ranks, found.max_workers) == (2, 4)
     assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
     assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
-    assert found.windows == sum(len(row.slot_tokens_per_s) for row in found.rows) + len(found.ceiling_slot_tokens_per_s)
+    assert found.windows == sum(len(row.padded_tokens_per_s) for row in found.rows) + len(
+        found.cached_padded_tokens_per_s
+    )
     assert (found.rows[1].memory_bytes, found.rows[1].storage_bytes_per_s) == (2**30, 1e6)
     assert ({row.gpu for row in found.rows}, found.operating_state) == ({None}, None)
 
@@ -88,7 +90,7 @@ def noisy(knee: int) -> FeedMachine:
     def wild(trial):
         factor = 1 + 0.1 * ((7 * next(number)) % 11 - 5) / 5
         figures = figures_of(trial, knee_at(knee))
-        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * factor})
+        return Measured(figures=figures | {"padded_tokens_per_s": figures["padded_tokens_per_s"] * factor})
 
     return FeedMachine(knee_at(knee), wild)
 
@@ -165,7 +167,7 @@ def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first)
 
 
 def test_a_count_whose_workers_die_is_the_limit(tmp_path):
-    machine = FeedMachine(knee_at(20), lambda trial: DEAD if loader_of(trial)["loader_workers"] > 4 else None)
+    machine = FeedMachine(knee_at(20), lambda trial: DEAD if loader_of(trial)["num_workers"] > 4 else None)
     found = evidence_of(sweep_on(machine, tmp_path))
     assert found.max_workers == found.chosen == 4
     assert "8 loader workers" in found.max_workers_because
@@ -197,7 +199,7 @@ FEW_WORKERS = replace(LIMITS, asked=3)
 
 def prefetching_helps(data) -> float:
     """No count gets beyond 60 % of the ceiling, unless much is held ready."""
-    return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
+    return 0.2 * data.num_workers * (1.5 if data.prefetch_factor == 8 else 1.0) + 0.01
 
 
 def finished(rate, directory, limits=FEW_WORKERS):
@@ -212,7 +214,7 @@ def settings_of(sweep):
 def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_same(tmp_path):
     sweep, choice = finished(prefetching_helps, tmp_path)
     found = search_joint(sweep, choice, trials=15)
-    assert (found.adopted, found.loader_workers, found.prefetch_batches) == (True, 3, 8)
+    assert (found.adopted, found.num_workers, found.prefetch_factor) == (True, 3, 8)
     assert found.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
     assert 1 < found.ratio_low <= found.ratio_to_workers_alone
     assert {data["pin_memory"] for data in settings_of(sweep)} == {True}  # as it was: there is no GPU
@@ -222,7 +224,7 @@ def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_sa
 
 
 def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceiling(tmp_path):
-    sweep, choice = finished(lambda data: 0.2 * data.loader_workers + 0.01, tmp_path)
+    sweep, choice = finished(lambda data: 0.2 * data.num_workers + 0.01, tmp_path)
     assert gap_remains(choice)
     assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
     before, kept = len(sweep.runner.finished), evidence(sweep, choice, ON_CPU)
@@ -241,13 +243,13 @@ def test_settings_that_memory_does_not_hold_are_not_tried_and_those_whose_worker
     sweep, choice = finished(prefetching_helps, tmp_path, limits=tight)
     search_joint(sweep, choice, trials=15)
     for data in settings_of(sweep):
-        limits = replace(tight, prefetch_batches=data["prefetch_batches"])
-        assert limits.refusal(data["loader_workers"]) is None
-    assert len({data["prefetch_batches"] for data in settings_of(sweep)}) > 1
-    machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_batches"] == 8 else None)
+        limits = replace(tight, prefetch_factor=data["prefetch_factor"])
+        assert limits.refusal(data["num_workers"]) is None
+    assert len({data["prefetch_factor"] for data in settings_of(sweep)}) > 1
+    machine = FeedMachine(prefetching_helps, lambda trial: DEAD if loader_of(trial)["prefetch_factor"] == 8 else None)
     sweep = sweep_on(machine, tmp_path / "dead", limits=FEW_WORKERS)
     found = search_joint(sweep, sweep.run(), trials=10)
-    assert found.prefetch_batches != 8
+    assert found.prefetch_factor != 8
     assert not found.adopted
 
 
@@ -256,22 +258,22 @@ def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_
     sweep.run()
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
     expected = [count for count in sweep.runner.machine.counts if count is not None]
-    assert [trial.params["loader_workers"] for trial in study.trials] == expected
-    assert {(trial.params["prefetch_batches"], len(trial.params)) for trial in study.trials} == {(2, 2)}
+    assert [trial.params["num_workers"] for trial in study.trials] == expected
+    assert {(trial.params["prefetch_factor"], len(trial.params)) for trial in study.trials} == {(2, 2)}
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     for trial in study.trials:
-        expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
+        expected = knee_at(2)(CONFIG.data.model_copy(update={"num_workers": trial.params["num_workers"]}))
         assert trial.value == pytest.approx(expected, rel=0.005)
     with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
     assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
     others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
     windows = [
-        Asked(name=name, config=with_data(CONFIG, {"loader_workers": count, "prefetch_batches": ahead}))
+        Asked(name=name, config=with_data(CONFIG, {"num_workers": count, "prefetch_factor": ahead}))
         for name, (count, ahead) in others.items()
     ]
-    sweep.read_round(100, [Asked(name="without its ceiling", config=with_data(CONFIG, {"loader_workers": 1}))])
+    sweep.read_round(100, [Asked(name="without its ceiling", config=with_data(CONFIG, {"num_workers": 1}))])
     sweep.read_round(101, [Asked(name="ceiling", config=CONFIG, cached=True), *windows])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
     sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
     further = study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials[len(study.trials) :]
-    assert [trial.params for trial in further] == [{"loader_workers": 1, "prefetch_batches": 4}]
+    assert [trial.params for trial in further] == [{"num_workers": 1, "prefetch_factor": 4}]

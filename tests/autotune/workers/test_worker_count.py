@@ -95,7 +95,7 @@ CEILING, RIVAL = "which no count can beat", "of the larger count that may be bes
         (Feed(PEAK.__getitem__, noise=0.001, waits=False), 8, 6, 8, RIVAL, 5),
         (Feed(lambda count: [0.5, 0.979, 0.9795][min(count, 2)], noise=0.001, waits=False), 8, 1, 8, RIVAL, 0),
     ],
-    ids=["slow storage", "fed", "always fed", "none allowed", "all slow", "peak between rungs", "at the border"],
+    ids=["slow storage", "keeps_up", "always fed", "none allowed", "all slow", "peak between rungs", "at the border"],
 )
 def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_tried(
     feed, most, workers, tried, proof, refused

@@ -36,8 +36,8 @@ schema_version = 1
 [train]
 seq_length_tokens = 64
 layout = "packed"
-micro_batch_rows = 2
-global_batch_rows = 12
+micro_batch_size = 2
+global_batch_size = 12
 max_steps = {STEPS}
 warmup_steps = 5
 learning_rate = 1e-3
@@ -249,7 +249,7 @@ def check_the_same(job: Job, expected: Job) -> None:
     """That a run came to the end that another came to, bit for bit, and each step is in its record once."""
     found, whole = job.record(), expected.record()
     assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
-    of_a_step = attrgetter("loss", "grad_norm", "learning_rate", "real_tokens", "skipped_steps")
+    of_a_step = attrgetter("loss", "grad_norm", "learning_rate", "non_padding_tokens", "skipped_steps")
     for row, other in zip(found.steps, whole.steps, strict=True):
         assert of_a_step(row) == of_a_step(other), f"step {row.step}; {job.told()}"
     of_the_end = attrgetter("step", "loss", "masked_accuracy")

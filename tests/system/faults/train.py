@@ -21,7 +21,7 @@ from trainer.health.watchdog import REQUEUE
 
 PRESSED = {"train.checkpoint.interval_s": 0.05}
 """Hardly a moment without a save under way."""
-PRESSED_WITH_LOADERS = PRESSED | {"train.data.loader_workers": 1}
+PRESSED_WITH_LOADERS = PRESSED | {"train.data.num_workers": 1}
 MOVED = NO_DROPOUT | {"train.evaluation.interval_steps": 10}
 """A save that follows an evaluation at once is a case of its own under fsdp2, which has then gathered its weights."""
 ROUNDING = 1e-4
@@ -198,7 +198,7 @@ def _check_rollback(job: Job, place: Workplace) -> None:
     """That it left out the data since the checkpoint, and no more, and eased the learning rate."""
     record, whole = job.record(), place.undisturbed()
     (event,) = (one for one in record.events if one.kind == "rolled_back")
-    back, rows = int(event.values["to_step"]), record.header.global_batch_rows
+    back, rows = int(event.values["to_step"]), record.header.global_batch_size
     assert SPIKE_AT - 2 <= back < SPIKE_AT
     told = {"from_step": SPIKE_AT, "first_row_left_out": back * rows, "first_row_after": SPIKE_AT * rows}
     assert event.values.items() >= (told | {"rollbacks": 1}).items()

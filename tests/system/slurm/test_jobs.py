@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
-         "--seq-length", "64", "--max-rows", "8", "--global-batch-tokens", "1024", "--trial-timeout", "60"]  # fmt: skip
+         "--seq-length", "64", "--max-micro-batch-size", "8", "--global-batch-tokens", "1024", "--trial-timeout", "60"]  # fmt: skip
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
-SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_rows=8"]
+SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_size=8"]
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +155,8 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
     (link,) = found["links"]
     assert link["scope"] == "between nodes"
     assert link["bytes_per_s"] > 1e6
-    assert {row["outcome"] for row in found["exchanges"]} == {"ran"}
-    assert {row["strategy"] for row in found["exchanges"]} >= {"ddp", "zero1", "fsdp2"}
+    assert {row["outcome"] for row in found["gradient_syncs"]} == {"ran"}
+    assert {row["strategy"] for row in found["gradient_syncs"]} >= {"ddp", "zero1", "fsdp2"}
     assert found["scaling"][0]["nodes"] == 1
     assert not any(row["measured"] for row in found["scaling"])
 
@@ -322,7 +322,7 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
     site = site_with(work, "late", "echo begun", "sleep 10")
     process = start(
-        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", site, "--wait"],
+        [sys.executable, "-m", "autotune", *PROBE, "--max-micro-batch-size", "64", "--slurm", site, "--wait"],
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -359,7 +359,7 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_comma
     assert process.returncode == 75, err
     assert f"job {number} lost {node}: the node died" in err
     assert "Run the same command again" in err
-    again = autotune(*PROBE, "--max-rows", "64", "--slurm", "--wait", "--json")
+    again = autotune(*PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json")
     assert json.loads(again.stdout)["exit_code"] == 0
     lines = [line for file in work.glob("reports/tiny-cpu/ledger/*.jsonl") for line in file.read_text().splitlines()]
     trials = [json.loads(line)["record"] for line in lines]

@@ -180,7 +180,7 @@ OTHERS = {
     "model.null_keys": {"model": ModelSettings(name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"])},
     "seq_length_tokens": {"seq_length_tokens": 32},
     "layout": {"layout": "padded"},
-    "global_batch_rows": {"global_batch_rows": 16},
+    "global_batch_size": {"global_batch_size": 16},
     "global_batch_tokens": {"global_batch_tokens": 512},
     "global_batch_samples": {"global_batch_samples": 8},
     "seed": {"seed": 1},
@@ -216,8 +216,8 @@ def test_changes_of_the_recipe_are_each_named_and_those_that_change_nothing_of_t
     for key in RECIPE:
         assert f"train.{key} is now {now[key]}, it was {before[key]}" in event.message
     other = config_of(
-        max_steps=20, micro_batch_rows=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
-        data=DataSettings(loader_workers=2),
+        max_steps=20, micro_batch_size=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
+        data=DataSettings(num_workers=2),
     )  # fmt: skip
     assert messages(chosen(run, config=other)[1]) == ["goes on from step-000000010"]
 

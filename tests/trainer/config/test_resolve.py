@@ -12,17 +12,17 @@ from pydantic import Field
 from tests.trainer.oracles import config_of
 from trainer.config.resolve import resolve
 from trainer.config.tables import Table, canonical_json, parse_table, read_json, read_toml
-from trainer.config.train_config import CheckpointSettings, ParallelSettings, accumulation_steps
+from trainer.config.train_config import CheckpointSettings, ParallelSettings, gradient_accumulation_steps
 from trainer.data.global_batch import make_plan
 from trainer.errors import BadConfig, ProfileRefused, printable
 
 
 @given(rows=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 9))
 def test_the_global_batch_is_kept_and_no_micro_batch_exceeds_what_fits(rows, micro, world):
-    config = config_of(micro_batch_rows=micro, global_batch_rows=rows)
+    config = config_of(micro_batch_size=micro, global_batch_size=rows)
     plan = make_plan(config, 1000, world)
     assert plan.rows_per_microbatch_per_rank <= micro
-    assert plan.rows_per_microbatch_per_rank * accumulation_steps(config, world) * world >= rows
+    assert plan.rows_per_microbatch_per_rank * gradient_accumulation_steps(config, world) * world >= rows
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_times_that_no_clock_can_wait_for_are_refused_with_their_key(kind, key, 
 PROFILE = """
 schema_version = 1
 [train]
-micro_batch_rows = 4
+micro_batch_size = 4
 learning_rate = 0.001
 [train.model]
 name = "m"
@@ -64,12 +64,12 @@ def profile(tmp_path) -> Path:
 
 
 def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_default(profile):
-    resolved = resolve(profile, assignments=["train.micro_batch_rows=7"], environment={})
-    assert resolved.config.micro_batch_rows == 7
-    assert resolved.sources["train.micro_batch_rows"] == "command line"
+    resolved = resolve(profile, assignments=["train.micro_batch_size=7"], environment={})
+    assert resolved.config.micro_batch_size == 7
+    assert resolved.sources["train.micro_batch_size"] == "command line"
     assert resolved.sources["train.learning_rate"] == "profile"
     assert resolved.sources["train.max_steps"] == "default"
-    assert {"train.data.loader_workers", "train.parallel.strategy", "train.model.config"} <= set(resolved.sources)
+    assert {"train.data.num_workers", "train.parallel.strategy", "train.model.config"} <= set(resolved.sources)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ LAYOUTS = ("padded", "dynamic", "bucketed", "packed")
 
 
 def _config(**changes) -> TrainConfig:
-    settings = {"layout": "padded", "seq_length_tokens": 16, "micro_batch_rows": 4, "global_batch_rows": 4}
+    settings = {"layout": "padded", "seq_length_tokens": 16, "micro_batch_size": 4, "global_batch_size": 4}
     return config_of(**settings | changes)
 
 
@@ -55,17 +55,17 @@ def test_samples_are_framed_in_their_places_and_the_rest_is_padding(dataset, lay
             expected[start : start + len(body) + 2] = [2, *body, 3]
         assert ids.tolist() == expected.tolist()
         assert batch.ids_BS.dtype == batch.targets_P.dtype == torch.uint16  # as they are stored
-        assert batch.real_tokens == (expected != 0).sum()
+        assert batch.non_padding_tokens == (expected != 0).sum()
         assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
 
 
 def test_dynamic_and_bucketed_rows_are_as_wide_as_the_longest_of_their_micro_batch_needs(make_dataset):
     dataset = TokenDataset.open(make_dataset([[50] * length for length in (3, 4, 5, 200, 201, 202)]))
-    dynamic = _config(layout="dynamic", seq_length_tokens=150, micro_batch_rows=2, global_batch_rows=6)
+    dynamic = _config(layout="dynamic", seq_length_tokens=150, micro_batch_size=2, global_batch_size=6)
     for batch in batches(dataset, dynamic, 3):
         assert batch.ids_BS.shape == (2, int(batch.tokens_N.max()))
         assert batch.ids_BS.shape[1] <= 150
-    bucketed = _config(layout="bucketed", seq_length_tokens=512, micro_batch_rows=3, global_batch_rows=6)
+    bucketed = _config(layout="bucketed", seq_length_tokens=512, micro_batch_size=3, global_batch_size=6)
     assert [batch.ids_BS.shape for batch in batches(dataset, bucketed, 2)] == [(3, 64), (3, 256)]
 
 
@@ -73,7 +73,7 @@ def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
     class Unsendable(MicroBatchSource):
         """A class that no other process could import."""
 
-    config = _config(data=DataSettings(loader_workers=1))
+    config = _config(data=DataSettings(num_workers=1))
     plan = make_plan(config, len(dataset), 1)
     plans = islice(micro_batch_plans(dataset, config, plan, 0), 2)
     before = multiprocessing.get_start_method()
@@ -87,13 +87,13 @@ def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
 
 def test_rows_that_a_rank_lacks_are_empty_and_weigh_nothing(make_dataset):
     dataset = TokenDataset.open(make_dataset([[50] * 5]))
-    (batch,) = batches(dataset, _config(global_batch_rows=3), 1, world=2, rank=1)
+    (batch,) = batches(dataset, _config(global_batch_size=3), 1, world=2, rank=1)
     assert batch.ids_BS.shape[0] == 2
-    assert batch.real_tokens == 7
+    assert batch.non_padding_tokens == 7
     assert (batch.labels_BS()[1] == IGNORED_LABEL).all()
     assert batch.attention_BS().sum(dim=1).tolist() == [7, 1]
-    first, second = batches(dataset, _config(global_batch_rows=1, max_epochs=1), 2)  # of no row at all
-    assert (first.real_tokens, second.real_tokens, second.predicted_tokens) == (7, 0, 0)
+    first, second = batches(dataset, _config(global_batch_size=1, max_epochs=1), 2)  # of no row at all
+    assert (first.non_padding_tokens, second.non_padding_tokens, second.predicted_tokens) == (7, 0, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -104,7 +104,7 @@ def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(make_dataset, 
     content[-2:] = (60_000).to_bytes(2, "little")
     tokens.write_bytes(content)
     with pytest.raises(BadConfig) as caught:
-        batches(TokenDataset.open(directory), _config(data=DataSettings(loader_workers=workers)), 2)
+        batches(TokenDataset.open(directory), _config(data=DataSettings(num_workers=workers)), 2)
     assert "holds ids that its tokenizer does not have" in caught.value.message
     assert "autotune data verify" in caught.value.next_step
 
@@ -132,7 +132,7 @@ def supply_of(dataset, make_dataset):
     made = []
 
     def make(samples=None, **changes) -> Supply:
-        config = config_of(micro_batch_rows=4, **changes)
+        config = config_of(micro_batch_size=4, **changes)
         source = dataset if samples is None else TokenDataset.open(make_dataset(samples, vocab_size=128))
         plan = make_plan(config, len(source), world_size=1)
         made.append(Supply(source, config, plan, join_ranks(config, environment={})))
@@ -157,7 +157,7 @@ def steps_of(supply, count):
 def test_a_supply_that_goes_on_from_a_position_gives_what_another_with_loader_processes_does(
     supply_of, layout, workers
 ):
-    whole = supply_of(layout=layout, data=DataSettings(loader_workers=workers, prefetch_batches=3))
+    whole = supply_of(layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3))
     assert whole.whole_position() == whole.position
     whole.start_at(whole.position)
     before = steps_of(whole, 3)
@@ -184,7 +184,7 @@ def test_a_supply_that_goes_on_from_a_position_gives_what_another_with_loader_pr
 def test_behind_the_last_epoch_there_is_no_step(supply_of, count, rows):
     """Lanes end one by one, so a step of few rows can be empty long before the data is over."""
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(count)]
-    supply = supply_of(samples, max_epochs=1, global_batch_rows=rows)
+    supply = supply_of(samples, max_epochs=1, global_batch_size=rows)
     supply.start_at(supply.position)
     taken = list(iter(lambda: steps_of(supply, 1)[0], ([], [])))
     assert sorted(number for _, numbers in taken for number in numbers) == list(range(count))
@@ -193,7 +193,7 @@ def test_behind_the_last_epoch_there_is_no_step(supply_of, count, rows):
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_to_close_it_ends_its_loader_processes(supply_of, monkeypatch, is_stuck):
     before = set(multiprocessing.active_children())
-    supply = supply_of(data=DataSettings(loader_workers=2))
+    supply = supply_of(data=DataSettings(num_workers=2))
     supply.start_at(supply.position)
     supply.wait_for_first()
     loaders = set(multiprocessing.active_children()) - before

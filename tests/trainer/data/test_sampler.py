@@ -34,8 +34,8 @@ def jobs(draw):
     return Lengths(lengths), {
         "seed": draw(st.integers(0, 9)),
         "layout": draw(LAYOUTS),
-        "global_batch_rows": draw(st.integers(max(1, rows // 2), rows)),
-        "accumulation_steps": draw(st.integers(1, 3)),
+        "global_batch_size": draw(st.integers(max(1, rows // 2), rows)),
+        "gradient_accumulation_steps": draw(st.integers(1, 3)),
         "world_size": draw(st.integers(1, 9)),
     }
 
@@ -45,7 +45,7 @@ def jobs(draw):
 def test_every_sample_comes_exactly_once_per_epoch_and_then_rows_are_empty(job, epochs):
     index, options = job
     plan = make_plan(index, max_epochs=epochs, **options)
-    steps = -(-epochs * len(index) * 2 // plan.global_batch_rows) + 1
+    steps = -(-epochs * len(index) * 2 // plan.global_batch_size) + 1
     found, _ = all_ranks(index, plan, steps)
     segments = Segments.join([part for step in found for part in step])
     for epoch in range(epochs):
@@ -61,7 +61,7 @@ def test_a_job_that_begins_or_goes_on_with_other_ranks_sees_what_it_would_have_s
     plan = make_plan(index, **options)
     whole, end = all_ranks(index, plan, before + 2)
     _, position = all_ranks(index, plan, before)
-    other = make_plan(index, **options | {"world_size": world, "accumulation_steps": accumulation})
+    other = make_plan(index, **options | {"world_size": world, "gradient_accumulation_steps": accumulation})
     rest, rest_end = all_ranks(index, other, 2, position)
     assert [rows_of(step) for step in whole[before:]] == [rows_of(step) for step in rest]
     assert end == rest_end
@@ -72,7 +72,7 @@ def test_a_job_that_begins_or_goes_on_with_other_ranks_sees_what_it_would_have_s
 def test_ranks_get_disjoint_rows_of_samples_cut_to_them_and_differ_by_at_most_one_in_a_step(job):
     index, options = job
     plan = make_plan(index, **options)
-    parts = plan.accumulation_steps
+    parts = plan.gradient_accumulation_steps
     for step in all_ranks(index, plan, 2)[0]:
         for segments in step:
             check_places(plan, segments)
@@ -81,13 +81,13 @@ def test_ranks_get_disjoint_rows_of_samples_cut_to_them_and_differ_by_at_most_on
         pairs = [(int(e), int(s)) for part in step for e, s in zip(part.epochs, part.samples, strict=True)]
         assert len(set(pairs)) == len(pairs)
         rows = [sum(len(np.unique(s.rows)) for s in step[r * parts : (r + 1) * parts]) for r in range(plan.world_size)]
-        assert sum(rows) == plan.global_batch_rows
+        assert sum(rows) == plan.global_batch_size
         assert max(rows) - min(rows) <= 1
 
 
 def test_bucketed_rows_of_a_step_are_those_of_padded_and_alike_in_each_micro_batch():
     index = Lengths(np.random.default_rng(0).integers(1, 60, 9000))
-    options = {"global_batch_rows": 256, "accumulation_steps": 8}
+    options = {"global_batch_size": 256, "gradient_accumulation_steps": 8}
     padded, _ = all_ranks(index, make_plan(index, layout="padded", **options), 3)
     bucketed, _ = all_ranks(index, make_plan(index, layout="bucketed", **options), 3)
     assert [rows_of(step) for step in padded] == [rows_of(step) for step in bucketed]
@@ -102,15 +102,15 @@ def test_bucketed_rows_of_a_step_are_those_of_padded_and_alike_in_each_micro_bat
 def test_packing_real_like_lengths_leaves_less_than_half_a_per_cent_empty():
     lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000)), 5000).astype(np.int64)
     index = Lengths(lengths)
-    plan = make_plan(index, row_tokens=512, global_batch_rows=64, max_epochs=None)
+    plan = make_plan(index, row_tokens=512, global_batch_size=64, max_epochs=None)
     found, _ = all_ranks(index, plan, 200)
     real = sum(int((part.tokens + 2).sum()) for step in found for part in step)
-    assert real / (200 * plan.slot_tokens) > 0.995
+    assert real / (200 * plan.padded_tokens) > 0.995
 
 
 def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
     index = Lengths(np.full(3 * MIN_BLOCK_SAMPLES, 62))
-    plan = make_plan(index, global_batch_rows=MIN_BLOCK_SAMPLES + 1)
+    plan = make_plan(index, global_batch_size=MIN_BLOCK_SAMPLES + 1)
     assert plan.lanes == 3
     _, position = all_ranks(index, plan, 4)
     assert position.rows == 4 * (MIN_BLOCK_SAMPLES + 1)
@@ -146,7 +146,7 @@ def test_only_the_current_block_of_each_lane_is_located_again():
             return super().locate(samples)
 
     index = Counting(np.full(64 * MIN_BLOCK_SAMPLES, 62))
-    plan = make_plan(index, global_batch_rows=64)
+    plan = make_plan(index, global_batch_size=64)
     far = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
     next(iter(RowStream(plan, index, 0, far)))
     # The current block of each lane, and the one that is packed ahead.
@@ -171,8 +171,8 @@ class Lengths:
 
 
 def make_plan(index: Lengths, **options) -> BatchPlan:
-    defaults = {"seed": 0, "row_tokens": 64, "layout": "packed", "global_batch_rows": 8}
-    defaults |= {"accumulation_steps": 1, "world_size": 1}
+    defaults = {"seed": 0, "row_tokens": 64, "layout": "packed", "global_batch_size": 8}
+    defaults |= {"gradient_accumulation_steps": 1, "world_size": 1}
     return BatchPlan(dataset_samples=len(index), **defaults | options)
 
 
@@ -185,8 +185,8 @@ def all_ranks(
     for rank in range(plan.world_size):
         stream = RowStream(plan, index, rank, position)
         last = None
-        for number, micro_batch in enumerate(islice(stream, steps * plan.accumulation_steps)):
-            found[number // plan.accumulation_steps].append(micro_batch.segments)
+        for number, micro_batch in enumerate(islice(stream, steps * plan.gradient_accumulation_steps)):
+            found[number // plan.gradient_accumulation_steps].append(micro_batch.segments)
             last = micro_batch.after
         ends.append(last or position or Position.start(plan))
     return found, join_positions(ends)
@@ -284,7 +284,7 @@ def test_a_small_dataset_has_fewer_lanes_so_that_blocks_are_full(samples, lanes)
 
 
 def test_a_rank_among_many_packs_one_lane_only():
-    plan = make_plan(Lengths(np.ones(100_000)), world_size=256, global_batch_rows=256 * 184)
+    plan = make_plan(Lengths(np.ones(100_000)), world_size=256, global_batch_size=256 * 184)
     assert [len(plan.lanes_of(rank)) for rank in (0, 3, 255)] == [1, 1, 1]
 
 
@@ -300,11 +300,11 @@ def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_rows_mean_is_that_of_what_is_trained_on_and_turns_tokens_or_samples_into_rows(layout, dataset):
-    config = config_of(layout=layout, micro_batch_rows=400, global_batch_rows=400, max_epochs=1)
+    config = config_of(layout=layout, micro_batch_size=400, global_batch_size=400, max_epochs=1)
     (batch,) = micro_batches(dataset, config)
     rows = len((batch.starts_N // batch.ids_BS.shape[1]).unique())
     means = mean_row(config, dataset)
-    assert means == pytest.approx((batch.real_tokens / rows, len(batch.starts_N) / rows))
+    assert means == pytest.approx((batch.non_padding_tokens / rows, len(batch.starts_N) / rows))
     for name, mean in zip(("global_batch_tokens", "global_batch_samples"), means, strict=True):
-        assert in_rows(config.model_copy(update={name: round(20 * mean)}), dataset).global_batch_rows == 20
+        assert in_rows(config.model_copy(update={name: round(20 * mean)}), dataset).global_batch_size == 20
     assert in_rows(config, dataset) is config

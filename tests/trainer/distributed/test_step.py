@@ -29,13 +29,13 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import gradient_norm
 from trainer.health.monitor import NO_LIMITS, Limits
 
-CONFIG = config_of(micro_batch_rows=4)
+CONFIG = config_of(micro_batch_size=4)
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 8])
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_accumulated_gradients_are_those_of_one_large_batch(dataset, accumulation, layout):
-    parts = learned(config_of(layout=layout, micro_batch_rows=-(-8 // accumulation)), dataset)
+    parts = learned(config_of(layout=layout, micro_batch_size=-(-8 // accumulation)), dataset)
     check_alike(parts, learned(config_of(layout=layout), dataset))
 
 
@@ -54,7 +54,7 @@ def test_the_norm_of_a_large_gradient_is_exact_to_rounding():
 
 
 def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_asks(dataset):
-    config = config_of(micro_batch_rows=2)
+    config = config_of(micro_batch_size=2)
     training, batches = training_of(config, dataset), micro_batches(dataset, config)
     assert training.step.run(batches, 0.0).partial is None
     partial = training.step.run(batches, 0.0, part_of_it=True).partial
@@ -203,7 +203,7 @@ def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer
 
 def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tuple[int, int], float]:
     """The loss of every predicted token of the first epoch, by its sample and its place there."""
-    config = config_of(family, layout=layout, micro_batch_rows=50, global_batch_rows=50, max_epochs=1)
+    config = config_of(family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1)
     module = training_of(config, dataset).module
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)

@@ -53,7 +53,7 @@ def varlen(monkeypatch):
 def test_a_document_never_influences_another(family, way, dataset, varlen):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
     # Without masks, as the perturbed document is to differ in all its tokens.
-    config = config_of(family, head="dense", micro_batch_rows=2, global_batch_rows=2)
+    config = config_of(family, head="dense", micro_batch_size=2, global_batch_size=2)
     training = training_of(config, dataset)
     if way == "varlen":
         training.model.config._attn_implementation = attention.VARLEN_NAME
@@ -155,7 +155,7 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
 @pytest.mark.parametrize("rows", [2, 7])
 def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, dataset):
     """What kernels are not told of they leave undefined."""
-    (batch,) = micro_batches(dataset, config_of(micro_batch_rows=8, global_batch_rows=8 - rows))
+    (batch,) = micro_batches(dataset, config_of(micro_batch_size=8, global_batch_size=8 - rows))
     ids = torch.zeros(8, 64, dtype=torch.uint16)
     ids[: len(batch.ids_BS)] = batch.ids_BS
     for one in (dataclasses.replace(batch, ids_BS=ids), _nothing()):
@@ -171,7 +171,7 @@ def _nothing() -> MicroBatch:
     none = torch.zeros(0, dtype=torch.int32)
     return MicroBatch(
         ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
-        targets_P=none.to(torch.uint16), real_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
+        targets_P=none.to(torch.uint16), non_padding_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
     )  # fmt: skip
 
 
@@ -186,18 +186,18 @@ DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
 
 @pytest.mark.parametrize("shape", [*(SHAPES[name] for name in FAMILIES), SHAPES["bert"] | DROPOUT],
                          ids=[*FAMILIES, "dropout"])  # fmt: skip
-@pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_computing_activations_again_changes_neither_loss_nor_gradient(shape, checkpointing, dataset):
+@pytest.mark.parametrize("activation_checkpointing", ["selective", "full"])
+def test_computing_activations_again_changes_neither_loss_nor_gradient(shape, activation_checkpointing, dataset):
     model = ModelSettings(name="m", config=shape)
-    again = learned(config_of(model=model, checkpointing=checkpointing), dataset)
+    again = learned(config_of(model=model, activation_checkpointing=activation_checkpointing), dataset)
     check_alike(again, learned(config_of(model=model), dataset), loss=1e-7)
 
 
 @pytest.mark.parametrize("last_layer", ["predicted", "all"])
 def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
     kept: dict[str, int] = {}
-    for checkpointing in ("none", "selective", "full"):
-        config = config_of(checkpointing=checkpointing, last_layer=last_layer)
+    for activation_checkpointing in ("none", "selective", "full"):
+        config = config_of(activation_checkpointing=activation_checkpointing, last_layer=last_layer)
         training = training_of(config, dataset)
         held: dict[int, int] = {}
 
@@ -207,7 +207,7 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = training.module(*micro_batches(dataset, config))
-        kept[checkpointing] = sum(held.values())
+        kept[activation_checkpointing] = sum(held.values())
         loss.backward()
     # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
     assert max(kept["full"], kept["selective"]) < kept["none"]
@@ -219,7 +219,7 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
 def _check_compiled(config, dataset):
     """What compiled layers learn is the same, and micro-batches that differ in all but their shape compile no more."""
     torch._dynamo.reset()
-    compiled = training_of(config.model_copy(update={"compile_layers": True}), dataset)
+    compiled = training_of(config.model_copy(update={"compile": True}), dataset)
     batches = micro_batches(dataset, config, steps=8)
     # Names differ by nothing: layers are compiled in place.
     check_alike(gradients_of(compiled, batches[:1]), learned(config, dataset), loss=1e-5, gradient=1e-4)
@@ -239,10 +239,11 @@ def test_compiled_layers_compute_the_same_in_machine_code(dataset):
 
 @pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize(
-    ("family", "checkpointing"), [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full")]
+    ("family", "activation_checkpointing"),
+    [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full")],
 )
-def test_compiled_layers_compute_the_same_and_are_compiled_once(family, checkpointing, dataset):
-    _check_compiled(config_of(family, checkpointing=checkpointing), dataset)
+def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activation_checkpointing, dataset):
+    _check_compiled(config_of(family, activation_checkpointing=activation_checkpointing), dataset)
 
 
 @pytest.mark.usefixtures("aot_eager")

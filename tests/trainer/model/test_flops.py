@@ -24,7 +24,7 @@ def test_operations_agree_with_torchs_own_count(dataset):
     instead of 4, as it computes the scores anew, so attention is told apart."""
     config = config_of(layout="padded", seq_length_tokens=16)
     training, tokens = training_of(config, dataset), 8 * 16
-    batch = next(batch for batch in micro_batches(dataset, config, steps=30) if batch.real_tokens == tokens)
+    batch = next(batch for batch in micro_batches(dataset, config, steps=30) if batch.non_padding_tokens == tokens)
     with FlopCounterMode(display=False) as counter:
         training.module(batch).backward()
     products = sum(count for name, count in counter.get_flop_counts()["Global"].items() if "mm" in str(name))

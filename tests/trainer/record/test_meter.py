@@ -20,7 +20,7 @@ from trainer.record.meter import ROWS, STARVED_SHARE, STRAGGLER_RATIO, Meter, No
 
 @pytest.fixture
 def rig(dataset):
-    config = config_of(micro_batch_rows=4)
+    config = config_of(micro_batch_size=4)
     training = training_of(config, dataset)
     meter = Meter(training.work, join_ranks(config, environment={}), peak_flops_per_s=1e12)
     return training, meter, iter(micro_batches(dataset, config, steps=8))
@@ -37,25 +37,25 @@ def test_a_row_holds_the_interval_since_the_last(rig):
     tokens = 0
     for _ in range(2):
         taken = meter.take(batches, 2)
-        tokens += sum(batch.real_tokens for batch in taken)
+        tokens += sum(batch.non_padding_tokens for batch in taken)
         meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
     row = _close(meter)
-    assert row.real_tokens == round(tokens / 2)
-    assert row.slot_tokens == 8 * 64
+    assert row.non_padding_tokens == round(tokens / 2)
+    assert row.padded_tokens == 8 * 64
     assert row.packing_efficiency == pytest.approx(tokens / (2 * 8 * 64))
-    assert row.real_tokens_per_s == pytest.approx(tokens / (2 * row.step_s))
-    assert row.real_tokens_per_s_per_rank == row.real_tokens_per_s
+    assert row.tokens_per_s == pytest.approx(tokens / (2 * row.step_s))
+    assert row.tokens_per_s_per_rank == row.tokens_per_s
     assert 0 < row.compute_s + row.optimizer_s + row.data_wait_s <= row.step_s
     assert row.communication_s == 0
     assert row.mfu == pytest.approx(row.model_flops_per_s_per_rank / 1e12)
-    assert row.mfu_6n == pytest.approx(6 * training.work.parameters * row.real_tokens_per_s / 1e12)
+    assert row.mfu_6n == pytest.approx(6 * training.work.parameters * row.tokens_per_s / 1e12)
     assert row.peak_memory_bytes > 2**27
     assert (row.head_overflows, row.recompilations, row.skipped_steps) == (3, 2, 4)
     assert (row.slowest_rank, row.slowest_rank_ratio) == (None, None)
     assert row.loss == pytest.approx(math.log(128), rel=0.1)
     again = meter.take(batches, 2)
     meter.add(again, training.step.run(again, 1e-3))
-    assert _close(meter, step=2).real_tokens == sum(batch.real_tokens for batch in again)
+    assert _close(meter, step=2).non_padding_tokens == sum(batch.non_padding_tokens for batch in again)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf)])
@@ -224,7 +224,7 @@ def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_wha
     assert any("hot" in cause for cause in slow.causes)
     assert starved.values == {"rank": 2.0, "share": 0.25, "data_wait_s": 0.5, "step_s": 2.0}
     assert "rank 2 (n2) waits for its loader 25% of the time" in starved.message
-    for said in ("autotune workers --profile P", "train.data.loader_workers", "train.data.stage_to"):
+    for said in ("autotune workers --profile P", "train.data.num_workers", "train.data.stage_to"):
         assert said in starved.next_step
 
 

@@ -244,7 +244,10 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     header = describe_run(resolved, dataset, plan, training, start=start, **others)
     assert (header.resumed_step, header.resumed_from, header.job) == (7, "step-000000007", "slurm-17")
     assert (header.config_sha256, header.dataset_hash) == (resolved.config_sha256, dataset.manifest.dataset_hash)
-    assert (header.global_batch_rows, header.accumulation_steps) == (plan.global_batch_rows, plan.accumulation_steps)
+    assert (header.global_batch_size, header.gradient_accumulation_steps) == (
+        plan.global_batch_size,
+        plan.gradient_accumulation_steps,
+    )
     assert header.parameters == sum(one.numel() for one in training.module.parameters())
     assert any("0.25" in change for change in header.recipe_changes)
     assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
