@@ -85,15 +85,15 @@ class Stage:
 
 MEMORY = {
     "bert-120m-dropout": "--model bert-120m",
-    "bert-120m-full": "--model bert-120m --attention-dropout 0 --checkpointing full",
-    "bert-120m-selective": "--model bert-120m --attention-dropout 0 --checkpointing selective",
+    "bert-120m-full": "--model bert-120m --attention-dropout 0 --activation-checkpointing full",
+    "bert-120m-selective": "--model bert-120m --attention-dropout 0 --activation-checkpointing selective",
     "bert-120m-fp32-padded": "--model bert-120m --precision fp32 --layout padded",
     "bert-120m-128": "--model bert-120m --seq-length 128",
-    "bert-350m-full": "--model bert-350m --attention-dropout 0 --checkpointing full",
+    "bert-350m-full": "--model bert-350m --attention-dropout 0 --activation-checkpointing full",
     "bert-350m-fp32-padded": "--model bert-350m --precision fp32 --layout padded",
     "modernbert-base": "--model modernbert-base",
     "modernbert-base-fp32": "--model modernbert-base --precision fp32",
-    "modernbert-base-1024-full": "--model modernbert-base --seq-length 1024 --checkpointing full",
+    "modernbert-base-1024-full": "--model modernbert-base --seq-length 1024 --activation-checkpointing full",
     "modernbert-large": "--model modernbert-large",
 }
 """Further configurations whose memory is predicted and measured: options of estimate and probe."""

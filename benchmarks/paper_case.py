@@ -33,7 +33,7 @@ REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}
 SETTINGS: dict[str, tuple[str, ...]] = {
     "as the paper's trainer": ("--precision", "fp32", "--layout", "padded", "--head", "dense", "--no-accumulate"),
     "tuned": ("--attention-dropout", "0"),
-    "tuned, full checkpointing": ("--attention-dropout", "0", "--checkpointing", "full"),
+    "tuned, full checkpointing": ("--attention-dropout", "0", "--activation-checkpointing", "full"),
 }
 NODES = (1, 2, 8, 32, 128)
 TIMEOUT_S = 600

@@ -57,7 +57,8 @@ def probe(
 
     if granularity > options.max_micro_batch_size:
         raise UsageError(
-            f"--granularity {granularity} leaves nothing to try up to --max-micro-batch-size {options.max_micro_batch_size}",
+            f"--granularity {granularity} leaves nothing to try up to "
+            f"--max-micro-batch-size {options.max_micro_batch_size}",
             next_step=f"Use --max-micro-batch-size {granularity} or more.",
         )
     requests = options.probes(

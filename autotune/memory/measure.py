@@ -274,7 +274,7 @@ class Search:
             term, size = max(terms.items(), key=lambda item: item[1])
             need += f", of which {term} {format_bytes(size)} (predicted)"
             if is_activations(term) and probe.config.activation_checkpointing != "full":
-                helps.insert(0, "keep fewer activations with --checkpointing full")
+                helps.insert(0, "keep fewer activations with --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
                 largest = int(self.estimate.law.largest_parameter_bytes)

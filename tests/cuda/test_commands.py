@@ -67,14 +67,16 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = "--max-micro-batch-size 32 --as-gpu a100-40gb --precision fp32 --layout padded --checkpointing full"
+    words = (
+        "--max-micro-batch-size 32 --as-gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
+    )
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")
 
 
 def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
-    words = "--max-micro-batch-size 16 --ranks 2 --granularity 4 --layout bucketed --checkpointing selective"
+    words = "--max-micro-batch-size 16 --ranks 2 --granularity 4 --layout bucketed --activation-checkpointing selective"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
     assert desk.tables()["train"]["micro_batch_size"] % 4 == 0
     assert "within nodes" in desk("network", "--profile", desk.profile, "--data", data, "--minutes", "0.1").out
@@ -99,7 +101,8 @@ ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("
 @pytest.mark.soak
 @pytest.mark.parametrize(("activation_checkpointing", "precision", "layout"), ALL)
 def test_every_way_to_train_can_be_probed(desk, tmp_path, activation_checkpointing, precision, layout):
-    words = f"--max-micro-batch-size 16 --checkpointing {activation_checkpointing} --precision {precision} --layout {layout}"
+    words = f"--max-micro-batch-size 16 --activation-checkpointing {activation_checkpointing} --precision {precision}"
+    words += f" --layout {layout}"
     desk.probe(words, tmp_path / "profile.toml")
 
 

@@ -14,7 +14,8 @@ from trainer.record.run_record import Run, StepRow
 
 
 def run_of_rows(
-    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, gradient_accumulation_steps: int, parameters: int, device: str,
+    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, gradient_accumulation_steps: int, parameters: int,
+    device: str,
     peak: float | None,
 ) -> Run:  # fmt: skip
     """Return a run with these logged steps.
@@ -48,7 +49,8 @@ def step_row(
     flops = 6.0 * parameters * real / step_s / ranks
     mfu = None if peak is None else flops / peak
     return row_of(
-        step, step_s=step_s, non_padding_tokens=round(real), padded_tokens=round(slots), packing_efficiency=real / slots,
+        step, step_s=step_s, non_padding_tokens=round(real), padded_tokens=round(slots),
+        packing_efficiency=real / slots,
         tokens_per_s=real / step_s, tokens_per_s_per_rank=real / step_s / ranks,
         padded_tokens_per_s=slots / step_s, padded_tokens_per_s_per_rank=slots / step_s / ranks,
         model_flops_per_s_per_rank=flops, mfu=mfu, mfu_6n=mfu, **figures,

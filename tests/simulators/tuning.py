@@ -134,7 +134,8 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
     return NetworkEvidence(
         nodes=max(1, machine.world_size // machine.local_ranks), ranks_per_node=machine.local_ranks, backend="nccl",
         transport="", links=[], matmul_flops_per_s=[], default_micro_batch_size=train.micro_batch_size,
-        compute=_compute(machine, replace(conditions, micro_batches=1), draw), gradient_syncs=[row], choice="the default",
+        compute=_compute(machine, replace(conditions, micro_batches=1), draw), gradient_syncs=[row],
+        choice="the default",
         windows=1, seconds=60.0,
     )  # fmt: skip
 
@@ -147,7 +148,8 @@ def _compute(machine: Machine, conditions: Conditions, draw: np.random.Generator
     # The tuner takes the wait for the slowest of these ranks out again.
     alone = 1 / (1 + jitter * expected_largest(machine.world_size))
     return ComputeEvidence(
-        rows=machine.train.micro_batch_size, micro_batch_s=alone * (_step_s(marks) - machine.optimizer_step_s), fixed_s=0.0,
+        rows=machine.train.micro_batch_size, micro_batch_s=alone * (_step_s(marks) - machine.optimizer_step_s),
+        fixed_s=0.0,
         optimizer_step_s=machine.optimizer_step_s, forward_share=1 / 3, jitter_share=jitter, slowdown_share=0.0,
         gradient_elements=[1], gradient_ready_shares=[1.0],
     )  # fmt: skip

@@ -59,7 +59,7 @@ class MicroBatchPlan:
 
 
 class RowStream:
-    """An endless iterator over the micro-batch plans of one rank, ``gradient_accumulation_steps`` of them per optimizer step.
+    """Iterate endlessly over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
 
     The ``position`` must know the lanes of ``rank``. A thread packs each block ``ahead``, before it is needed, which
     hides a slow disk; where nothing else is to be done meanwhile, as when this process reads the samples as well, it

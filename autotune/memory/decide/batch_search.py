@@ -67,7 +67,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rows(
     tried: Sequence[Tried], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next; None when the largest is proven, or nothing fits, or ``max_micro_batch_size`` fits."""
+    """Choose the size to try next; None when the largest is proven, nothing fits, or ``max_micro_batch_size`` fits."""
     if tried and tried[-1].fits is None:
         return tried[-1].rows
     state = bracket(tried)

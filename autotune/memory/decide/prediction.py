@@ -50,5 +50,5 @@ class Answer:
     refused: Mapping[str, Mapping[str, Any]]
     """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives, each with its settings, ``rows`` that fit, ``non_padding_tokens`` of them and a ``note``; ``rows`` is null
-    if the note says why there is no answer."""
+    """Alternatives, each with its settings, ``rows`` that fit, their ``non_padding_tokens`` and a ``note``; ``rows`` is
+    null if the note says why there is no answer."""

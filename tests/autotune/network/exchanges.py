@@ -90,7 +90,8 @@ class Cluster:
 def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
     request = NetworkRequest(
         **{
-            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1, "max_micro_batch_size": 8,
+            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1,
+            "max_micro_batch_size": 8,
             "tokens_per_sequence": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
         }
         | changes

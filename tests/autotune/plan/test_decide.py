@@ -31,7 +31,8 @@ def memory(**fits):
         for name, fit in fits.items()
     )
     return MemoryPlan(
-        shares=shares, micro_batch_size=1, max_micro_batch_size=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
+        shares=shares, micro_batch_size=1, max_micro_batch_size=0, source="a trace", parameters=measured(1e8),
+        state=NOTHING_HELD,
         largest_bytes=1,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
         ({"layout": "padded"}, "--layout padded"),
         ({"precision": "bf16"}, "--precision bf16"),
         ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
-        ({"activation_checkpointing": "full"}, "--checkpointing full"),
+        ({"activation_checkpointing": "full"}, "--activation-checkpointing full"),
         ({"compile": True}, "--compile"),
         ({"device": "cuda"}, "--device cuda"),
     ],

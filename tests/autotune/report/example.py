@@ -130,7 +130,8 @@ def _workers(note: str) -> WorkersEvidence:
     ]  # fmt: skip
     return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
-        refusal=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
+        refusal=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004],
+        rows=rows,
         local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
         consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0,
         data_filesystem=f"lustre{note}", data_on_network=True,
@@ -170,7 +171,8 @@ def _network(note: str) -> NetworkEvidence:
             rows=64, micro_batch_s=0.19, fixed_s=0.004, optimizer_step_s=0.006, forward_share=0.34, jitter_share=0.007,
             slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
         ),
-        gradient_syncs=gradient_syncs, scaling=scaling, useful_nodes=16, levers=[f"a global batch of 2 Mi tokens{note}"],
+        gradient_syncs=gradient_syncs, scaling=scaling, useful_nodes=16,
+        levers=[f"a global batch of 2 Mi tokens{note}"],
         choice=f"bf16 gradients win 14.6% (13.1% to 16.0%){note}", equal_loss=f"within 0.1 sigma over 200 steps{note}",
         windows=44, seconds=655.0,
     )  # fmt: skip
@@ -343,7 +345,8 @@ def _step(number: int) -> StepRow:
     return StepRow(
         step=number, loss=2.1 + 7.6 * math.exp(-number / 60) + 0.05 * math.sin(number), grad_norm=0.8,
         learning_rate=1e-4, step_s=step_s, data_wait_s=0.008 * step_s, compute_s=0.862 * step_s,
-        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, non_padding_tokens=real, padded_tokens=2048 * ROW_TOKENS,
+        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, non_padding_tokens=real,
+        padded_tokens=2048 * ROW_TOKENS,
         packing_efficiency=FILL, tokens_per_s=speed, tokens_per_s_per_rank=speed / RANKS,
         padded_tokens_per_s=speed / FILL, padded_tokens_per_s_per_rank=speed / FILL / RANKS,
         model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(19.6 * GIB),

@@ -52,7 +52,8 @@ def call(told, says):
 
 def test_what_was_asked_reaches_the_tuning(told, call):
     words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
-             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
+             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5", "--trial-timeout", "60", "--out",
+             "here",
              "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
     call(*words)
     asked, probe = told.asked, told.asked.probes[1]

@@ -81,7 +81,8 @@ class TunePlace:
         command = [
             sys.executable, "-c", COMMAND_LINE, "tune", "--model", "tiny.json",
             "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
-            "512", "--max-micro-batch-size", "32", "--window", "0.3", "--minutes", "30", "--explore", "--here", "--json",
+            "512", "--max-micro-batch-size", "32", "--window", "0.3", "--minutes", "30", "--explore", "--here",
+            "--json",
         ]  # fmt: skip
         with self.told.open("wb") as told:
             return start(

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
-         "--seq-length", "64", "--max-micro-batch-size", "8", "--global-batch-tokens", "1024", "--trial-timeout", "60"]  # fmt: skip
+         "--seq-length", "64", "--max-micro-batch-size", "8", "--global-batch-tokens", "1024",
+         "--trial-timeout", "60"]  # fmt: skip
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
 SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_size=8"]
