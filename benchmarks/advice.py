@@ -26,7 +26,7 @@ from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, 
 from tests.autotune.advice.scenarios import Scenario, scenarios
 from tests.simulators import sizes
 from tests.simulators.runs import simulated_run
-from tests.simulators.trainings import Place, deep, make_place, train, train_over_network
+from tests.simulators.trainings import CacheDirectory, deep, make_place, train, train_over_network
 from trainer.record.run_record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
@@ -45,7 +45,7 @@ NOISE_SHARE = 0.05
 """What two real trainings on a shared machine differ by though nothing was changed."""
 ROUNDS = 3
 
-LIMITED: tuple[tuple[str, Cause, Callable[[Place], Run]], ...] = (
+LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
     ("batches from memory", "computation", lambda place: train(place, "cached", limit="cached=32")),
     ("a dataset that sleeps", "input", lambda place: train(place, "sleeping", limit="delay=0.01")),
     (
@@ -157,7 +157,7 @@ def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
     return within and min(promised / 2, promised * 2) - slack <= got <= max(promised / 2, promised * 2) + slack
 
 
-def _limits(place: Place) -> list[dict[str, Any]]:
+def _limits(place: CacheDirectory) -> list[dict[str, Any]]:
     found = []
     for what, cause, train_limited in LIMITED:
         limit = bottleneck_of_run(train_limited(place))
@@ -175,7 +175,7 @@ def _limits(place: Place) -> list[dict[str, Any]]:
 
 
 def _followed(
-    place: Place, rule: str, before: dict[str, Any], beside: dict[str, Any], limit: str | None
+    place: CacheDirectory, rule: str, before: dict[str, Any], beside: dict[str, Any], limit: str | None
 ) -> dict[str, Any]:
     """Train without and with the advice, one after the other, several times."""
     first = train(place, f"{rule}-advised", limit=limit, **before)
@@ -195,7 +195,7 @@ def _followed(
     }  # fmt: skip
 
 
-def _advice(run: Run, place: Place, rule: str) -> Advice:
+def _advice(run: Run, place: CacheDirectory, rule: str) -> Advice:
     found = advise(situation_of_run(run, SystemHost(), data=place.data))
     return next(one for one in found if one.rule == rule)
 

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from autotune.base.tables import text_table
-from autotune.memory.decide.memory_model import Law, Surroundings, peak_bytes
+from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, peak_bytes
 from autotune.memory.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
 from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
@@ -120,7 +120,7 @@ def speed(_: int) -> Figures:
         config = TrainConfig(model=model, layout="packed", device="cuda", seq_length_tokens=ROW_TOKENS)
         sizes = rows[:1] if repeat < 0 else rows
         started_s = time.perf_counter()
-        law_of(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_ROW)
+        fit_memory_model(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_ROW)
         traced_s = time.perf_counter()
         for micro_batch_size in sizes:
             fake_peak_bytes(model, VOCAB_SIZE, micro_batch_size, ROW_TOKENS)
@@ -132,9 +132,9 @@ def speed(_: int) -> Figures:
     return times_s | {"rows": list(rows)}
 
 
-def law_of(
+def fit_memory_model(
     config: TrainConfig, vocab_size: int, documents_per_sequence: float, micro_batches: int = 1, rows: int | None = None
-) -> Law:
+) -> MemoryModel:
     """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
     from autotune.memory.jobs import trace
 
@@ -149,7 +149,7 @@ def law_of(
         micro_batches=micro_batches,
         ranks=1,
     )
-    cpu = Surroundings(kind="cpu")
+    cpu = MemoryOverheads(kind="cpu")
     return estimate_model(
         request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_ROWS[-1]
     ).law
@@ -171,8 +171,8 @@ def accuracy(_: int) -> Figures:
 
     found = {}
     for case in CASES:
-        law = law_of(case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows)
-        predicted = peak_bytes(law, case.rows, Surroundings(kind="cpu"))
+        law = fit_memory_model(case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows)
+        predicted = peak_bytes(law, case.rows, MemoryOverheads(kind="cpu"))
         found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
         sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, gradient_syncs
 from autotune.network.decide.step_model import hidden_bound_s, step_time
-from autotune.network.values import Exchange, GradientPart, Link, Network, RankCompute
+from autotune.network.values import GradientPart, GradientSync, Link, Network, RankCompute
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512
@@ -49,16 +49,16 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
     )
 
 
-def efficiency(of: RankCompute, rows: int, micro_batches: int, exchange: Exchange, nodes: int) -> float:
+def efficiency(of: RankCompute, rows: int, micro_batches: int, gradient_sync: GradientSync, nodes: int) -> float:
     """Of so many nodes, each rank with the same work as on one."""
-    alone = step_time(of, rows, micro_batches, exchange, network(1))
-    return alone.step_s / step_time(of, rows, micro_batches, exchange, network(nodes)).step_s
+    alone = step_time(of, rows, micro_batches, gradient_sync, network(1))
+    return alone.step_s / step_time(of, rows, micro_batches, gradient_sync, network(nodes)).step_s
 
 
 def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
     """The same if every micro-batch's backward could hide the exchange."""
     alone = micro_batches * of.forward_backward_s(rows)
-    return alone / hidden_bound_s(of, rows, micro_batches, Exchange(), network(nodes))
+    return alone / hidden_bound_s(of, rows, micro_batches, GradientSync(), network(nodes))
 
 
 def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
@@ -83,7 +83,7 @@ def bars() -> list[Bar]:
     """Every golden case; figures are predictions."""
     fp32, bf16 = compute(BERT_120M, FP32_FLOPS_PER_S), compute(BERT_120M, BF16_FLOPS_PER_S)
     large = compute(BERT_350M, FP32_FLOPS_PER_S)
-    plain = Exchange()
+    plain = GradientSync()
     twice, once = tuned(94_208), tuned(47_104)
     assert once.efficiency is not None and once.bound_efficiency is not None
     cases: list[tuple[str, float | None, float, str]] = [
@@ -104,8 +104,8 @@ def bars() -> list[Bar]:
 def ddp_with_accumulation_3() -> dict[str, float]:
     """What DDP makes of the last case: only the last micro-batch hides anything, so the bound is out of its reach."""
     large = compute(BERT_350M, FP32_FLOPS_PER_S)
-    half = replace(Exchange(), gradient_dtype="bf16")
+    half = replace(GradientSync(), gradient_dtype="bf16")
     return {
-        "fp32 gradients": efficiency(large, 20, 3, Exchange(), 128),
+        "fp32 gradients": efficiency(large, 20, 3, GradientSync(), 128),
         "bf16 gradients": efficiency(large, 20, 3, half, 128),
     }

@@ -35,7 +35,7 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.baseline.values import RecipeName
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError, UsageError
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import Site, open_site
+from autotune.machine.measured_device import MeasuredDevice, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
@@ -159,8 +159,8 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, 300)
 
     yield command("doctor", "doctor --json", 5, 60)
-    prove = "from benchmarks import gpu; gpu.prove()"
-    yield Stage(name="arithmetic", words=("-c", prove), least_s=10, most_s=120)
+    confirm = "from benchmarks import gpu; gpu.prove()"
+    yield Stage(name="arithmetic", words=("-c", confirm), least_s=10, most_s=120)
     for model in sizes.models:
         profile, run = f"{PROFILES}/{model}.toml", f"{RUNS}/{model}"
         read = f"--profile {profile} --data data"
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_writable(out)
         with contextlib.closing(NvmlMonitor()) as monitor:
-            site = open_site("cuda", out, SystemHost(), monitor)
+            site = open_device("cuda", out, SystemHost(), monitor)
         chosen = select(tuple(stages_of(sizes)), options.only, len(site.gpus))
         end_s = time.monotonic() + 60 * options.minutes
         make_data(out, options.data, sizes)
@@ -248,7 +248,7 @@ def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:
     return [one for one in chosen if one.gpus <= gpus]
 
 
-def open_check(out: Path, site: Site, *, tiny: bool) -> dict[str, Any]:
+def open_check(out: Path, site: MeasuredDevice, *, tiny: bool) -> dict[str, Any]:
     """Continue the check in a directory, or begin one.
 
     Raises:
@@ -379,7 +379,7 @@ def _without_paths(text: str, out: Path) -> str:
     return text
 
 
-def prove() -> None:
+def confirm() -> None:
     """Print whether products on the GPU are right, and how fast they are: a pretended GPU computes nothing."""
     import torch
 

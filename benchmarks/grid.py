@@ -3,7 +3,8 @@
 ``benchmarks.tune`` replays explorations against these readings. A round reads cells in an order of chance, in groups
 beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each ratio.
 The first rounds are of all cells, the others of those that may still be the best: there the means must be sure. Run it
-on a machine that does nothing else: it takes about an hour. Interrupted, it goes on from its ledger. Compiled cells are
+on a machine that does nothing else: it takes about an hour. Interrupted,
+it goes on from its trial log. Compiled cells are
 left out: each would take a minute.
 """
 
@@ -28,7 +29,7 @@ from autotune.search.history import ExploreRequest
 from autotune.search.stage import explore_request
 from autotune.search.values import Configuration
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Bench, open_bench
+from autotune.trials.session import Session, open_session
 from autotune.trials.values import FeedFigures, Measured
 from autotune.workers.measure import feed_trial
 from autotune.workers.values import SweepRequest
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cases, and write them after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grid", description="Measure whole spaces of settings.")
     parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="where the readings go")
-    parser.add_argument("--place", type=Path, default=Path("grid"), help="where ledger and dataset lie")
+    parser.add_argument("--place", type=Path, default=Path("grid"), help="where trial log and dataset lie")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every cell")
     parser.add_argument("--most-rounds", type=int, default=MOST_ROUNDS, help="of those that may be the best")
     options = parser.parse_args(arguments)
@@ -161,7 +162,7 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
     asked = ProbeRequest(
         config=asked_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
     )
-    with open_bench("cpu", data) as bench:
+    with open_session("cpu", data) as bench:
         (probed,) = probe_models(bench, [asked], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S)
@@ -171,13 +172,13 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
 
 
-def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, most_rounds: int) -> Grid:
+def _read_all(bench: Session, request: ExploreRequest, trial_log: Path, rounds: int, most_rounds: int) -> Grid:
     training, starting = request.training, request.cells[0]
     grid = Grid(model=training.config.model.name, starting=starting, window_s=training.request.window_s)
     taken: dict[Configuration, list[float]] = {}
     here = bench.fingerprint(training.config.model)
     with progress(f"grid of {grid.model}") as update:
-        runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
+        runner = bench.runner(trial_log, here, lambda *_: None, expected_trials=0)
         numbers = itertools.count()
         for turn in range(most_rounds):
             left = request.cells if turn < rounds else grid.may_be_best()

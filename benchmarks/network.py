@@ -21,11 +21,11 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.network.decide.step_model import compute_of, step_time
 from autotune.network.measure import NetworkRequest, NetworkTuning
-from autotune.network.values import MIB, Exchange
-from autotune.trials.multirank import TogetherMachine
+from autotune.network.values import MIB, GradientSync
+from autotune.trials.multirank import MultirankMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
-from autotune.trials.values import ExchangeFigures
+from autotune.trials.trial_log import TrialLog
+from autotune.trials.values import GradientSyncFigures
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
@@ -52,10 +52,10 @@ ROUNDS = 4
 STEPS = 4
 SAMPLES = 8_000
 PREDICTED = (
-    (1, Exchange()),
-    (2, Exchange()),
-    (1, Exchange(bucket_cap_bytes=5 * MIB)),
-    (1, Exchange(gradient_dtype="fp16")),
+    (1, GradientSync()),
+    (2, GradientSync()),
+    (1, GradientSync(bucket_cap_bytes=5 * MIB)),
+    (1, GradientSync(gradient_dtype="fp16")),
 )
 """Micro-batches and exchanges whose steps are predicted and measured."""
 
@@ -64,12 +64,12 @@ PREDICTED = (
 class _Turn:
     """Steps with gradients that travel, and those before and after in which nothing does."""
 
-    before: ExchangeFigures
-    travelled: ExchangeFigures
-    after: ExchangeFigures
+    before: GradientSyncFigures
+    travelled: GradientSyncFigures
+    after: GradientSyncFigures
 
     @property
-    def around(self) -> ExchangeFigures:
+    def around(self) -> GradientSyncFigures:
         """Both of these together."""
         ranks = zip(self.before.compute_s_by_rank, self.after.compute_s_by_rank, strict=True)
         return replace(
@@ -135,7 +135,7 @@ def corpus(directory: Path) -> Path:
 
 
 def _tuning(
-    machine: TogetherMachine, place: Path, data: Path, *, count: int, rows: int, row_tokens: int
+    machine: MultirankMachine, place: Path, data: Path, *, count: int, rows: int, row_tokens: int
 ) -> NetworkTuning:
     """At a global batch of so many rows a rank."""
     config = TrainConfig(
@@ -149,9 +149,9 @@ def _tuning(
         config=config, data_dir=str(data), nodes=count, ranks_per_node=1, max_micro_batch_size=rows,
         tokens_per_sequence=float(config.seq_length_tokens), budget_s=600.0, trial_timeout_s=300.0,
     )  # fmt: skip
-    ledger = Ledger(Path(tempfile.mkdtemp(dir=place)), "network")
+    trial_log = TrialLog(Path(tempfile.mkdtemp(dir=place)), "network")
     return NetworkTuning(
-        request=request, runner=TrialRunner(machine=machine, ledger=ledger, site="lab", clock=SystemClock())
+        request=request, runner=TrialRunner(machine=machine, trial_log=trial_log, site="lab", clock=SystemClock())
     )
 
 
@@ -162,27 +162,28 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
             before = tuning.steps(ROWS, steps=STEPS, number=2 * len(PREDICTED) * number)
-            for position, (kept, (micro_batches, exchange)) in enumerate(zip(measured, PREDICTED, strict=True)):
+            for position, (kept, (micro_batches, gradient_sync)) in enumerate(zip(measured, PREDICTED, strict=True)):
                 turn = 2 * (len(PREDICTED) * number + position) + 1
-                travelled = tuning.steps(ROWS, micro_batches, exchange, steps=STEPS, number=turn)
+                travelled = tuning.steps(ROWS, micro_batches, gradient_sync, steps=STEPS, number=turn)
                 after = tuning.steps(ROWS, steps=STEPS, number=turn + 1)
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
         fit = tuning.fits["between nodes"]
         rows = []
-        for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
+        for kept, (micro_batches, gradient_sync) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
             for one in kept:
                 compute = replace(compute_of(one.around, 0.0).of_rank, slowdown_share=tuning.slowdown_share)
-                time = step_time(compute, ROWS, micro_batches, exchange, tuning.network())
+                time = step_time(compute, ROWS, micro_batches, gradient_sync, tuning.network())
                 steps.append(statistics.median(one.travelled.step_s))
                 withouts.append(statistics.median(one.around.step_s))
                 ratios.append(time.step_s / steps[-1])
             middle = statistics.median(steps)
             rows.append(
                 {
-                    "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
+                    "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches,
+                    "gradient_sync": gradient_sync.name,
                     "latency_s": fit.latency_s, "bytes_per_s": fit.bytes_per_s,
                     "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
                     "measured_s": middle, "predicted_s": statistics.median(ratios) * middle,
@@ -201,7 +202,7 @@ def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict
         default = tuning.tried[0]
         row = {
             "hosts": count, "bits_per_s": rate, "tokens_per_rank_and_step": tokens,
-            "chosen": chosen.candidate.exchange.name,
+            "chosen": chosen.candidate.gradient_sync.name,
             "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
             "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
         }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.tables import text_table
-from autotune.network.values import Exchange
+from autotune.network.values import GradientSync
 from benchmarks.bars import finish, measuring, parser, run
 from benchmarks.golden_network import (
     BERT_120M,
@@ -64,7 +64,7 @@ def arithmetic() -> dict[str, Any]:
             (BERT_350M, FP32_FLOPS_PER_S),
         )
     )
-    plain, half = Exchange(), Exchange(gradient_dtype="bf16")
+    plain, half = GradientSync(), GradientSync(gradient_dtype="bf16")
     cases = (
         ("120 M, fp32 at 36 TFLOP/s, 184 rows: the paper's", small, 184, 1, plain),
         ("120 M, bf16 at 292 TFLOP/s, 184 rows", fast, 184, 1, plain),
@@ -77,8 +77,8 @@ def arithmetic() -> dict[str, Any]:
     lengths, counts = np.load(LENGTHS_FILE)
     return {
         "scaling": [
-            {"name": name, "efficiency": [round(efficiency(of, rows, batches, exchange, one), 4) for one in NODES]}
-            for name, of, rows, batches, exchange in cases
+            {"name": name, "efficiency": [round(efficiency(of, rows, batches, gradient_sync, one), 4) for one in NODES]}
+            for name, of, rows, batches, gradient_sync in cases
         ],
         "functions": {
             "mean_tokens": float(np.average(lengths, weights=counts)),
@@ -94,7 +94,7 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
     kept = ("parameters", "rows", "rows_low", "rows_high", "budget_bytes", "attention")
     return {
-        one["model"]: {key: one[key] for key in kept} | {"peak_bytes": one["ledger"]["peak_bytes"]}
+        one["model"]: {key: one[key] for key in kept} | {"peak_bytes": one["breakdown"]["peak_bytes"]}
         for one in json.loads(told)["models"]
     }
 

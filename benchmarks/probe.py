@@ -23,7 +23,7 @@ from autotune.memory.decide.memory_model import expected_on_cpu
 from autotune.memory.measure import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
@@ -81,7 +81,9 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
     with tempfile.TemporaryDirectory(prefix="probe-") as place:
-        runner = TrialRunner(machine=machine, ledger=Ledger(Path(place), "bench"), site="bench", clock=SystemClock())
+        runner = TrialRunner(
+            machine=machine, trial_log=TrialLog(Path(place), "bench"), site="bench", clock=SystemClock()
+        )
         search = Search(probe=probe, runner=runner)
         started_s = time.perf_counter()
         search.predict()

@@ -50,7 +50,7 @@ Figures = dict[str, Any]
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
     options_of = parser("report", "Reports in files and browsers.")
-    options_of.add_argument("--trials", type=int, default=TRIALS, help="in the ledger")
+    options_of.add_argument("--trials", type=int, default=TRIALS, help="in the trial log")
     options_of.add_argument("--repeats", type=int, default=REPEATS, help="processes that are timed")
     options = options_of.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="report-") as directory:

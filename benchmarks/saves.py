@@ -13,7 +13,7 @@ import torch
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.build import build_training
 from trainer.checkpoint.format import MANIFEST_FILE, CheckpointManifest, TrainingState, manifest_text, parse_manifest
-from trainer.checkpoint.manager import Keeper, state_bytes
+from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.config.presets import model_settings
 from trainer.config.resolve import resolve
 from trainer.config.tables import read_json
@@ -77,7 +77,7 @@ class SavingTrainer:
         self._loader = make_loader(source, config, micro_batch_plans(dataset, config, plan, 0))
         kept = {way: CheckpointSettings(asynchronous=way, keep_last=1) for way in (False, True)}
         self._keepers = {
-            way: Keeper(
+            way: CheckpointManager(
                 place / f"asynchronous-{way}",
                 config.model_copy(update={"checkpoint": settings}),
                 self._training,

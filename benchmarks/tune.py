@@ -1,7 +1,7 @@
 """``python -m benchmarks.tune``: what a whole tuning costs beside its trials, and how good what it finds is.
 
 Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in a process of its own. What does not go by
-while trials, their server or ranks run or start is overhead: Python's own start, decisions, ledgers, the report.
+while trials, their server or ranks run or start is overhead: Python's own start, decisions, trial logs, the report.
 
 Regret: ``benchmarks.grid`` has measured every cell of the explored space of two models on a CPU, those that may be the
 best many times, and kept the readings. Explorations are replayed against them, with another seed each time: a window
@@ -25,10 +25,10 @@ from typing import Any
 
 from autotune.machine.host import SystemHost
 from autotune.search.history import ExploreRequest
-from autotune.search.measure import Exploration, prove
+from autotune.search.measure import Exploration, confirm
 from autotune.search.values import Configuration
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import TrainingWindows
@@ -118,11 +118,11 @@ def replay(grid: Grid, seed: int) -> Replay:
     clock = FakeClock()
     with tempfile.TemporaryDirectory() as place:
         runner = TrialRunner(
-            machine=_machine(grid, clock, seed), ledger=Ledger(Path(place), "replay"), site="grid", clock=clock
+            machine=_machine(grid, clock, seed), trial_log=TrialLog(Path(place), "replay"), site="grid", clock=clock
         )
         search = Exploration(request=_request(grid), runner=runner)
         search.run()
-        found = prove(search)
+        found = confirm(search)
     chosen = found.candidate if found.adopted else grid.starting
     means = grid.mean_log_ratios()
     best = max(means.values())

@@ -27,7 +27,7 @@ from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
 from autotune.workers.measure import Sweep, TrainingWindows
@@ -247,8 +247,8 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 replayed_step_s=step_s, sample_delay_s=delay_s,
             )  # fmt: skip
             limits = _limits(host, MAX_WORKERS if delay_s else None)
-            ledger = Ledger(Path(place) / "ledger", name.replace(" ", "-"))
-            runner = TrialRunner(machine=machine, ledger=ledger, site=name, clock=SystemClock())
+            trial_log = TrialLog(Path(place) / "trials", name.replace(" ", "-"))
+            runner = TrialRunner(machine=machine, trial_log=trial_log, site=name, clock=SystemClock())
             swept = Sweep(training=TrainingWindows(request=request, config=config, limits=limits), runner=runner)
             choice = swept.run()
             found[name] = {

@@ -21,7 +21,7 @@ HOST = HostFacts(
     nics=(hardware.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
 )  # fmt: skip
 CARD = GpuFacts(
-    uuid="GPU-0", index=0, name="Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
+    uuid="GPU-0", index=0, name="GpuModel", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
     compute_mode="default", driver="550.1", compute_capability=(9, 0),
 )  # fmt: skip
 SAMPLE = GpuSample(

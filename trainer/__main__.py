@@ -25,8 +25,8 @@ from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import dotted
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
-from trainer.health.watchdog import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
-from trainer.record.progress import ProgressScreen, forgive_closed_streams, progress
+from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
+from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
 from trainer.record.run_record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
@@ -40,7 +40,7 @@ _LAST_WAIT_S = 60.0
 def main() -> int:
     """Train one model from a profile; returns the exit code."""
     clock = StartClock(process_started_s())
-    forgive_closed_streams()
+    ignore_closed_streams()
     arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
@@ -73,7 +73,7 @@ def main() -> int:
         reason = f"{signal.Signals(number).name} before training began"
         code = 130 if number == signal.SIGINT else REQUEUE
         sys.stderr.write(f"train: {reason}\n")
-        if (word := read_word(os.environ)) is not None:
+        if (word := read_failure(os.environ)) is not None:
             code, reason = word  # torchrun ends all ranks when one fails
         _record(opened[0] if opened else None, code, reason, clock)
         return code
@@ -82,7 +82,7 @@ def main() -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         if not leads:
-            leave_word(os.environ, error.exit_code, f"rank {rank}: {error.message}")
+            publish_failure(os.environ, error.exit_code, f"rank {rank}: {error.message}")
         _record(opened[0] if opened else None, error.exit_code, error.message, clock)
         return error.exit_code
 
@@ -126,7 +126,7 @@ class _Job:
         from trainer.loop import train
 
         # Until all ranks have found each other, one may still be staging its data.
-        self._watch = Watch(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
+        self._watch = Watchdog(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
@@ -136,7 +136,7 @@ class _Job:
             ranks = join_ranks(self.resolved.config)
             writer = self._learn_of_run(ranks.tell)
             self._watch.timeout_s = self.resolved.config.parallel.timeout_s
-            self._watch.beat()
+            self._watch.heartbeat()
             self.clock.ended("process_group")
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
@@ -221,7 +221,7 @@ class _Job:
     def _settle(self, code: int, reason: str, ending: RunExit | None = None) -> int:
         """Write down how it ended; a rank that only lost another leaves the word to that one."""
         if self.writer is None:
-            leave_word(os.environ, code, f"rank {self.rank}: {reason}")
+            publish_failure(os.environ, code, f"rank {self.rank}: {reason}")
             return code
         if code == RanksLost.exit_code and ending is None:
             deadline_s = time.monotonic() + _CAUSE_WAIT_S
@@ -239,7 +239,7 @@ class _Job:
         known = read_exit(self.writer.directory)
         if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
             return  # another rank knows better
-        word = None if step else read_word(os.environ)
+        word = None if step else read_failure(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
         _record(self.writer, code, reason, self.clock, steps=step)
         if word is not None:
@@ -278,7 +278,7 @@ def _record(
         sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
 
 
-def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
+def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
     """Say why this rank leaves before it knows the run, for the first rank to write down, if torchrun can keep it.
 
     torchrun ends all ranks as soon as one fails, and the first rank then only sees a signal.
@@ -288,7 +288,7 @@ def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> N
         store.set(key, json.dumps([exit_code, reason]))
 
 
-def read_word(environment: Mapping[str, str]) -> tuple[int, str] | None:
+def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
     """Return exit code and reason of a rank that left before it knew the run; None if none did."""
     with contextlib.suppress(Exception):
         store, key = _torchruns_store(environment)

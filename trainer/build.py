@@ -26,7 +26,7 @@ WARM_UP_STEPS = 3
 """Optimizer steps in which compiling is expected."""
 
 
-def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
+def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
     """Set up activation checkpointing.
 
     With compiled layers, ``selective`` needs nothing: the compiler keeps the results of matrix products and computes
@@ -136,7 +136,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     # From here on ranks draw different dropout masks.
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
     module = MaskedLM(model, config, attention)
-    keep_less(model, config)
+    checkpoint_activations(model, config)
     layers = model_layers(model)
     if config.compile:
         # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.

@@ -62,7 +62,7 @@ def evaluate(
             sums += torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])
     give_up_gathered(module)
     module.train()
-    ranks.begin_sum(sums)()
+    ranks.all_reduce_async(sums)()
     loss, hits, predicted, rows_seen = sums.tolist()
     loss /= max(1.0, predicted)
     return EvaluationRow(

@@ -10,21 +10,21 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.build import GraphCounter, build_training
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
-from trainer.checkpoint.manager import Keeper, state_bytes
+from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import export_model, make_state
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows, make_plan
-from trainer.data.loader import MicroBatch, Supply
+from trainer.data.loader import MicroBatch, MicroBatchLoader
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.health.controller import Overseer, Verdict, tell
-from trainer.health.events import Action, Finding, happened
-from trainer.health.watchdog import REQUEUE, TimeBudget, Watch, slurm_left_s
+from trainer.health.controller import HealthController, Verdict, tell
+from trainer.health.events import Action, Diagnosis, happened
+from trainer.health.watchdog import REQUEUE, TimeBudget, Watchdog, slurm_left_s
 from trainer.preflight import check_directory, check_ranks, describe_run, open_board, open_dataset
 from trainer.record.meter import Meter
 from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
@@ -38,7 +38,7 @@ def train(
     show: Show,
     *,
     start: Start | None = None,
-    watch: Watch | None = None,
+    watch: Watchdog | None = None,
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunExit:
@@ -50,7 +50,7 @@ def train(
         BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
         TrainingFailed: If loss and gradient are wrong, and rolling back does not help.
     """
-    watch = watch or Watch(timeout_s=math.inf)
+    watch = watch or Watchdog(timeout_s=math.inf)
     run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())
     return run.train(environment or {})
 
@@ -66,7 +66,7 @@ class _Run:
         show: Show,
         *,
         start: Start,
-        watch: Watch,
+        watch: Watchdog,
         clock: StartClock,
     ) -> None:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
@@ -87,10 +87,16 @@ class _Run:
         self._graphs = GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told, attempt = writer.append, writer.attempt
-        self._keeper = Keeper(
-            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told, progressed=watch.beat
+        self._keeper = CheckpointManager(
+            writer.directory,
+            config,
+            self._training,
+            ranks,
+            attempt=attempt,
+            tell_event=told,
+            progressed=watch.heartbeat,
         )
-        self._supply = Supply(dataset, config, self._plan, ranks)
+        self._supply = MicroBatchLoader(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
             writer.append(event)
@@ -99,7 +105,7 @@ class _Run:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._overseer = Overseer(self._config, self._ranks, self._writer.append)
+        self._overseer = HealthController(self._config, self._ranks, self._writer.append)
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -153,7 +159,7 @@ class _Run:
         self._done, self._supply.position = state.step, state.position
         self._overseer.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
-            self._overseer.health.forgive()
+            self._overseer.health.reset_rollback_count()
         self._meter.noise.parts = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
@@ -171,12 +177,12 @@ class _Run:
         before = self._start.checkpoint
         if self._keeper.enabled and (before is None or not self._keeper.owns(before) or self._start.gave_up):
             self._save()  # so that there is something to return to, and to go on from
-        self._training.step.progressed = self._watch.beat
+        self._training.step.progressed = self._watch.heartbeat
         self._meter.restart()
 
     def _ended(self, phase: Phase) -> None:
         self._clock.ended(phase)
-        self._watch.beat(self._done)
+        self._watch.heartbeat(self._done)
 
     # A step.
 
@@ -202,7 +208,7 @@ class _Run:
         verdict = self._overseer.look()
         self._meter.add(batches, result)
         self._graphs.stepped()
-        self._watch.beat(done)
+        self._watch.heartbeat(done)
         if row_due:
             self._close_row()
         self._write_rows()
@@ -234,7 +240,7 @@ class _Run:
             self._save()
         return verdict.stop_reason
 
-    def _roll_back(self, trouble: Finding, at_step: int) -> None:
+    def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
         path, manifest = self._keeper.newest_good()
         behind, to = self._supply.whole_position(), manifest.state
@@ -308,7 +314,7 @@ class _Run:
         if self._keeper.enabled and not self._keeper.has_saved(self._done):
             self._save(wait=True)
         self._writer.close()
-        self._watch.beat()
+        self._watch.heartbeat()
         export_model(
             self._training.module,
             dataset_dir=self._resolved.data_dir,
@@ -336,7 +342,7 @@ class _Run:
     def _write_rows(self, *, all_of_them: bool = False) -> None:
         for row in self._meter.rows(all_of_them=all_of_them):
             self._writer.append(row)
-        for found in self._meter.take_findings():
+        for found in self._meter.take_diagnoses():
             self._writer.append(found.event(self._done))
 
     def _evaluate(self) -> None:
@@ -347,7 +353,7 @@ class _Run:
                 self._config,
                 self._ranks,
                 self._done,
-                progressed=self._watch.beat,
+                progressed=self._watch.heartbeat,
             )
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)

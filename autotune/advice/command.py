@@ -11,7 +11,7 @@ from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, prof
 from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
-    from autotune.advice.decide.context import Situation
+    from autotune.advice.decide.context import TrainingContext
     from autotune.advice.values import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
@@ -105,7 +105,7 @@ def _profiles() -> list[Path]:
     return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
 
 
-def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
+def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
     from autotune.advice.decide.apply import safe_changes, with_advice
     from autotune.advice.sections import change_text

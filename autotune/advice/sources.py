@@ -1,11 +1,11 @@
-"""Put together what is known of a training: from a profile with its ledger, a run, or a directory with data."""
+"""Put together what is known of a training: from a profile with its trial log, a run, or a directory with data."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
+from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
@@ -37,7 +37,7 @@ def situation_of(
     nodes: int | None = None,
     reports: Path = Path("reports"),
     candidates: Sequence[Path] = (),
-) -> Situation:
+) -> TrainingContext:
     """Return what is known of a profile (a file), a run, or a directory with data.
 
     A run's ``profile`` is looked for among the ``candidates`` if none is named, the dataset where the profile says; a
@@ -54,7 +54,7 @@ def situation_of(
     if (place / RUN_FILE).is_file():
         run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
-        if profile is not None and stored is not None and (others := other_than(run, stored)):
+        if profile is not None and stored is not None and (others := other_settings_than(run, stored)):
             raise ProfileRefused(
                 f"{place} was not trained as {profile} says: {', '.join(others)}",
                 next_step="Name the profile it was started from, or none: autotune advise RUN.",
@@ -66,7 +66,7 @@ def situation_of(
             f"{place} is no profile, no run, and holds no data that could be trained on",
             next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
         )
-    return Situation(train=None, data=facts)
+    return TrainingContext(train=None, data=facts)
 
 
 def read_measured_run(directory: Path) -> Run:
@@ -88,10 +88,10 @@ def situation_of_profile(
     *,
     data: Path | None = None,
     nodes: int | None = None,
-) -> Situation:
+) -> TrainingContext:
     """Return what is known after tuning, on as many nodes as are meant."""
     profile = stored.profile
-    return Situation(
+    return TrainingContext(
         train=profile.train,
         profile=profile,
         profile_path=str(stored.path),
@@ -106,10 +106,10 @@ def situation_of_profile(
 
 def situation_of_run(
     run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
-) -> Situation:
+) -> TrainingContext:
     """Return what is known after, or in the middle of, a run, and of the profile that it was started from."""
     profile = None if stored is None else stored.profile
-    return Situation(
+    return TrainingContext(
         train=settings_of(run.header.config),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
@@ -129,7 +129,7 @@ def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> Dat
 _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_size"}
 
 
-def other_than(run: Run, stored: StoredProfile) -> list[str]:
+def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
     """Return what a run computed otherwise than its profile says, so that figures of one do not hold for the other."""
     train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
@@ -172,7 +172,7 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
     )
 
 
-def read_foreign(path: Path) -> Foreign:
+def read_foreign(path: Path) -> ForeignSettings:
     """Read the settings of another trainer: the JSON of transformers' ``TrainingArguments``.
 
     Raises:
@@ -185,7 +185,7 @@ def read_foreign(path: Path) -> Foreign:
             next_step="Write them with TrainingArguments(…).to_json_string().",
         )
     precision = next((name for name in ("bf16", "fp16") if said.get(name) is True), "fp32")
-    return Foreign(precision=precision, is_foreach=said.get("optim") == "adamw_torch")
+    return ForeignSettings(precision=precision, is_foreach=said.get("optim") == "adamw_torch")
 
 
 _SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
@@ -206,7 +206,7 @@ def _raw_bytes(directory: Path) -> dict[str, int]:
     return dict(sorted(((kind, size) for kind, size in found.items() if size), key=lambda one: -one[1]))
 
 
-def _spread(profile: Profile, nodes: int | None) -> NodesMeant | None:
+def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
     """Return what is predicted on as many nodes as are meant; None if links are not known, or of a single node."""
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)
@@ -219,7 +219,7 @@ def _spread(profile: Profile, nodes: int | None) -> NodesMeant | None:
 
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
-    return NodesMeant(
+    return IntendedNodes(
         nodes=meant,
         efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
         useful_nodes=scaling.useful_nodes,

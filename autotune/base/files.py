@@ -1,4 +1,4 @@
-"""Files that must survive anything, in ``profiles/`` and ``reports/``: atomic writes and the append-only ledger."""
+"""Files that must survive anything, in ``profiles/`` and ``reports/``: atomic writes and the append-only trial log."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         BadInput: If the place cannot be written; nothing is left there then.
     """
-    with unwritable_means_bad_input(path):
+    with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         disk.write_atomically(path, text)
 
@@ -49,7 +49,7 @@ def check_writable(directory: Path) -> None:
     Raises:
         BadInput: If it cannot.
     """
-    with unwritable_means_bad_input(directory):
+    with translate_write_errors(directory):
         there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
         probe = there / f".{secrets.token_hex(4)}.writable"
         try:
@@ -60,7 +60,7 @@ def check_writable(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def unwritable_means_bad_input(path: Path) -> Iterator[None]:
+def translate_write_errors(path: Path) -> Iterator[None]:
     """Translate the operating system's refusals to write into one clear error."""
     try:
         yield

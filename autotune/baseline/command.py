@@ -28,7 +28,7 @@ def baseline(
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
     from autotune.profiles.store import read_profile, require_local_probe
-    from autotune.trials.session import open_bench
+    from autotune.trials.session import open_session
 
     stored = read_profile(sweep.profile)
     require_local_probe(stored)
@@ -37,6 +37,6 @@ def baseline(
     purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."
     if job.goes_elsewhere(context, job_of_profile("baseline", purpose, stored, request)):
         return
-    with open_bench(train.device, request.data) as bench:
+    with open_session(train.device, request.data) as bench:
         found = compare_recipes(bench, stored, request, rounds=rounds)
     print(answer_json(found) if job.as_json else baseline_text(found, sweep.profile))

@@ -125,7 +125,7 @@ def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
     rows = cost_rows(one.trials)
     if not rows:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (Missing(what="The cost (the ledger beside this report holds no trial)", commands=(tune,)),)
+        return (Missing(what="The cost (the trial log beside this report holds no trial)", commands=(tune,)),)
     spent_s = sum(row.rank_seconds for row in rows)
     unit = f"{one.unit}-hours"
     trials, seconds = sum(row.trials for row in rows), sum(row.seconds for row in rows)
@@ -137,7 +137,7 @@ def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
         (unit, "r", lambda row: hours(row.rank_seconds / 3600)),
     )  # fmt: skip
     said = (
-        f"All trials of the ledger took {hours(spent_s / 3600)} of one {one.unit} "
+        f"All trials of the trial log took {hours(spent_s / 3600)} of one {one.unit} "
         f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
         "beside a trial). "
     )

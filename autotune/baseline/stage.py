@@ -9,14 +9,14 @@ from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.data.dataset import TokenDataset
 
 
 def compare_recipes(
-    bench: Bench, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
+    bench: Session, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
 ) -> BaselineEvidence:
     """Measure what the tuned settings are worth, and write it into the profile.
 

@@ -34,7 +34,7 @@ from autotune.profiles.decide.rates import settled_steps, training_rates
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.trial_log import LEDGER_DIRECTORY, records_in
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, records_in
 from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord
 from trainer.config.tables import canonical_sha256, flat_table
 from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
@@ -74,13 +74,13 @@ def _side(path: Path) -> tuple[Side, Run | None]:
     if (path / RUN_FILE).is_file():
         run = read_measured_run(path)
         return _run_side(run, str(path)), run
-    if (path / LEDGER_DIRECTORY).is_dir():
+    if (path / TRIAL_LOG_DIRECTORY).is_dir():
         return _tuning_side(path), None
     if (path / MANIFEST_NAME).is_file():
         return _dataset_side(read_manifest(path), str(path)), None
     if path.is_dir():
         raise BadInput(
-            f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {LEDGER_DIRECTORY}/) nor a dataset (no "
+            f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {TRIAL_LOG_DIRECTORY}/) nor a dataset (no "
             f"{MANIFEST_NAME})",
             next_step="Name a profile, or a directory of one of these.",
         )
@@ -149,7 +149,7 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
             estimate = of_bounds(point.slot_rate, point.timed_steps)
-            yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, {what}", estimate=estimate)
+            yield Reading(metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'row')}, {what}", estimate=estimate)
     if workers is not None:
         if rates := _positive(workers.cached_padded_tokens_per_s):
             yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
@@ -226,7 +226,7 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
 
 
 def _tuning_side(path: Path) -> Side:
-    every, damaged = records_in(path / LEDGER_DIRECTORY)
+    every, damaged = records_in(path / TRIAL_LOG_DIRECTORY)
     measured = [one for one in every if one.job in ("step", "feed") and one.outcome["kind"] == "measured"]
     if not measured:
         raise BadInput(

@@ -34,9 +34,9 @@ def models(incomplete: str) -> list[str]:
 
 def cards(incomplete: str) -> list[tuple[str, str]]:
     """Return GPUs that begin so, each with its full name."""
-    from autotune.machine.gpu_models import CARDS
+    from autotune.machine.gpu_models import GPU_MODELS
 
-    return [(card.key, card.name) for card in CARDS if card.key.startswith(incomplete.lower())]
+    return [(card.key, card.name) for card in GPU_MODELS if card.key.startswith(incomplete.lower())]
 
 
 def profiles(incomplete: str) -> list[str]:
@@ -63,7 +63,7 @@ def _tables(incomplete: str) -> list[str]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Reports = Annotated[Path, typer.Option(help="Where ledgers and reports lie.")]
+Reports = Annotated[Path, typer.Option(help="Where trial logs and reports lie.")]
 REPORTS = Path("reports")
 OneProfile = Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)]
 TrialTimeout = Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")]

@@ -37,7 +37,7 @@ class JobRequest:
     """Short: of the job, its script and its log."""
     purpose: str
     """One line about what it finds out."""
-    ledger: str | None = None
+    trial_log: str | None = None
     """Where its results are collected; what is known of that before the job runs."""
     expected_minutes: float | None = None
     """How long it should take; None where nobody can tell."""
@@ -170,7 +170,7 @@ def job_of_profile(
     return JobRequest(
         name=f"{name}-{train.model.name}",
         purpose=purpose,
-        ledger=str(request.reports / stored.path.stem / "ledger"),
+        trial_log=str(request.reports / stored.path.stem / "trials"),
         expected_minutes=request.minutes + 1,
         trial_timeout_s=request.trial_timeout_s,
         ranks=request.ranks or (None if probe is None else probe.local_ranks),
@@ -235,7 +235,7 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
         "job": number,
         "expected_minutes": request.expected_minutes,
         "time_limit": limit,
-        "ledger": request.ledger,
+        "trial_log": request.trial_log,
         "log": str(place / f"{request.name}-{number}.log"),
         "script": str(path),
     }
@@ -250,7 +250,7 @@ def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
         expected = "n/a" if minutes is None else f"about {minutes:g}"
         print("\n" * (number > 0) + f"job               {told['job']}")
         print(f"expected minutes  {expected}, at most {told['time_limit']} (h:min:s)")
-        print(f"ledger            {told['ledger'] or 'n/a'}")
+        print(f"trial log            {told['trial_log'] or 'n/a'}")
         print(f"log               {told['log']}\nscript            {told['script']}", flush=True)
     ended = follow_jobs([(job["job"], Path(job["log"])) for job in jobs if wait])
     if as_json:

@@ -129,7 +129,7 @@ def train(
 def _train_here(options: TrainOptions, ranks: int | None) -> None:
     from autotune.cluster.site_file import DEFAULT_SITE, find_site, read_site
     from autotune.cluster.torchrun import run_child, torchrun_command
-    from autotune.launch.run_end import PATIENCE_HERE_S, ending_of
+    from autotune.launch.run_end import PATIENCE_HERE_S, run_end_of
     from autotune.launch.training_job import term_lead_s, trainer_arguments
     from trainer.record.run_record import EXIT_FILE
 
@@ -150,7 +150,7 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     record = request.run / EXIT_FILE
     said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
     code = run_child(command, environment)
-    ending = ending_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
+    ending = run_end_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
     if ending.code:
         sys.stderr.write(f"launch: {ending.words}\n")
         raise typer.Exit(ending.code)
@@ -213,20 +213,20 @@ def status(
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
     from autotune.base.document import answer_json
     from autotune.cluster.slurm import queued_jobs
-    from autotune.launch.sections import standings_text
-    from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
+    from autotune.launch.sections import status_text
+    from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
 
     for place in places or []:
         if not place.is_dir():
             raise BadInput(f"{place} is not a directory", next_step="Name a run, or the directory of a report.")
     jobs = queued_jobs()
-    run_places, report_places = find_standings(list(places or []), runs, reports)
-    of_runs = [standing_of_run(place, jobs) for place in run_places]
-    tunings = [standing_of_tuning(place) for place in report_places]
+    run_places, report_places = find_runs_and_tunings(list(places or []), runs, reports)
+    of_runs = [run_status(place, jobs) for place in run_places]
+    tunings = [tuning_status(place) for place in report_places]
     if as_json:
         print(answer_json({"slurm_asked": jobs is not None, "runs": of_runs, "tunings": tunings}))
     else:
-        print(standings_text(of_runs, tunings, asked=jobs is not None))
+        print(status_text(of_runs, tunings, asked=jobs is not None))
 
 
 def _installed_torch() -> str | None:

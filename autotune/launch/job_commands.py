@@ -85,10 +85,10 @@ def ended(
     link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
 ) -> None:
     """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
-    from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, ending_of, goes_on
+    from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, has_work_left, run_end_of
 
     patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
-    ending = ending_of(run, said_before, job_code, patience_s=patience_s) if link is None else goes_on(run, link)
+    ending = run_end_of(run, said_before, job_code, patience_s=patience_s) if link is None else has_work_left(run, link)
     sys.stderr.write(f"launch: {ending.words}\n")
     raise typer.Exit(ending.code)
 

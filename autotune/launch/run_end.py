@@ -19,7 +19,7 @@ MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
 
 
-def ending_of(
+def run_end_of(
     run: Path,
     said_before: str,
     job_code: int,
@@ -51,7 +51,7 @@ def ending_of(
     return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
 
 
-def goes_on(run: Path, link: int) -> Ended:
+def has_work_left(run: Path, link: int) -> Ended:
     """Say whether job number ``link`` of a chain has anything to do: 75 if it has, else how the run ended."""
     end = _read(run)
     if end is None:
@@ -66,8 +66,8 @@ def goes_on(run: Path, link: int) -> Ended:
 
 
 def _words(end: RunExit) -> str:
-    goes_on = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
-    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{goes_on}"
+    has_work_left = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
+    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{has_work_left}"
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from autotune.base.document import Block, Paragraph, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_count, format_seconds
-from autotune.launch.values import RunStanding, TuningStanding
+from autotune.launch.values import RunStatus, TuningStatus
 
 
-def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
+def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, asked: bool) -> str:
     """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
     ran = table_of(
         "", runs,
@@ -30,7 +30,7 @@ def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding
     )  # fmt: skip
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
     lost = [(one.directory, one.damaged_lines) for one in tunings if one.damaged_lines]
-    notes = [f"{directory}: {lines} lines of its ledger cannot be read" for directory, lines in lost]
+    notes = [f"{directory}: {lines} lines of its trial log cannot be read" for directory, lines in lost]
     notes += [] if runs or tunings else ["no runs and no tunings here"]
     notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
     blocks: list[Block] = [ran] if runs else []

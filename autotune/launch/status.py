@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import AutotuneError
-from autotune.launch.values import RunStanding, TuningStanding
+from autotune.launch.values import RunStatus, TuningStatus
 from autotune.trials.decide.plausibility import check_run
-from autotune.trials.trial_log import LEDGER_DIRECTORY, records_in
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, records_in
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.watchdog import REQUEUE
@@ -19,22 +19,22 @@ Jobs = Mapping[str, tuple[str, str]]
 """Id and state by a job's name."""
 
 
-def standing_of_run(directory: Path, jobs: Jobs | None) -> RunStanding:
+def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
     """Return how a run is doing; one that has not begun is told from its job, where SLURM can be asked."""
     number, queued = (jobs or {}).get(f"train-{directory.name}", (None, None))
     if not (directory / RUN_FILE).is_file():
-        return RunStanding(directory=str(directory), state="queued" if queued == "PENDING" else "not begun", job=number)
+        return RunStatus(directory=str(directory), state="queued" if queued == "PENDING" else "not begun", job=number)
     try:
         run = read_run(directory)
     except TrainerError as error:
-        return RunStanding(directory=str(directory), state="cannot be read", job=number, reason=error.message)
+        return RunStatus(directory=str(directory), state="cannot be read", job=number, reason=error.message)
     last, measured = run.steps[-1] if run.steps else None, True
     try:
         check_run(run)
     except AutotuneError:  # rates of a pretended GPU
         measured = False
     newest = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1]
-    return RunStanding(
+    return RunStatus(
         directory=str(directory),
         state=_state(run, queued, asked=jobs is not None),
         job=number,
@@ -47,11 +47,11 @@ def standing_of_run(directory: Path, jobs: Jobs | None) -> RunStanding:
     )
 
 
-def standing_of_tuning(report_directory: Path) -> TuningStanding:
+def tuning_status(report_directory: Path) -> TuningStatus:
     """Return what a tuning has measured so far."""
-    trials, damaged = records_in(report_directory / LEDGER_DIRECTORY)
+    trials, damaged = records_in(report_directory / TRIAL_LOG_DIRECTORY)
     newest = trials[-1] if trials else None
-    return TuningStanding(
+    return TuningStatus(
         directory=str(report_directory),
         trials=len(trials),
         outcomes=dict(Counter(str(record.outcome.get("kind", "other")) for record in trials)),
@@ -61,14 +61,14 @@ def standing_of_tuning(report_directory: Path) -> TuningStanding:
     )
 
 
-def find_standings(places: list[Path], runs: Path, reports: Path) -> tuple[list[Path], list[Path]]:
+def find_runs_and_tunings(places: list[Path], runs: Path, reports: Path) -> tuple[list[Path], list[Path]]:
     """Return directories of runs and of reports: those that are named, else all there are, newest first."""
     if places:
-        tunings = [place for place in places if (place / LEDGER_DIRECTORY).is_dir()]
+        tunings = [place for place in places if (place / TRIAL_LOG_DIRECTORY).is_dir()]
         return [place for place in places if place not in tunings], tunings
     newest_first = functools.partial(sorted, key=lambda path: path.stat().st_mtime, reverse=True)
     found_runs = newest_first(path for path in runs.glob("*") if path.is_dir())
-    return found_runs, newest_first(path.parent for path in reports.glob(f"*/{LEDGER_DIRECTORY}"))
+    return found_runs, newest_first(path.parent for path in reports.glob(f"*/{TRIAL_LOG_DIRECTORY}"))
 
 
 def _state(run: Run, queued: str | None, *, asked: bool) -> str:

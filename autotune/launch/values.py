@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStanding:
+class RunStatus:
     """A training run."""
 
     directory: str
@@ -22,8 +22,8 @@ class RunStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningStanding:
-    """A tuning, by its ledger."""
+class TuningStatus:
+    """A tuning, by its trial log."""
 
     directory: str
     trials: int

@@ -22,7 +22,7 @@ grow outside PyTorch's allocator, where no limit holds them, in steps that no tr
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuModel:
     """One kind of GPU; each figure is followed by its source and that source's date."""
 
     key: str
@@ -67,73 +67,73 @@ _TORCH_OF_96GB = (
     "secondary source; 2026-11-22"
 )
 
-CARDS = (
-    Card(
+GPU_MODELS = (
+    GpuModel(
         "a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0),
         40 * _GIB, _MODAL,
         42_298_834_944, "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary "
             "source; 2026-11-21",
     ),
-    Card(
+    GpuModel(
         "a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0),
         80 * _GIB, _MODAL,
         81_049 * _MIB, "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
     ),
-    Card(
+    GpuModel(
         "l40s-48gb", ("NVIDIA L40S",), (8, 9),
         46_068 * _MIB, _MODAL,
         int(44.42 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17",
     ),
-    Card(
+    GpuModel(
         "rtx-4090-24gb", ("NVIDIA GeForce RTX 4090",), (8, 9),
         24_564 * _MIB, "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
         int(23.64 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VGen/issues/104; secondary source; 2024-04-02",
     ),
-    Card(
+    GpuModel(
         "h100-sxm-80gb", ("NVIDIA H100 80GB HBM3",), (9, 0),
         81_559 * _MIB, "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
         81_082 * _MIB, _TORCH,
     ),
-    Card(
+    GpuModel(
         "h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0),
         81_559 * _MIB, _SMI,
         81_008 * _MIB, _TORCH,
     ),
-    Card(
+    GpuModel(
         "h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0),
         95_830 * _MIB, _SMI,
         93 * _GIB, "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
     ),
         # No board's own total was found; all Hopper GPUs with 96 GB that were show the same.
-    Card(
+    GpuModel(
         "h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0),
         97_871 * _MIB, "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
         96_768 * _MIB, _TORCH_OF_96GB,
     ),
-    Card(
+    GpuModel(
         "h20-96gb", ("NVIDIA H20",), (9, 0),
         97_871 * _MIB, _SMI,
         97_285 * _MIB, _TORCH,
     ),
-    Card(
+    GpuModel(
         "gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0),
         97_871 * _MIB, _SMI,
         96_768 * _MIB, _TORCH_OF_96GB,
     ),
-    Card(
+    GpuModel(
         "gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0),
         146_831 * _MIB, _SMI,
         145_920 * _MIB, "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
     ),
-    Card(
+    GpuModel(
         "h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0),
         143_771 * _MIB, _MODAL,
         143_156 * _MIB, _TORCH,
     ),
-    Card(
+    GpuModel(
         "b200-180gb", ("NVIDIA B200",), (10, 0),
         183_359 * _MIB, _SMI,
         int(178.35 * _GIB), "device query, two decimals of GiB, in https://github.com/pytorch/ao/pull/4002; "
@@ -145,7 +145,7 @@ _TOTAL_TOLERANCE = 0.08
 """GDDR shows a fifteenth more with ECC off, as ECC takes a sixteenth of it; older drivers leave out about 1 %."""
 
 
-def find_card(name: str) -> Card:
+def find_gpu_model(name: str) -> GpuModel:
     """The card of a key, of NVML's name, or of a beginning of a key that fits one card alone, such as ``h200``.
 
     Case, spaces, hyphens, underscores and a leading "NVIDIA" make no difference.
@@ -154,26 +154,26 @@ def find_card(name: str) -> Card:
         BadInput: If no card is named so, or several are.
     """
     wanted = _plain(name)
-    exact = [card for card in CARDS if wanted in {_plain(one) for one in (card.key, *card.names)}]
-    fitting = exact or [card for card in CARDS if wanted in _beginnings(card.key)]
+    exact = [card for card in GPU_MODELS if wanted in {_plain(one) for one in (card.key, *card.names)}]
+    fitting = exact or [card for card in GPU_MODELS if wanted in _beginnings(card.key)]
     if len(fitting) == 1:
         return fitting[0]
-    spelled = {head: card.key for card in CARDS for head in (*_beginnings(card.key), _plain(card.key))}
+    spelled = {head: card.key for card in GPU_MODELS for head in (*_beginnings(card.key), _plain(card.key))}
     near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
     close = [card.key for card in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
         f"{name!r} fits {len(fitting)} cards" if fitting else f"no card is called {name!r}",
-        next_step=f"{hint}Known cards: {', '.join(card.key for card in CARDS)}.",
+        next_step=f"{hint}Known cards: {', '.join(card.key for card in GPU_MODELS)}.",
     )
 
 
-def card_of(gpu_name: str, total_bytes: int) -> Card | None:
+def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
     """Which card a device is, by NVML's name and total; None for any other, as for a slice of one (MIG, vGPU).
 
     The total must be near the card's as well: a part of a GPU may carry the whole one's name.
     """
-    for card in CARDS:
+    for card in GPU_MODELS:
         near = abs(total_bytes - card.total_bytes) <= _TOTAL_TOLERANCE * card.total_bytes
         if near and _plain(gpu_name) in map(_plain, card.names):
             return card

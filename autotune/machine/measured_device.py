@@ -14,7 +14,7 @@ from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.decide import MEND_NVML
-from autotune.machine.gpu_models import RESERVE_BYTES, Card, card_of
+from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
 from autotune.machine.values import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
@@ -31,7 +31,7 @@ _HIDING = (None, "", "-1", "NoDevFiles", "void", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class MeasuredDevice:
     """The device that is measured and what surrounds it."""
 
     device: Literal["cpu", "cuda"]
@@ -53,7 +53,7 @@ class Site:
         """The memory that a CUDA process sees of the GPU, as far as it is known; infinite on a CPU."""
         if self.gpu is None:
             return math.inf
-        card = card_of(self.gpu.name, self.gpu.total_bytes)
+        card = gpu_model_of(self.gpu.name, self.gpu.total_bytes)
         return self.gpu.total_bytes if card is None else card.usable_bytes
 
     @property
@@ -73,7 +73,7 @@ class Site:
         return "-".join("".join(c for c in word if c.isalnum()) for word in words)
 
 
-def open_site(
+def open_device(
     choice: DeviceChoice,
     data_dir: Path,
     host: Host,
@@ -82,7 +82,7 @@ def open_site(
     without_gpu: str | None = None,
     measures: bool = True,
     torch_gpus: Callable[[], tuple[str, ...]] = gpus_of_torch,
-) -> Site:
+) -> MeasuredDevice:
     """Look at this machine and settle on a device.
 
     ``without_gpu`` says what to do if a GPU is asked for and there is none; ``measures``, whether the device is to be
@@ -106,7 +106,7 @@ def open_site(
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
     used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
-    return Site(
+    return MeasuredDevice(
         device=device,
         gpus=gpus,
         host=host.facts([data_dir]),
@@ -149,7 +149,9 @@ def _check_described(
         )
 
 
-def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None, *, ranks: int = 1) -> int:
+def memory_budget(
+    site: MeasuredDevice, asked_bytes: int | None, as_card: GpuModel | None = None, *, ranks: int = 1
+) -> int:
     """Return the budget of one rank: as asked for, else a GPU's free memory less a reserve, or half of the host's.
 
     Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_card`` is a smaller card than
@@ -184,7 +186,7 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
     return asked_bytes or default_bytes
 
 
-def local_ranks(site: Site, asked: int | None) -> int:
+def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
     """How many ranks step together here: all visible GPUs, or as many as were asked for.
 
     Raises:
@@ -199,7 +201,9 @@ def local_ranks(site: Site, asked: int | None) -> int:
     return asked or len(site.gpus)
 
 
-def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest | None, cuda: str | None) -> Fingerprint:
+def fingerprint(
+    site: MeasuredDevice, settings: ModelSettings, manifest: Manifest | None, cuda: str | None
+) -> Fingerprint:
     """What the profile keeps of this machine, model and dataset; without a dataset its hash is empty."""
     gpu, host = site.gpu, site.host
     of_gpu: dict[str, Any] = {"gpu_count": 0}

@@ -50,10 +50,10 @@ def probe(
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.base.document import answer_json
-    from autotune.machine.gpu_models import find_card
+    from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.sections import probe_answer, probe_text
     from autotune.memory.stage import probe_models
-    from autotune.trials.session import open_bench
+    from autotune.trials.session import open_session
 
     if granularity > options.max_micro_batch_size:
         raise UsageError(
@@ -69,7 +69,7 @@ def probe(
             "compile": compile,
             "parallel": {"strategy": strategy},
         },
-        as_card=None if as_gpu is None else find_card(as_gpu),
+        as_card=None if as_gpu is None else find_gpu_model(as_gpu),
         accumulate=accumulate,
         granularity_rows=granularity,
         headroom_share=headroom,
@@ -79,7 +79,7 @@ def probe(
     asked = JobRequest(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
-        ledger=", ".join(str(job.reports / (one or f"{name}-*") / "ledger") for name in names),
+        trial_log=", ".join(str(job.reports / (one or f"{name}-*") / "trials") for name in names),
         expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,
@@ -88,7 +88,7 @@ def probe(
     )
     if job.goes_elsewhere(context, asked):
         return
-    with open_bench(options.device, options.data) as bench:
+    with open_session(options.device, options.data) as bench:
         probed = probe_models(bench, requests, out)
     answer = {"models": [probe_answer(one) for one in probed]}
     print(answer_json(answer) if job.as_json else probe_text(probed, options.data))

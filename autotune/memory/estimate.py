@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.corpus.values import RowContents, RowsHold
 from autotune.errors import NotCheckable
-from autotune.memory.decide.memory_model import Law, Surroundings, largest_rows, law_of
+from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_rows
 from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
@@ -39,7 +39,7 @@ PACKED_FULL_SHARE = 0.997
 class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
-    law: Law
+    law: MemoryModel
     max_micro_batch_size: int
     """The largest micro-batch that is predicted to fit."""
     parameters: int
@@ -55,7 +55,7 @@ def estimate_model(
     request: TraceRequest,
     machine: Machine,
     budget_bytes: float,
-    surroundings: Surroundings,
+    surroundings: MemoryOverheads,
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
@@ -82,7 +82,7 @@ def estimate_model(
 
 def _extended(
     request: TraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
-) -> tuple[Law, tuple[Trace, ...], dict[str, Any]]:
+) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
     """Trace further sizes; return what all traces say that are like the largest, these, and facts of the model."""
     for shift in range(SHIFTS):
         known = {trace.rows for trace in traces}
@@ -90,8 +90,8 @@ def _extended(
         found = _traced(request, machine, tuple(one for one in sizes if one not in known))
         traces = (*traces, *(Trace.of(one) for one in found["traces"]))
         largest = max(traces, key=lambda trace: trace.rows)
-        alike = [trace for trace in traces if trace is largest or law_of((trace, largest)) is not None]
-        law = law_of(alike)
+        alike = [trace for trace in traces if trace is largest or fit_memory_model((trace, largest)) is not None]
+        law = fit_memory_model(alike)
         if law is not None and len(alike) > 1:
             break
     else:

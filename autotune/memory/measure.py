@@ -12,9 +12,9 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.machine.gpu_models import Card
-from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
-from autotune.memory.decide.memory_model import Expected, ledger, peak_bytes
+from autotune.machine.gpu_models import GpuModel
+from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_rows, predict_bytes
+from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import (
     CannotTrace,
@@ -62,7 +62,7 @@ class ProbeRequest:
     reports: Path
     memory_bytes: int | None = None
     """Budget of a rank."""
-    as_card: Card | None = None
+    as_card: GpuModel | None = None
     """Measure with the memory of a smaller GPU."""
     ranks: int | None = None
     accumulate: bool = True
@@ -127,7 +127,7 @@ class Search:
 
     probe: Probe
     runner: TrialRunner
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[SizeTrial] = field(default_factory=list)
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
     prediction: Prediction | None = None
@@ -189,11 +189,11 @@ class Search:
             known += "" if found.infeasible_min is None else f", {found.infeasible_min * self.granule} do not"
             raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
         if isinstance(outcome, Measured):
-            self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
+            self.tried.append(SizeTrial(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
         elif isinstance(outcome, OutOfMemory):
-            self.tried.append(Tried(rows=size, fits=False))
+            self.tried.append(SizeTrial(rows=size, fits=False))
         elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
-            self.tried.append(Tried(rows=size, fits=None))
+            self.tried.append(SizeTrial(rows=size, fits=None))
         else:
             raise unmeasured(f"the trial {label!r}", outcome, self.runner)
 
@@ -208,17 +208,17 @@ class Search:
 
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
         """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
-        limit, rows, ranks = curve[-1].rows, self.probe.config.global_batch_size, self.probe.local_ranks
+        limit, rows, ranks = curve[-1].micro_batch_size, self.probe.config.global_batch_size, self.probe.local_ranks
         sizes = range(self.granule, limit + 1, self.granule)
         for _ in range(_MOST_CHOICES):
             choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
-            if any(point.rows == choice.rows for point in curve):
+            if any(point.micro_batch_size == choice.rows for point in curve):
                 return choice
             try:
                 curve.append(self._point(choice.rows))
             except OutOfTime:
                 break
-            curve.sort(key=lambda point: point.rows)
+            curve.sort(key=lambda point: point.micro_batch_size)
         return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
 
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
@@ -228,7 +228,7 @@ class Search:
             return None
         steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
         with contextlib.suppress(OutOfTime):
-            return self._point(chosen.rows, (CURVE_STEPS[device][0], steps), f" for {seconds:g} s")
+            return self._point(chosen.micro_batch_size, (CURVE_STEPS[device][0], steps), f" for {seconds:g} s")
         return None
 
     def _point(self, rows: int, steps: tuple[int, int] | None = None, how_long: str = "") -> CurvePoint:
@@ -254,7 +254,7 @@ class Search:
         step_s = statistics.median(figures.step_s)
         spread = of_windows([figures.padded_tokens_per_step / seconds for seconds in figures.step_s]).interval()
         return CurvePoint(
-            rows=rows,
+            micro_batch_size=rows,
             padded_tokens_per_s=figures.padded_tokens_per_step / step_s,
             step_s=step_s,
             timed_steps=len(figures.step_s),
@@ -290,7 +290,7 @@ class Search:
         """Return what a micro-batch is predicted to need, by term; empty without a trace."""
         if self.estimate is None or self.probe.expected is None:
             return {}
-        return dict(ledger(self.estimate.law, rows, self.probe.expected.usual).terms_bytes)
+        return dict(memory_breakdown(self.estimate.law, rows, self.probe.expected.usual).terms_bytes)
 
 
 def probe_model(
@@ -329,7 +329,7 @@ def probe_model(
         gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
         # Measured before the seconds are added up.
-        sustained=next((search.sustained(point) for point in curve if point.rows == choice.rows), None),
+        sustained=next((search.sustained(point) for point in curve if point.micro_batch_size == choice.rows), None),
         seconds=round(runner.seconds, 3),
         mean_tokens_per_sequence=probe.config.seq_length_tokens
         if probe.rows is None

@@ -13,17 +13,17 @@ from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
 from autotune.corpus.values import RowContents
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
-from autotune.machine.gpu_models import CARDS, RESERVE_BYTES, Card, card_of, find_card
+from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, find_gpu_model, gpu_model_of
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
 from autotune.memory.decide.memory_model import (
     UNTRACED_SHARE,
     Expected,
-    Surroundings,
+    MemoryOverheads,
     expected_on_cpu,
     expected_on_gpu,
     largest_rows,
-    ledger,
+    memory_breakdown,
     peak_bytes,
 )
 from autotune.memory.decide.prediction import Answer, PredictedModel
@@ -134,7 +134,7 @@ def find_target(asked: PredictionRequest) -> Target:
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
-    card = find_card(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
+    card = find_gpu_model(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
     if card is not None:
         return Target(
             name=card.name,
@@ -145,16 +145,16 @@ def find_target(asked: PredictionRequest) -> Target:
     if budget is None:
         raise UsageError(
             "there is no GPU here that is known by name, so the card has to be named",
-            next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
+            next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB.",
         )
     expected = expected_on_gpu(None, asked.ranks)
     return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
 
 
-def _card_here() -> Card | None:
+def _card_here() -> GpuModel | None:
     with contextlib.closing(NvmlMonitor()) as monitor:
         gpus = visible_devices(monitor.devices(), os.environ)
-    return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
+    return gpu_model_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
 def _estimated(
@@ -162,7 +162,7 @@ def _estimated(
     contents: RowContents,
     machine: Machine,
     budget_bytes: int,
-    usual: Surroundings,
+    usual: MemoryOverheads,
     *,
     ranks: int,
     micro_batches: int = 2,
@@ -192,7 +192,7 @@ class _Tracer:
         estimate = self._traced(config)
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
-        law, budget, found = estimate.law, target.budget_bytes, ledger(estimate.law, rows, expected.usual)
+        law, budget, found = estimate.law, target.budget_bytes, memory_breakdown(estimate.law, rows, expected.usual)
         # With everything that is assumed at its most, and at its least.
         unsure = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(law, 1, expected.usual))
         low = largest_rows(law, budget - unsure, expected.most, max_micro_batch_size=asked.max_micro_batch_size)
@@ -219,7 +219,7 @@ class _Tracer:
             rows_low=min(low, rows),
             rows_high=max(high, rows),
             limited=rows == asked.max_micro_batch_size,
-            ledger=found,
+            breakdown=found,
             per_row_bytes=(peaks[1] - peaks[0]) / rows,
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
@@ -255,7 +255,7 @@ class _Tracer:
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> DoesNotFit:
         """Say which term is the largest, and which single change would make a row fit."""
         budget = self.target.budget_bytes
-        found = ledger(estimate.law, 1, self.target.expected.usual)
+        found = memory_breakdown(estimate.law, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
         helps = []
         for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("head", "masked")):
@@ -330,7 +330,13 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 
 
 def traced(
-    train: TrainConfig, fleet: Fleet, card: Card | None, contents: RowContents, update: Update, *, rows_per_rank: int
+    train: TrainConfig,
+    fleet: Fleet,
+    card: GpuModel | None,
+    contents: RowContents,
+    update: Update,
+    *,
+    rows_per_rank: int,
 ) -> MemoryPlan | CannotTrace:
     """Trace the trainer's step now, as ``autotune estimate`` does."""
     if fleet.device == "cpu":
@@ -360,7 +366,7 @@ def traced(
             basis="assumed" if contents.assumed else "predicted",
             source=f"counted in the model as it would be built{told}",
         ),
-        state=state_of_terms(ledger(law, rows, usual).terms_bytes),
+        state=state_of_terms(memory_breakdown(law, rows, usual).terms_bytes),
         micro_batch_size=rows,
         max_micro_batch_size=with_headroom,
         largest_bytes=max(int(law.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),

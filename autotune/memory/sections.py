@@ -32,7 +32,7 @@ from autotune.base.wording import bounds, count, plural
 from autotune.memory.decide.memory_model import MemoryBreakdown
 from autotune.memory.decide.prediction import Answer, PredictedModel
 from autotune.memory.values import ACTIVATIONS, ProbeEvidence, Share, Term, is_activations
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
 from autotune.profiles.values import Profile
@@ -77,7 +77,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
                 "rows": done.trial.config["micro_batch_size"],
                 "label": done.label,
                 "seconds": round(done.seconds, 3),
-                "from_ledger": done.from_ledger,
+                "from_trial_log": done.from_trial_log,
                 "outcome": done.outcome,
             }
             for done in one.trials
@@ -118,7 +118,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
     if probe.knee_micro_batch_sizes and probe.curve:
         low, high = probe.knee_micro_batch_sizes
         yield f"the knee lies {f'at {low}' if low == high else f'between {low} and {high}'} rows"
-    yield dealing_words(profile.train, probe.local_ranks)
+    yield batch_split_words(profile.train, probe.local_ranks)
     yield f"a step has {global_batch_words(profile.constraints.global_batch_tokens)}"
     if probe.infeasible_min is None:
         yield f"more may fit: nothing above {probe.feasible_max} rows was tried (--max-micro-batch-size)"
@@ -128,9 +128,9 @@ def reasons_of(profile: Profile) -> Iterator[str]:
         yield f"not predicted beforehand: {probe.not_traced}"
 
 
-def dealing_words(train: TrainConfig, local_ranks: int) -> str:
+def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     """Micro-batches and rows on so many ranks, and which rows are empty."""
-    dealing = deal(train.global_batch_size, train.micro_batch_size, local_ranks)
+    dealing = split_global_batch(train.global_batch_size, train.micro_batch_size, local_ranks)
     words = (
         f"a global batch of {plural(train.global_batch_size, 'row')} is "
         f"{plural(dealing.micro_batches, 'micro-batch')} of {plural(dealing.rows_per_micro_batch, 'row')}"
@@ -233,9 +233,11 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         return (used, Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)))
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
-    said = [f"{count(one.padded_tokens_per_s)} with {plural(one.rows, 'row')}" for one in (first, last, best)]
+    said = [
+        f"{count(one.padded_tokens_per_s)} with {plural(one.micro_batch_size, 'row')}" for one in (first, last, best)
+    ]
     points = tuple(
-        Point(x=point.rows, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
+        Point(x=point.micro_batch_size, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
               high=point.padded_tokens_per_s_high)
         for point in probe.curve
     )  # fmt: skip
@@ -257,7 +259,7 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         ),
         table=table_of(
             "The same as figures (rows full)", probe.curve,
-            ("rows", "r", lambda point: str(point.rows)),
+            ("rows", "r", lambda point: str(point.micro_batch_size)),
             ("slot tokens/s", "r", lambda point: count(point.padded_tokens_per_s)),
             ("95 % interval", "r", lambda point: bounds(point.slot_rate.low, point.slot_rate.high, count)),
             ("of the best", "r", lambda point: format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)),
@@ -324,7 +326,7 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         ("slot tokens", "r", lambda one: format_count(one.rows * one.config.seq_length_tokens)),
         ("real tokens", "r", lambda one: format_count(one.non_padding_tokens)),
         ("samples", "r", lambda one: format_count(one.samples)),
-        ("peak", "r", lambda one: format_bytes(one.ledger.peak_bytes)),
+        ("peak", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
         ("one more row", "r", lambda one: format_bytes(one.per_row_bytes)),
     )  # fmt: skip
 
@@ -336,24 +338,24 @@ def _one(one: PredictedModel) -> Iterator[Block]:
         f"{one.attention} attention ({one.attention_reason}), checkpointing {config.activation_checkpointing}, "
         f"{config.head} head, budget {format_bytes(one.budget_bytes)}"
     )
-    yield _breakdown(one.ledger)
-    lost = one.ledger.terms_bytes.get(Term.ROUNDING, 0)
-    if lost > _MUCH_SHARE * one.ledger.peak_bytes:
+    yield _breakdown(one.breakdown)
+    lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
+    if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
         yield _line(f"{format_bytes(lost)} are free blocks that no request fits, and rounding")
     if one.shares:
         yield shares_table(one.shares, "Shared among GPUs, one micro-batch of the same rows")
 
 
-def _breakdown(ledger: MemoryBreakdown) -> Table:
-    large = {term: size for term, size in ledger.terms_bytes.items() if size >= _SMALL_SHARE * ledger.peak_bytes}
+def _breakdown(breakdown: MemoryBreakdown) -> Table:
+    large = {term: size for term, size in breakdown.terms_bytes.items() if size >= _SMALL_SHARE * breakdown.peak_bytes}
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
-    rest = ledger.peak_bytes - sum(large.values())
+    rest = breakdown.peak_bytes - sum(large.values())
     sizes += [("everything else", rest)] if rest else []
     return table_of(
-        "", [*sizes, ("at the peak", ledger.peak_bytes)],
-        (f"term at {ledger.rows} rows", "l", lambda item: item[0]),
+        "", [*sizes, ("at the peak", breakdown.peak_bytes)],
+        (f"term at {breakdown.rows} rows", "l", lambda item: item[0]),
         ("bytes", "r", lambda item: format_bytes(item[1])),
-        ("share", "r", lambda item: f"{item[1] / ledger.peak_bytes:.1%}"),
+        ("share", "r", lambda item: f"{item[1] / breakdown.peak_bytes:.1%}"),
     )  # fmt: skip
 
 

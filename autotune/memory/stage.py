@@ -17,14 +17,14 @@ from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.sections import ProbedModel
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
-    deal,
     default_layout,
     default_precision,
     global_batch_size,
+    split_global_batch,
 )
 from autotune.profiles.store import profile_paths, relative_data_path, resting_on, with_workers_of, write_profile
 from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
 from trainer.config.tables import parse_table
@@ -44,7 +44,7 @@ def asked_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa:
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
 
-def probe_models(bench: Bench, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
+def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
     """Probe each model, and write its profile before the next one is probed.
 
     ``out`` is a profile file, or a directory.
@@ -58,7 +58,7 @@ def probe_models(bench: Bench, requests: Sequence[ProbeRequest], out: Path | Non
     return [probe_one(bench, prepare(bench, request), path) for request, path in zip(requests, paths, strict=True)]
 
 
-def prepare(bench: Bench, request: ProbeRequest) -> Probe:
+def prepare(bench: Session, request: ProbeRequest) -> Probe:
     """Settle what is not asked for, look at the dataset, and settle the global batch, before hours are spent.
 
     Raises:
@@ -68,7 +68,7 @@ def prepare(bench: Bench, request: ProbeRequest) -> Probe:
     rows = row_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_rows = global_batch_size(tokens, rows.mean_non_padding_tokens)
-    deal(global_rows, 1, probe.local_ranks)
+    split_global_batch(global_rows, 1, probe.local_ranks)
     left = f" ({format_bytes(RESERVE_BYTES)} of the GPU are left free; --memory sets the budget)"
     sys.stderr.write(
         f"{probe.config.model.name}: memory budget {format_bytes(probe.memory_budget_bytes)} per rank"
@@ -78,7 +78,7 @@ def prepare(bench: Bench, request: ProbeRequest) -> Probe:
     return replace(probe, config=config, global_batch_tokens=tokens, rows=rows)
 
 
-def settled_probe(bench: Bench, request: ProbeRequest) -> Probe:
+def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
     """Return a probe with what this site settles; nothing is known of the dataset's rows."""
     site, config = bench.site, request.config
     together = local_ranks(site, request.ranks)
@@ -101,7 +101,7 @@ def settled_probe(bench: Bench, request: ProbeRequest) -> Probe:
 
 
 def probe_one(
-    bench: Bench, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
+    bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> ProbedModel:
     """Probe one model and write its profile.
 
@@ -115,7 +115,7 @@ def probe_one(
 
 
 def probed_profile(
-    bench: Bench, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
+    bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model; return the profile that this alone supports, to lie at ``path``, unwritten, and its trials."""
     model, request = probe.config.model, probe.request

@@ -141,7 +141,7 @@ class TraceRequest(TrialRequest):
 class CurvePoint(Table):
     """Throughput at one micro-batch."""
 
-    rows: Positive
+    micro_batch_size: Positive
     padded_tokens_per_s: PositiveFloat
     """All rows full."""
     step_s: PositiveFloat
@@ -199,9 +199,9 @@ class ProbeEvidence(Table):
 
     def promised(self, rows: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch; None if it was not measured."""
-        if self.sustained is not None and self.sustained.rows == rows:
+        if self.sustained is not None and self.sustained.micro_batch_size == rows:
             return self.sustained
-        return next((point for point in self.curve if point.rows == rows), None)
+        return next((point for point in self.curve if point.micro_batch_size == rows), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ def network(
     from autotune.network.sections import network_text, scaling_text
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.store import read_profile, require_local_probe
-    from autotune.trials.trial_log import LEDGER_DIRECTORY, report_directory
+    from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
     counts = _counts(nodes, several=predict)
     for option, is_set in {"--bandwidth": bandwidth, "--global-batch-tokens": global_batch_tokens}.items():
@@ -77,7 +77,7 @@ def network(
         asked = JobRequest(
             name=f"network-predict-{model}",
             purpose=f"Measures {model} on up to {max(counts)} nodes.",
-            ledger=str(report_directory(sweep.profile, job.reports) / LEDGER_DIRECTORY),
+            trial_log=str(report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY),
             expected_minutes=1 + 1.5 * len(counts),
             trial_timeout_s=sweep.trial_timeout,
             nodes=max(counts),

@@ -12,14 +12,14 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import Dealt, Load, PredictedStep, gradient_syncs, predict
+from autotune.network.decide.scaling_model import Load, MicroBatches, PredictedStep, gradient_syncs, predict
 from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.network.values import (
     MIB,
     ComputeEvidence,
-    Exchange,
-    ExchangeRequest,
-    ExchangeRow,
+    GradientSync,
+    GradientSyncRequest,
+    GradientSyncRow,
     Link,
     LinkEvidence,
     LinksRequest,
@@ -28,7 +28,7 @@ from autotune.network.values import (
 )
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
-from autotune.trials.values import ExchangeFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
+from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {
@@ -76,7 +76,7 @@ class NetworkRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class MeasuredExchange:
+class MeasuredGradientSync:
     """A candidate, and what measuring it gave."""
 
     candidate: PredictedStep
@@ -84,7 +84,7 @@ class MeasuredExchange:
     """Of the user's global batch, whatever places a dealing leaves empty."""
     further_s: float
     """What those micro-batches take that are not measured, as predicted: a measured step has four at most."""
-    figures: list[ExchangeFigures] = field(default_factory=list)
+    figures: list[GradientSyncFigures] = field(default_factory=list)
     """Of each round."""
     outcome: str = "not measured"
 
@@ -98,16 +98,16 @@ class MeasuredExchange:
         """Return real tokens/s of the median step of each round."""
         return [self.non_padding_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
 
-    def evidence(self, ranks_per_node: int, ratio: Interval | None) -> ExchangeRow:
+    def evidence(self, ranks_per_node: int, ratio: Interval | None) -> GradientSyncRow:
         """Return the row of the profile."""
-        step_s, exchange = self.step_s, self.candidate.exchange
+        step_s, gradient_sync = self.step_s, self.candidate.gradient_sync
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
         further = max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
-        return ExchangeRow(
+        return GradientSyncRow(
             **self.candidate.settings,
-            shard_ranks=ranks_per_node if exchange.shard_within_nodes else None,
+            shard_ranks=ranks_per_node if gradient_sync.shard_within_nodes else None,
             predicted_step_s=self.candidate.time.step_s,
             step_s=step_s,
             steps=sum(len(figures.step_s) for figures in self.figures),
@@ -132,7 +132,7 @@ class NetworkTuning:
     fits: dict[str, LinkEvidence] = field(default_factory=dict)
     """Of links that have two ends here, by their scope."""
     compute: ComputeEvidence | None = None
-    tried: list[MeasuredExchange] = field(default_factory=list)
+    tried: list[MeasuredGradientSync] = field(default_factory=list)
     """The default first."""
     reading: Rounds = field(init=False)
     equal_loss: str | None = None
@@ -218,18 +218,18 @@ class NetworkTuning:
         kept, shown = [], set()
         for number, best in enumerate(sorted(by_kind.values(), key=lambda one: one.time.step_s)):
             # One of each strategy is shown, whatever is predicted of it.
-            if number < CANDIDATES or best.exchange.strategy not in shown:
+            if number < CANDIDATES or best.gradient_sync.strategy not in shown:
                 kept.append(best)
-            shown.add(best.exchange.strategy)
-        same = default.exchange, default.dealt
-        return [default, *(one for one in kept if (one.exchange, one.dealt) != same)]
+            shown.add(best.gradient_sync.strategy)
+        same = default.gradient_sync, default.dealt
+        return [default, *(one for one in kept if (one.gradient_sync, one.dealt) != same)]
 
     def default(self) -> PredictedStep:
         """Return what the trainer would do untold: DDP at the probed micro-batch."""
         config = self.request.config
-        exchange = Exchange(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
-        dealt = dealt_as(config, self.request.ranks, config.micro_batch_size)
-        found = predict(self.load(), self.network(), exchange, [dealt])
+        gradient_sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
+        dealt = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
+        found = predict(self.load(), self.network(), gradient_sync, [dealt])
         assert found is not None
         return found
 
@@ -239,9 +239,9 @@ class NetworkTuning:
         names = "fp32 gradients", f"{half} gradients"
 
         def train(name: str) -> Outcome:
-            exchange = replace(default.exchange, gradient_dtype="fp32" if name == names[0] else half)
-            label = f"equal loss, {exchange.gradient_dtype}"
-            trial = self._trial(exchange, default.dealt, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
+            gradient_sync = replace(default.gradient_sync, gradient_dtype="fp32" if name == names[0] else half)
+            label = f"equal loss, {gradient_sync.gradient_dtype}"
+            trial = self._trial(gradient_sync, default.dealt, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
             return self.reading.run(trial, label)
 
         verdict = check_loss(names, train)
@@ -252,10 +252,10 @@ class NetworkTuning:
         """Measure rounds of all that still run, until the budget is used up or three rounds are there."""
         load, network = self.load(), self.network()
         self.tried = [
-            MeasuredExchange(
+            MeasuredGradientSync(
                 candidate=one,
                 non_padding_tokens=load.non_padding_tokens,
-                further_s=further_s(load.compute, one.dealt, one.exchange, network),
+                further_s=further_s(load.compute, one.dealt, one.gradient_sync, network),
             )
             for one in candidates
         ]
@@ -270,8 +270,8 @@ class NetworkTuning:
         default, compute = self.tried[0], self.compute
         if default.step_s is None or compute is None:
             return
-        dealt, exchange = default.candidate.dealt, default.candidate.exchange
-        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, exchange, network)
+        dealt, gradient_sync = default.candidate.dealt, default.candidate.gradient_sync
+        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, gradient_sync, network)
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
@@ -281,9 +281,9 @@ class NetworkTuning:
         going = [one for one in self.tried if not number or one.figures]
         trials = {}
         for place, one in enumerate(going):
-            exchange = one.candidate.exchange
-            trial = self._trial(exchange, one.candidate.dealt, EXCHANGE_STEPS, number)
-            trials[place] = trial, f"round {number + 1}: {exchange.name}"
+            gradient_sync = one.candidate.gradient_sync
+            trial = self._trial(gradient_sync, one.candidate.dealt, EXCHANGE_STEPS, number)
+            trials[place] = trial, f"round {number + 1}: {gradient_sync.name}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
@@ -295,9 +295,9 @@ class NetworkTuning:
 
         for place, outcome in self.reading.read(number, trials, check, refuse).items():
             if isinstance(outcome, Measured):
-                going[place].figures.append(ExchangeFigures.of(outcome))
+                going[place].figures.append(GradientSyncFigures.of(outcome))
 
-    def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
+    def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
         """Return what to use, and by how much it is proven to be faster than the default; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
         proven = [
@@ -313,12 +313,12 @@ class NetworkTuning:
         What is kept is for other numbers of ranks too, so it is no smaller than it must be.
         """
         config, dealt, ranks = self.request.config, candidate.dealt, self.request.ranks
-        if dealt_as(config, ranks, config.micro_batch_size) == dealt:
+        if micro_batches_of(config, ranks, config.micro_batch_size) == dealt:
             return config.micro_batch_size
         found = range(self.request.max_micro_batch_size, dealt.rows, -1)
-        return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
+        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == dealt), dealt.rows)
 
-    def against_default(self, one: MeasuredExchange) -> Interval | None:
+    def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
@@ -327,22 +327,22 @@ class NetworkTuning:
         self,
         rows: int,
         micro_batches: int = 1,
-        exchange: Exchange | None = None,
+        gradient_sync: GradientSync | None = None,
         *,
         steps: int = COMPUTE_STEPS,
         number: int = 0,
-    ) -> ExchangeFigures:
+    ) -> GradientSyncFigures:
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
-        label = f"{rows} rows, nothing travels" if exchange is None else exchange.name
-        dealt, travels = Dealt(micro_batches=micro_batches, rows=rows), exchange is not None
-        trial = self._trial(exchange or Exchange(), dealt, steps, number, travels=travels)
+        label = f"{rows} rows, nothing travels" if gradient_sync is None else gradient_sync.name
+        dealt, travels = MicroBatches(micro_batches=micro_batches, rows=rows), gradient_sync is not None
+        trial = self._trial(gradient_sync or GradientSync(), dealt, steps, number, travels=travels)
         outcome = self.reading.run(trial, label)
-        return ExchangeFigures.of(self._measured(outcome, f"a step ({label})"))
+        return GradientSyncFigures.of(self._measured(outcome, f"a step ({label})"))
 
     def _trial(
         self,
-        exchange: Exchange,
-        dealt: Dealt,
+        gradient_sync: GradientSync,
+        dealt: MicroBatches,
         steps: int,
         number: int = 0,
         *,
@@ -350,7 +350,7 @@ class NetworkTuning:
         **train: object,
     ) -> Trial:
         rows, settings = dealt.rows, self.request.config
-        parallel = parallel_settings(exchange, self.request.ranks_per_node)
+        parallel = parallel_settings(gradient_sync, self.request.ranks_per_node)
         changed = settings.model_copy(
             update={
                 "micro_batch_size": rows,
@@ -362,7 +362,9 @@ class NetworkTuning:
                 **train,
             }
         )
-        return self._asked(ExchangeRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks))
+        return self._asked(
+            GradientSyncRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks)
+        )
 
     @property
     def _ranks(self) -> dict[str, int]:
@@ -377,26 +379,28 @@ class NetworkTuning:
         raise unmeasured(what, outcome, self.runner)
 
 
-def parallel_settings(exchange: Exchange, ranks_per_node: int) -> dict[str, Any]:
+def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
     """Return what an exchange decides of ``[train.parallel]``."""
     found = {
-        "strategy": exchange.strategy,
-        "shard_ranks": ranks_per_node if exchange.shard_within_nodes else None,
-        "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
-        "gradient_dtype": exchange.gradient_dtype,
+        "strategy": gradient_sync.strategy,
+        "shard_ranks": ranks_per_node if gradient_sync.shard_within_nodes else None,
+        "bucket_cap_mib": gradient_sync.bucket_cap_bytes // MIB,
+        "gradient_dtype": gradient_sync.gradient_dtype,
     }
     # A static graph is DDP's: FSDP2 refuses it.
-    return found | ({"static_graph": False} if exchange.strategy == "fsdp2" else {})
+    return found | ({"static_graph": False} if gradient_sync.strategy == "fsdp2" else {})
 
 
-def further_s(compute: RankCompute, dealt: Dealt, exchange: Exchange, network: Network) -> float:
+def further_s(compute: RankCompute, dealt: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
     """Return what those micro-batches of a step take that are not measured, weights included; predicted."""
     few = min(MOST_MICRO_BATCHES, dealt.micro_batches)
-    whole, part = (step_time(compute, dealt.rows, count, exchange, network) for count in (dealt.micro_batches, few))
+    whole, part = (
+        step_time(compute, dealt.rows, count, gradient_sync, network) for count in (dealt.micro_batches, few)
+    )
     return whole.step_s - part.step_s
 
 
-def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
+def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:
     """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
     micro_batches = -(-config.global_batch_size // (rows * ranks))
-    return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_size // (micro_batches * ranks)))
+    return MicroBatches(micro_batches=micro_batches, rows=-(-config.global_batch_size // (micro_batches * ranks)))

@@ -10,8 +10,8 @@ from autotune.errors import BadInput, ProfileRefused
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
 from autotune.network.decide.scaling_model import (
-    Dealt,
     Load,
+    MicroBatches,
     Scaling,
     ScalingModel,
     gradient_syncs,
@@ -156,11 +156,14 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
             next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
         )
     # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
-    first, last = min(probe.curve, key=lambda point: point.rows), max(probe.curve, key=lambda point: point.rows)
-    sequence_s = last.step_s / last.rows
-    if last.rows > first.rows:
-        sequence_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
-    fixed_s = max(0.0, last.step_s - last.rows * sequence_s)
+    first, last = (
+        min(probe.curve, key=lambda point: point.micro_batch_size),
+        max(probe.curve, key=lambda point: point.micro_batch_size),
+    )
+    sequence_s = last.step_s / last.micro_batch_size
+    if last.micro_batch_size > first.micro_batch_size:
+        sequence_s = max(0.0, (last.step_s - first.step_s) / (last.micro_batch_size - first.micro_batch_size))
+    fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
     return RankCompute(sequence_s=sequence_s, micro_batch_s=fixed_s, optimizer_step_s=0.0, gradients=gradients), (
         "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
@@ -211,11 +214,14 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure some micro-batches of a row's step, and add what further ones take."""
-    dealt, few = Dealt(micro_batches=row.micro_batches, rows=row.rows), min(row.micro_batches, MOST_MICRO_BATCHES)
+    dealt, few = (
+        MicroBatches(micro_batches=row.micro_batches, rows=row.rows),
+        min(row.micro_batches, MOST_MICRO_BATCHES),
+    )
     wide = row.gradient_dtype == "fp32"
-    exchange = row.exchange if wide else replace(row.exchange, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.rows, few, exchange, steps=steps)
-    further = further_s(known.load.compute, dealt, exchange, replace(known.network, nodes=row.nodes))
+    gradient_sync = row.gradient_sync if wide else replace(row.gradient_sync, gradient_dtype=tuning.request.half)
+    figures = tuning.steps(row.rows, few, gradient_sync, steps=steps)
+    further = further_s(known.load.compute, dealt, gradient_sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
         "step_s": step_s,
@@ -281,7 +287,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         "equal_loss": tuning.equal_loss,
     }
     if between is not None:
-        halved = tuning.fastest()[0].candidate.exchange.gradient_dtype != "fp32"
+        halved = tuning.fastest()[0].candidate.gradient_sync.gradient_dtype != "fp32"
         among = gradient_syncs(sixteen_bit=halved)
         known = ScalingModel(load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends)
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
@@ -307,5 +313,5 @@ def _choice(tuning: NetworkTuning) -> str:
     if gain is None:
         return "the default: nothing that was measured is proven to be faster"
     interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-    name = chosen.candidate.exchange.name
+    name = chosen.candidate.gradient_sync.name
     return f"{name}: {gain.value:.2f} times the default's real tokens/s{interval} at this global batch"

@@ -21,7 +21,7 @@ from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, per_s, plural
 from autotune.network.decide.scaling_model import Scaling
-from autotune.network.values import ExchangeSplit, NetworkEvidence, ScalingRow
+from autotune.network.values import GradientSyncSplit, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 
@@ -65,7 +65,7 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
     )  # fmt: skip
     gradient_syncs = table_of(
         "Ways to exchange gradients", found.gradient_syncs,
-        ("exchange", "l", lambda row: row.exchange.name),
+        ("gradient_sync", "l", lambda row: row.gradient_sync.name),
         ("micro-batches", "r", lambda row: str(row.micro_batches)),
         ("rows", "r", lambda row: str(row.rows)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
@@ -94,7 +94,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
         table=table_of(
             "The same as figures", rows,
             ("nodes", "r", lambda row: str(row.nodes)),
-            ("exchange", "l", lambda row: row.exchange.name),
+            ("gradient_sync", "l", lambda row: row.gradient_sync.name),
             ("micro-batches", "r", lambda row: str(row.micro_batches)),
             ("rows", "r", lambda row: str(row.rows)),
             ("step", "r", lambda row: format_seconds(row.step_s)),
@@ -201,6 +201,6 @@ def _limit(row: ScalingRow) -> str:
     return row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}"
 
 
-def _added(row: ExchangeSplit) -> str:
+def _added(row: GradientSyncSplit) -> str:
     """Say that some micro-batches of a measured step were added as predicted."""
     return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

@@ -19,13 +19,13 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
 from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
-from autotune.network.values import Exchange, NetworkEvidence, ScalingRow
+from autotune.network.values import GradientSync, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import rows_with_headroom
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.trials.multirank import TogetherMachine
+from autotune.trials.multirank import MultirankMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Bench, Display, site_here
+from autotune.trials.session import Display, Session, device_here
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
@@ -42,9 +42,9 @@ def nodes_here() -> int:
 
 
 @contextlib.contextmanager
-def open_together(
+def open_multirank(
     choice: DeviceChoice, data_dir: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
-) -> Iterator[Bench]:
+) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
     A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
@@ -60,7 +60,7 @@ def open_together(
             f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
             next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
         )
-    with site_here(choice, data_dir, ("torch",)) as (site, _):
+    with device_here(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
@@ -78,12 +78,12 @@ def open_together(
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
-        with TogetherMachine(start, site.device, scratch) as ranks_together:
+        with MultirankMachine(start, site.device, scratch) as ranks_together:
             sys.stderr.write(
                 f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
             )
             ranks_together.start()
-            yield Bench(site=site, manifest=manifest, server=ranks_together, machine=ranks_together)
+            yield Session(site=site, manifest=manifest, server=ranks_together, machine=ranks_together)
 
 
 def tune_network(
@@ -107,7 +107,7 @@ def tune_network(
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.ranks or require_local_probe(stored).local_ranks
-    with open_together(train.device, request.data, place, nodes, ranks) as opened:
+    with open_multirank(train.device, request.data, place, nodes, ranks) as opened:
         bench = opened if display is None else replace(opened, display=display)
         asked = _network_request(
             stored,
@@ -127,7 +127,7 @@ def tune_network(
     found = evidence(tuning)
     if tuning.tried:
         chosen = tuning.fastest()[0].candidate
-        changed = with_network(stored.profile, found, chosen.exchange, tuning.micro_batch_size(chosen), runner)
+        changed = with_network(stored.profile, found, chosen.gradient_sync, tuning.micro_batch_size(chosen), runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = with_evidence(stored.profile, "network", found, runner)
@@ -198,7 +198,7 @@ def _on_nodes(
     """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
     train, load = stored.profile.train, known.load
     ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
-    with open_together(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
+    with open_multirank(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
             config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
             data_dir=str(data_dir.resolve()),
@@ -225,9 +225,9 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
 
 
 def with_network(
-    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
+    profile: Profile, found: NetworkEvidence, gradient_sync: GradientSync, rows: int, runner: TrialRunner
 ) -> Profile:
     """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
-    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
+    parallel = profile.train.parallel.model_copy(update=parallel_settings(gradient_sync, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
     return with_evidence(profile, "network", found, runner, train)

@@ -84,7 +84,7 @@ class RankCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class GradientSync:
     """How ranks exchange gradients."""
 
     strategy: Strategy = "ddp"
@@ -114,10 +114,10 @@ class LinksRequest(TrialRequest):
     ranks_per_node: int
 
 
-class ExchangeRequest(TrialRequest):
+class GradientSyncRequest(TrialRequest):
     """Train all ranks on the dataset's rows, from memory."""
 
-    job: ClassVar[JobName] = "exchange"
+    job: ClassVar[JobName] = "gradient_sync"
 
     config: TrainConfig
     """The trainer's settings, with the gradient exchange to try."""
@@ -196,7 +196,7 @@ class ComputeEvidence(Table):
         )
 
 
-class ExchangeSplit(Table):
+class GradientSyncSplit(Table):
     """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
 
     strategy: Strategy
@@ -211,9 +211,9 @@ class ExchangeSplit(Table):
     """Of a measured step, which were not measured but added as predicted."""
 
     @property
-    def exchange(self) -> Exchange:
+    def gradient_sync(self) -> GradientSync:
         """How gradients are exchanged."""
-        return Exchange(
+        return GradientSync(
             strategy=self.strategy,
             gradient_dtype=self.gradient_dtype,
             bucket_cap_bytes=self.bucket_cap_mib * MIB,
@@ -221,7 +221,7 @@ class ExchangeSplit(Table):
         )
 
 
-class ExchangeRow(ExchangeSplit, RatioBounds):
+class GradientSyncRow(GradientSyncSplit, RatioBounds):
     """One way to exchange gradients: what it was predicted to take, and took."""
 
     predicted_step_s: PositiveFloat | None = None
@@ -247,7 +247,7 @@ class ExchangeRow(ExchangeSplit, RatioBounds):
         return None if self.ratio_to_default is None else self.bounded(self.ratio_to_default)
 
 
-class ScalingRow(ExchangeSplit):
+class ScalingRow(GradientSyncSplit):
     """Training the same global batch on so many nodes."""
 
     nodes: Positive
@@ -288,7 +288,7 @@ class NetworkEvidence(Table):
     default_micro_batch_size: Positive | None = None
     """The micro-batch as probed, which the default exchange has; None where no training step was measured."""
     compute: ComputeEvidence | None = None
-    gradient_syncs: list[ExchangeRow] = Field(default_factory=list)
+    gradient_syncs: list[GradientSyncRow] = Field(default_factory=list)
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
     """The largest number of at least 90 % efficiency at this global batch; predicted."""

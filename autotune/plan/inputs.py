@@ -16,7 +16,7 @@ from autotune.base.units import format_amount
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
 from autotune.errors import UsageError
 from autotune.launch.training_job import default_ranks
-from autotune.machine.gpu_models import CARDS, Card, card_of, find_card
+from autotune.machine.gpu_models import GPU_MODELS, GpuModel, find_gpu_model, gpu_model_of
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.memory.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.memory.values import MemoryPlan
@@ -80,7 +80,7 @@ class _Subject:
     stored: StoredProfile | None = None
     measured: Profile | None = None
     """The profile, if its evidence is of these machines."""
-    card: Card | None
+    card: GpuModel | None
     """None of a CPU, and of a GPU that is not in the table."""
     fleet: Fleet
     said: str = ""
@@ -183,18 +183,18 @@ def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
 
 
 def _subject(asked: PlanRequest) -> _Subject:
-    card, source = None if asked.gpu is None else find_card(asked.gpu), asked.source
+    card, source = None if asked.gpu is None else find_gpu_model(asked.gpu), asked.source
     if isinstance(source, TrainConfig):
         if card is None:
             raise UsageError(
                 "a model without a profile needs a card to be planned for",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --profile PROFILE.toml.",
+                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile PROFILE.toml.",
             )
         return _Subject(train=source, card=card, fleet=_on_card(card, asked))
     profile = source.profile
     train, there, own_card = profile.train, profile.fingerprint, None
     if there.gpu_name is not None and there.gpu_total_bytes is not None and not there.gpu_mig:
-        own_card = card_of(there.gpu_name, there.gpu_total_bytes)
+        own_card = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
     if card is not None and card is not own_card:
         measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
         said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {card.name}."
@@ -214,7 +214,7 @@ def _subject(asked: PlanRequest) -> _Subject:
     return _Subject(train=train, stored=source, measured=profile, card=own_card, fleet=fleet)
 
 
-def _on_card(card: Card, asked: PlanRequest) -> Fleet:
+def _on_card(card: GpuModel, asked: PlanRequest) -> Fleet:
     ranks, size = asked.ranks_per_node or 1, card.budget_bytes()
     return Fleet(device="cuda", name=card.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 

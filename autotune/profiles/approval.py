@@ -10,12 +10,12 @@ from pathlib import Path
 
 from autotune.base.files import write_atomically
 from autotune.profiles.values import HASH_KEY, Fingerprint, present_sha256
-from autotune.profiles.values import Check, LedgerCheck, Review, Standing, Verdict, Verification, is_sha256, standing_of
+from autotune.profiles.values import Check, TrialLogCheck, ApprovalRecord, Approval, Verdict, Verification, is_sha256, approval_of
 from trainer.config.tables import flat_table
 from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.errors import BadInput, ProfileRefused
 from autotune.machine.host import Host
-from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.trials.trial_log import report_directory
@@ -32,17 +32,17 @@ _TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewedProfile(StoredProfile):
+class ApprovedProfile(StoredProfile):
     """A profile as it is now, and how it stands."""
 
     recorded_sha256: str | None
     """The hash that the file names; None if it names none."""
     file_sha256: str
     """Of all that the file says, that hash among it: runs name the profile by it."""
-    standing: Standing
+    approval: Approval
 
 
-def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
+def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the verdict on just that content.
 
     Raises:
@@ -50,13 +50,13 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
     """
     tables = read_profile_tables(profile)
     stored, recorded = read_profile(profile, tables), tables.get(HASH_KEY)
-    return ReviewedProfile(
+    return ApprovedProfile(
         path=profile,
         profile=stored.profile,
         intact=stored.intact,
         recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
         file_sha256=profile_sha256(tables),
-        standing=standing_of(_read(review_path(profile, reports)), present_sha256(tables, where=str(profile))),
+        approval=approval_of(_read(review_path(profile, reports)), present_sha256(tables, where=str(profile))),
     )
 
 
@@ -65,12 +65,12 @@ def review_path(profile: Path, reports: Path) -> Path:
     return report_directory(profile, reports) / "review.json"
 
 
-def _read(path: Path) -> Review | None:
+def _read(path: Path) -> ApprovalRecord | None:
     """The verdict; None if there is none. A damaged file is never taken for an absent one."""
     if not os.path.lexists(path):
         return None
     try:
-        return parse_table(Review, read_json(path, max_bytes=_MOST_BYTES), where=str(path))
+        return parse_table(ApprovalRecord, read_json(path, max_bytes=_MOST_BYTES), where=str(path))
     except BadConfig as error:
         next_step = "Restore it from a copy; or move it away, and have the profile reviewed again."
         raise BadInput(error.message, next_step=next_step) from error
@@ -78,7 +78,7 @@ def _read(path: Path) -> Review | None:
 
 def review(
     profile: Path, reports: Path, verdict: Verdict, *, by: str, note: str | None, as_edited: bool = False
-) -> ReviewedProfile:
+) -> ApprovedProfile:
     """Keep a verdict on what a profile says now, in place of the one before.
 
     With ``as_edited`` it is approved even if it does not say what was measured.
@@ -87,8 +87,8 @@ def review(
         ProfileRefused: If it is to be approved and was edited since it was written.
         TrainerError, AutotuneError: If the name, the note, the profile or its review cannot be used.
     """
-    before = read_reviewed(profile, reports)
-    present, recorded = before.standing.present_sha256, before.recorded_sha256
+    before = read_with_approval(profile, reports)
+    present, recorded = before.approval.present_sha256, before.recorded_sha256
     if verdict == "approved" and not before.intact and not as_edited:
         written = "it names none" if recorded is None else f"it was written with {_short(recorded)}"
         raise ProfileRefused(
@@ -100,22 +100,22 @@ def review(
     edited = verdict == "approved" and not before.intact
     said = {"verdict": verdict, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
     try:
-        mine = parse_table(Review, {"profile_sha256": present, **said}, where="review")
+        mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
     # Escaped to ASCII, so that no terminal is steered by looking at the file.
     write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
-    return read_reviewed(profile, reports)
+    return read_with_approval(profile, reports)
 
 
-def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ReviewedProfile:
+def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
     """Return a profile whose present content is approved, and still has the ``file_sha256`` that is expected, if any.
 
     Raises:
         ProfileRefused: If it is not, with what to do.
     """
-    found = read_reviewed(profile, reports)
-    state, last, now = found.standing.state, found.standing.review, _short(found.standing.present_sha256)
+    found = read_with_approval(profile, reports)
+    state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
     command, at = shlex.join(["autotune", "profile", "approve", str(profile)]), shlex.join(["--reports", str(reports)])
     next_step = f"Have it reviewed: {command} --by NAME {at}"
     if state == "approved":
@@ -134,7 +134,7 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     raise ProfileRefused(f"{profile} {why}", next_step=next_step)
 
 
-def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None:
+def refuse_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
     """Let only settings pass that are the approved ones, each of them: which ones are harmless, nobody has said.
 
     Raises:
@@ -159,13 +159,13 @@ def _short(sha256: str) -> str:
 
 
 def verify(
-    stored: ReviewedProfile,
+    stored: ApprovedProfile,
     data: Path | None,
     host: Host,
     monitor: GpuMonitor,
     read_cuda: Callable[[], str | None],
     *,
-    ledger: LedgerCheck | None = None,
+    trial_log: TrialLogCheck | None = None,
 ) -> Verification:
     """Compare a profile with this machine, and with its dataset at ``data`` or where the profile says.
 
@@ -178,7 +178,7 @@ def verify(
         no_data = error.message
     on_gpu = made_on.device == "cuda"
     place = stored.data_here(data) or stored.path.parent
-    site = open_site("auto" if on_gpu else "cpu", place, host, monitor, measures=False)
+    site = open_device("auto" if on_gpu else "cpu", place, host, monitor, measures=False)
     missing = [name for name in ("torch", "transformers") if site.versions.setdefault(name, "n/a") == "n/a"]
     # On CPUs nothing is computed by CUDA, whichever version torch was built for.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
@@ -192,7 +192,7 @@ def verify(
     if manifest is None:
         unknown["dataset_hash"] = no_data
     unknown |= dict.fromkeys(missing, "it is not installed here")
-    recorded, present = stored.recorded_sha256 or "n/a", stored.standing.present_sha256
+    recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
     checks = [Check(field="content", found="same" if stored.intact else "warn", profile=recorded, here=present)]
     # What [train] names twice must say the same as the fingerprint, or figures are of something else.
     twice: dict[str, tuple[str, str]] = {"train.device": (made_on.device, train.device)}
@@ -209,4 +209,4 @@ def verify(
         else:
             same = Check(field=field, found="same", profile=said, here=shown(getattr(here, field)))
             checks.append(differ.get(field, same))
-    return Verification(checks=tuple(checks), ledger=ledger)
+    return Verification(checks=tuple(checks), trial_log=trial_log)

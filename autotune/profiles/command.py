@@ -27,12 +27,12 @@ def show(
     """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
-    from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.approval import read_with_approval
     from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.sections import profile_text
     from autotune.search.sections import exploration_text
 
-    stored = read_reviewed(profile, reports)
+    stored = read_with_approval(profile, reports)
     if key is not None or explain:
         found = explanations(stored.profile)
         chosen = found if key is None else of_key(found, key)
@@ -43,9 +43,9 @@ def show(
         if key is None and stored.profile.evidence.explore is not None:
             print(f"\n{exploration_text(stored.profile.evidence.explore)}")
     elif as_json:
-        print(answer_json({**plain(stored.profile), "intact": stored.intact, "review": stored.standing.state}))
+        print(answer_json({**plain(stored.profile), "intact": stored.intact, "review": stored.approval.state}))
     else:
-        print(profile_text(stored.profile, stored.standing, intact=stored.intact))
+        print(profile_text(stored.profile, stored.approval, intact=stored.intact))
 
 
 @app.command("verify")
@@ -59,7 +59,7 @@ def verify(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a profile against this machine, field by field, and against its ledger; nothing is measured."""
+    """Hold a profile against this machine, field by field, and against its trial log; nothing is measured."""
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
@@ -73,19 +73,19 @@ def verify(
             server.start()
             return server.versions.get("cuda")
 
-    stored = reviews.read_reviewed(profile, reports)
-    _, _, ledger = read_trials(profile, stored.profile, reports)
+    stored = reviews.read_with_approval(profile, reports)
+    _, _, trial_log = read_trials(profile, stored.profile, reports)
     monitor = NvmlMonitor()
     try:
-        found = reviews.verify(stored, data, SystemHost(), monitor, read_cuda, ledger=ledger)
+        found = reviews.verify(stored, data, SystemHost(), monitor, read_cuda, trial_log=trial_log)
     finally:
         monitor.close()
     if as_json:
-        said = {"profile": profile, "intact": stored.intact, "review": stored.standing.state}
-        print(answer_json({**said, "ledger": ledger, "checks": found.checks}))
+        said = {"profile": profile, "intact": stored.intact, "review": stored.approval.state}
+        print(answer_json({**said, "trial_log": trial_log, "checks": found.checks}))
     else:
-        print(verification_text(found, stored.standing, intact=stored.intact))
-    if require_approved or stored.standing.state in ("rejected", "voided"):
+        print(verification_text(found, stored.approval, intact=stored.intact))
+    if require_approved or stored.approval.state in ("rejected", "voided"):
         reviews.require_approved(profile, reports)
     found.raise_if_bad(str(profile))
 
@@ -110,7 +110,7 @@ def approve(
     Any later edit of the profile voids the approval.
     """
     from autotune.base.document import answer_json
-    from autotune.profiles.approval import read_reviewed
+    from autotune.profiles.approval import read_with_approval
     from autotune.profiles.approval import review as keep
     from autotune.profiles.sections import review_text
 
@@ -118,10 +118,10 @@ def approve(
         raise UsageError("--reject, --note and --as-edited require a name", next_step="Add --by NAME.")
     verdict: Literal["approved", "rejected"] = "rejected" if reject else "approved"
     if by is None:
-        found = read_reviewed(profile, reports)
+        found = read_with_approval(profile, reports)
     else:
         found = keep(profile, reports, verdict, by=by, note=note, as_edited=as_edited)
     if as_json:
-        print(answer_json({"profile": str(profile), "intact": found.intact, "standing": found.standing}))
+        print(answer_json({"profile": str(profile), "intact": found.intact, "approval": found.approval}))
     else:
-        print(review_text(str(profile), found.standing, intact=found.intact))
+        print(review_text(str(profile), found.approval, intact=found.intact))

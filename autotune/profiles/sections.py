@@ -8,7 +8,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes
 from autotune.profiles.values import Profile
-from autotune.profiles.values import LedgerCheck, Standing, Verification, is_sha256
+from autotune.profiles.values import TrialLogCheck, Approval, Verification, is_sha256
 from autotune.profiles.decide.follow_up import probe_again
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
@@ -26,7 +26,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
+def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     """Each decision with its value and its reason, then where it was measured, and who answers for it."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
     dropout = train.attention_dropout
@@ -50,7 +50,7 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     ]
     here = profile.fingerprint
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
-    origin = (("measured on", (place,)), ("content", (_EDITED[intact],)), ("review", (standing_line(standing),)))
+    origin = (("measured on", (place,)), ("content", (_EDITED[intact],)), ("review", (approval_line(approval),)))
     table = Table(caption="", headers=("setting", "value", "why"), rows=tuple(decisions))
     return console_text((table, Pairs(pairs=origin)))
 
@@ -70,7 +70,7 @@ def _exchange(profile: Profile) -> list[list[str | None]]:
     return rows
 
 
-def verification_text(verification: Verification, standing: Standing, *, intact: bool) -> str:
+def verification_text(verification: Verification, approval: Approval, *, intact: bool) -> str:
     """Every check, then how the profile stands with those who review it."""
     rows: list[Row] = [
         [
@@ -83,16 +83,16 @@ def verification_text(verification: Verification, standing: Standing, *, intact:
     ]
     edited = _EDITED[intact] + ("" if intact else ", so its figures may be of other settings")
     table = Table(caption="", headers=("what", "result", "in the profile", "here"), rows=tuple(rows))
-    ledger = () if verification.ledger is None else (("ledger", (ledger_words(verification.ledger),)),)
-    content = ("content", (f"{short(standing.present_sha256)}, {edited}",))
-    return console_text((table, Pairs(pairs=(content, *ledger, ("review", (standing_line(standing),))))))
+    trial_log = () if verification.trial_log is None else (("trial_log", (trial_log_words(verification.trial_log),)),)
+    content = ("content", (f"{short(approval.present_sha256)}, {edited}",))
+    return console_text((table, Pairs(pairs=(content, *trial_log, ("review", (approval_line(approval),))))))
 
 
-def ledger_words(found: LedgerCheck) -> str:
-    """What the ledger says of a profile, on one line."""
+def trial_log_words(found: TrialLogCheck) -> str:
+    """What the trial log says of a profile, on one line."""
     if found.found == "no trials":
         others = f": {found.others} trials there are another profile's" if found.others else ""
-        return f"not checkable here: no trial of it is in its ledger{others}"
+        return f"not checkable here: no trial of it is in its trial log{others}"
     said = {
         "same": f"matches: the {found.trials} trials it rests on are as they were",
         "differs": "does not match: trials it rests on were changed, lost or put in since, or the profile's hash was",
@@ -111,25 +111,25 @@ def cut(text: str, *, whole: bool = False) -> str:
     return text if whole or len(text) <= _SIDE_CHARACTERS else f"{text[:_SIDE_CHARACTERS]}…"
 
 
-def standing_line(standing: Standing) -> str:
+def approval_line(approval: Approval) -> str:
     """How a profile stands, on one line."""
-    last = standing.review
+    last = approval.review
     if last is None:
         return "not reviewed"
     who, before = f"by {last.by} at {last.time_utc}", short(last.profile_sha256)
-    if standing.state == "voided":
-        now = short(standing.present_sha256)
+    if approval.state == "voided":
+        now = short(approval.present_sha256)
         return f"voided: {before} was approved {who}; the profile was edited since, and is {now} now"
-    if standing.state == "not reviewed":
+    if approval.state == "not reviewed":
         return f"not reviewed (what it said before, {before}, was rejected by {last.by})"
     edited, note = ", as edited by hand" if last.as_edited else "", f": {last.note}" if last.note else ""
-    return f"{standing.state}{edited} {who}{note}"
+    return f"{approval.state}{edited} {who}{note}"
 
 
-def review_text(name: str, standing: Standing, *, intact: bool) -> str:
+def review_text(name: str, approval: Approval, *, intact: bool) -> str:
     """How a profile stands."""
-    content = f"{short(standing.present_sha256)}, {_EDITED[intact]}"
-    pairs = (("profile", (name,)), ("content", (content,)), ("standing", (standing_line(standing),)))
+    content = f"{short(approval.present_sha256)}, {_EDITED[intact]}"
+    pairs = (("profile", (name,)), ("content", (content,)), ("approval", (approval_line(approval),)))
     return console_text((Pairs(pairs=pairs),))
 
 
@@ -164,7 +164,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["profile", str(one.path)],
         ["profile, hash of its content", one.content_sha256],
         ["trials it rests on, hash", provenance.trial_log_sha256],
-        ["held against the ledger", None if one.ledger is None else ledger_words(one.ledger)],
+        ["held against the trial log", None if one.trial_log is None else trial_log_words(one.trial_log)],
         ["model config, hash", one.profile.fingerprint.model_sha256],
         ["dataset, hash", one.profile.fingerprint.dataset_hash],
         ["written", provenance.created_utc],
@@ -198,11 +198,11 @@ def commands(one: ReportedProfile) -> list[str]:
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
     """The last verdict on it."""
-    standing = one.standing
-    if standing is None or standing.state == "not reviewed":
+    approval = one.approval
+    if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {one.quoted} --by NAME"
         return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
-    return (Pairs(pairs=(("Sign-off", (standing_line(standing),)),)),)
+    return (Pairs(pairs=(("Sign-off", (approval_line(approval),)),)),)
 
 
 def global_batch_words(tokens: int) -> str:

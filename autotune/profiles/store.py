@@ -1,4 +1,4 @@
-"""Write what a search found into a profile; read profiles and their ledgers back."""
+"""Write what a search found into a profile; read profiles and their trial logs back."""
 
 from autotune.profiles.values import updated
 
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.files import write_atomically
-from autotune.trials.trial_log import LEDGER_DIRECTORY
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY
 from autotune.advice.values import SettingChange
 from autotune.baseline.values import BaselineEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.workers.values import WorkersEvidence
 from autotune.memory.values import ProbeEvidence
 from autotune.search.values import ExploreEvidence
-from autotune.network.values import Exchange
+from autotune.network.values import GradientSync
 from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
-from autotune.profiles.values import LedgerCheck
-from autotune.profiles.decide.trial_log_check import check_ledger, compare, records_of
+from autotune.profiles.values import TrialLogCheck
+from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
 from autotune.trials.trial_log import trial_log_sha256, own_records
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
@@ -81,15 +81,15 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 
 def read_trials(
     profile_path: Path, profile: Profile, reports: Path
-) -> tuple[tuple[FinishedTrial, ...], int, LedgerCheck]:
-    """Return every trial behind a profile, and since; how many lines of its ledger are none; and what that says of it.
+) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
+    """Return every trial behind a profile, and since; how many lines of its trial log are none; and what that says of it.
 
     Raises:
-        BadInput: If a file of the ledger is too large to be one.
+        BadInput: If a file of the trial log is too large to be one.
     """
-    records, damaged = records_in(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
+    records, damaged = records_in(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
     finished = tuple(record.finished() for record in records_of(profile, records))
-    return finished, damaged, check_ledger(profile, records)
+    return finished, damaged, check_trial_log(profile, records)
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
@@ -109,8 +109,8 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 
 
 def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
-    """Return what ``[provenance]`` says of the ledger: of all the profile's trials up to now, whichever command's."""
-    own = own_records(records_in(runner.ledger.directory)[0], made_on, row_tokens)
+    """Return what ``[provenance]`` says of the trial log: of all the profile's trials up to now, whichever command's."""
+    own = own_records(records_in(runner.trial_log.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
 

@@ -127,7 +127,7 @@ class Provenance(Table):
     slurm_job_id: str | None = None
     """The job that measured; None outside of one."""
     trial_log_sha256: str
-    """Over all that the ledger says of the trials of this model, dataset, device and length of rows."""
+    """Over all that the trial log says of the trials of this model, dataset, device and length of rows."""
     trial_log_until_utc: str | None = None
     """Time of the last one of them; None where there was none, and in profiles from before this was kept, whose hash
     cannot be recomputed."""
@@ -232,8 +232,8 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerCheck:
-    """What the ledger beside a profile says of it."""
+class TrialLogCheck:
+    """What the trial log beside a profile says of it."""
 
     found: Literal["same", "differs", "not recomputable", "no trials"]
     """Whether the trials it rests on are what they were when it was written: all of them, none changed, none added.
@@ -242,7 +242,7 @@ class LedgerCheck:
     """Of the profile's model, dataset and rows, up to when it was written."""
     added: int
     others: int
-    """Trials in the same ledger that are not the profile's."""
+    """Trials in the same trial log that are not the profile's."""
     unfounded: tuple[str, ...]
     """Figures of the profile that no trial gave."""
 
@@ -252,7 +252,7 @@ class Verification:
     """All checks of a profile."""
 
     checks: tuple[Check, ...]
-    ledger: LedgerCheck | None = None
+    trial_log: TrialLogCheck | None = None
     """None where nobody looked."""
 
     def of(self, found: Found) -> tuple[Check, ...]:
@@ -289,7 +289,7 @@ Verdict = Literal["approved", "rejected"]
 State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 
-class Review(Table):
+class ApprovalRecord(Table):
     """``review.json``: the last verdict. The name is a word: nothing here proves who wrote it."""
 
     schema_version: Literal[2] = 2
@@ -304,24 +304,24 @@ class Review(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Approval:
     """How a profile stands, as it is now."""
 
     state: State
     """``voided``: what was approved last is not what the profile says now."""
     present_sha256: str
-    review: Review | None
+    review: ApprovalRecord | None
     """The verdict on that, or on what it said before."""
 
 
-def standing_of(review: Review | None, present_sha256: str) -> Standing:
+def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
     """How a profile of this content stands: a verdict counts for just the content that it was given on."""
     state: State = "not reviewed"
     if review is not None and review.profile_sha256 == present_sha256:
         state = review.verdict
     elif review is not None and review.verdict == "approved":
         state = "voided"
-    return Standing(state=state, present_sha256=present_sha256, review=review)
+    return Approval(state=state, present_sha256=present_sha256, review=review)
 
 
 def is_sha256(text: str) -> bool:

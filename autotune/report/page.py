@@ -36,7 +36,7 @@ from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import probe_first
 from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
 from autotune.profiles.sections import commands, global_batch_words, machine, reproduce, sign_off
@@ -131,8 +131,8 @@ def _settings(one: ReportedProfile) -> Words:
     elif workers.undecided_between:
         doubt = f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
     parallel = train.parallel
-    exchange = f"{parallel.strategy}, {parallel.gradient_dtype} gradients, {parallel.bucket_cap_mib} MiB buckets"
-    network = exchange if one.profile.evidence.network is not None else f"{exchange} (not measured)"
+    gradient_sync = f"{parallel.strategy}, {parallel.gradient_dtype} gradients, {parallel.bucket_cap_mib} MiB buckets"
+    network = gradient_sync if one.profile.evidence.network is not None else f"{gradient_sync} (not measured)"
     return (
         Strong(text=f"micro-batch {plural(train.micro_batch_size, 'row')}"),
         said,
@@ -325,7 +325,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
         "path": one.path,
         "intact": one.intact,
         "content_sha256": one.content_sha256,
-        "ledger": one.ledger,
+        "trial_log": one.trial_log,
         "profile": one.profile,
         "fill_share": fill_share(one.profile),
         "tuned": _rate(tuned_rate(one.profile)),
@@ -348,7 +348,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
         ],
         "damaged_ledger_lines": one.damaged_lines,
         "commands": commands(one),
-        "standing": one.standing,
+        "approval": one.approval,
     }
 
 
@@ -422,7 +422,7 @@ def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
 
 def _step(profile: Profile) -> str:
     train, ranks = profile.train, 1 if profile.evidence.probe is None else profile.evidence.probe.local_ranks
-    dealt = deal(train.global_batch_size, train.micro_batch_size, ranks)
+    dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
     return f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
 
 

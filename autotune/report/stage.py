@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import other_than, read_measured_run, situation_of_profile, situation_of_run
+from autotune.advice.sources import other_settings_than, read_measured_run, situation_of_profile, situation_of_run
 from autotune.base.files import json_rows, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
-from autotune.profiles.approval import read_reviewed
+from autotune.profiles.approval import read_with_approval
 from autotune.profiles.store import StoredProfile, read_trials
 from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.config.tables import refuse_infinite
@@ -62,7 +62,7 @@ def build_report(
 
 def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:
     """Return a profile with what lies around it; without its dataset, why that is not there."""
-    stored = read_reviewed(path, reports)
+    stored = read_with_approval(path, reports)
     finished, damaged, check = read_trials(path, stored.profile, reports)
     manifest, directory, lacking = None, None, ""
     try:
@@ -84,8 +84,8 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         dataset_lacking=lacking,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
-        standing=stored.standing,
-        ledger=check,
+        approval=stored.approval,
+        trial_log=check,
     )
 
 
@@ -100,7 +100,7 @@ def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Ho
     alike = [one for one in profiles if (one.profile.fingerprint.dataset_hash, one.name) == same]
     found = next(iter(by_hash + alike), None)
     stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
-    otherwise = () if stored is None else tuple(other_than(run, stored))
+    otherwise = () if stored is None else tuple(other_settings_than(run, stored))
     if otherwise:
         stored = None  # figures of another step say nothing of this one
     # What is said of the profile already is left out.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from autotune.advice.values import Advice, Bottleneck
 from autotune.base.document import Block, Section
-from autotune.profiles.values import LedgerCheck, Profile, Standing
+from autotune.profiles.values import Approval, Profile, TrialLogCheck
 from autotune.trials.values import FinishedTrial
 from trainer.data.dataset import Manifest
 from trainer.record.run_record import Run
@@ -26,17 +26,17 @@ class ReportedProfile:
     """Of the file as it is; runs name the profile by it."""
     trials: tuple[FinishedTrial, ...]
     damaged_lines: int
-    """Of its ledger, which were left out."""
+    """Of its trial log, which were left out."""
     dataset: Manifest | None = None
     dataset_lacking: str = "no dataset was found"
     """Why there is none."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
     """In the order in which it is to be read."""
-    standing: Standing | None = None
+    approval: Approval | None = None
     """The last verdict on it; None if nobody looked for one."""
-    ledger: LedgerCheck | None = None
-    """What its ledger says of it; None where nobody looked."""
+    trial_log: TrialLogCheck | None = None
+    """What its trial log says of it; None where nobody looked."""
 
     @property
     def title(self) -> str:

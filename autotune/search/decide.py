@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search.values import KNOBS, Configuration
 from trainer.config.train_config import Layout
 
@@ -165,7 +165,7 @@ def knob_space(
 
     The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
     """
-    cells = [with_dealt_rows(starting, global_rows, ranks)]
+    cells = [with_split_batch(starting, global_rows, ranks)]
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
         sizes = micro_batches(global_rows[one.layout], ranks, max_micro_batch_size(one))
@@ -173,9 +173,9 @@ def knob_space(
     return tuple(dict.fromkeys(cells))
 
 
-def with_dealt_rows(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
+def with_split_batch(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
     """With the rows that a micro-batch really has once the global batch is dealt."""
-    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
+    dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
     return knobs.but(micro_batch_size=dealt.rows_per_micro_batch)
 
 
@@ -189,11 +189,11 @@ def micro_batches(global_rows: int, ranks: int, max_micro_batch_size: int) -> li
         return []
     asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
     kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
-    return sorted({deal(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
+    return sorted({split_global_batch(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
 
 
 def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
     """Part of the computed rows that the global batch fills."""
-    dealt = deal(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
+    dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
     computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks
     return global_rows[knobs.layout] / computed

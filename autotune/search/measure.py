@@ -36,7 +36,7 @@ VISIBLE_SHARE = 0.1
 COMPILING_S = 60.0
 """What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
 LEAST_S = 0.001
-"""No window counts as less: ledgers keep no more digits."""
+"""No window counts as less: trial logs keep no more digits."""
 
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
 UNKNOWN = Interval(value=1.0, low=None, high=None)
@@ -178,7 +178,7 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class ConfirmedChoice:
     """What a search came to."""
 
     candidate: Configuration
@@ -193,32 +193,32 @@ class Proof:
     """Settings that are faster, and were not taken for what ``equal_loss`` says of them."""
 
 
-def prove(search: Exploration) -> Proof:
+def confirm(search: Exploration) -> ConfirmedChoice:
     """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
 
     Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
     """
     known = search.known
-    first = prove_one_of(known.finalists({cell.precision for cell in known.cells}), search)
+    first = confirm_one_of(known.finalists({cell.precision for cell in known.cells}), search)
     if first.refused is None:
         return first
-    second = prove_one_of(known.finalists({known.starting.precision}), search)
+    second = confirm_one_of(known.finalists({known.starting.precision}), search)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
-def prove_one_of(finalists: Sequence[Configuration], search: Exploration) -> Proof:
+def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> ConfirmedChoice:
     """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
     starting = search.starting
     if not finalists:
-        return Proof(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
+        return ConfirmedChoice(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
     exactly = all(getattr(candidate, name) == getattr(starting, name) for name in KNOBS if name not in EXACT_KNOBS)
     if not faster or exactly:
-        return Proof(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
+        return ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     loss = _check_loss(candidate, search)
     refused = None if loss.equal else loss.told
-    return Proof(candidate=candidate, ratio=ratio, equal_loss=loss.told, adopted=loss.equal, refused=refused)
+    return ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=loss.told, adopted=loss.equal, refused=refused)
 
 
 def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
@@ -260,7 +260,7 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
     return check_loss((search.starting.precision, candidate.precision), train)
 
 
-def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
+def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
     """Return what the profile keeps of an exploration."""
     before = search.starting
     others = [one for cell, one in search.known.tried.items() if cell != before]
@@ -295,7 +295,7 @@ def evidence(search: Exploration, found: Proof) -> ExploreEvidence:
     )
 
 
-def _choice(search: Exploration, found: Proof) -> str:
+def _choice(search: Exploration, found: ConfirmedChoice) -> str:
     starting, candidate = search.starting, found.candidate.name
     if found.candidate == starting:
         return "nothing that was tried is believed to be faster than the unexplored settings"

@@ -15,11 +15,11 @@ from autotune.profiles.decide.batch_split import global_batch_size, rows_with_he
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure as exploration
-from autotune.search.decide import knob_space, with_dealt_rows
+from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
-from autotune.search.measure import Exploration, Proof, prove, prove_one_of
+from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of
 from autotune.search.values import Configuration, ExploreEvidence
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.train_config import Checkpointing, TrainConfig
@@ -32,7 +32,7 @@ COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 
 def explore_settings(
-    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
+    bench: Session, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> ExploreEvidence:
     """Search, and write what was found; settings that are proven to be faster are probed and taken.
 
@@ -47,7 +47,7 @@ def explore_settings(
     with bench.stage("explore", stored.path, stored.profile.train.model, request, 40) as runner:
         search = Exploration(request=space, runner=runner)
         search.run()
-        explored = prove(search)
+        explored = confirm(search)
     profile, explored = _settle(bench, stored, probe_request, search, explored)
     found = exploration.evidence(search, explored)
     write_atomically(stored.path, profile_to_toml(with_evidence(profile, "explore", found, runner)))
@@ -55,8 +55,8 @@ def explore_settings(
 
 
 def _settle(
-    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: Proof
-) -> tuple[Profile, Proof]:
+    bench: Session, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: ConfirmedChoice
+) -> tuple[Profile, ConfirmedChoice]:
     """Probe what is to be taken, so that its memory is verified too; return the profile to write, and what is taken.
 
     If only fewer rows leave the headroom free, these have to be proven to be faster as well.
@@ -76,12 +76,12 @@ def _settle(
     most = rows_with_headroom(probe.feasible_max, probed.constraints.headroom_share)
     if chosen.micro_batch_size > most:
         ranks = search.request.training.limits.local_ranks
-        fewer = with_dealt_rows(chosen.but(micro_batch_size=most), search.request.global_rows, ranks)
+        fewer = with_split_batch(chosen.but(micro_batch_size=most), search.request.global_rows, ranks)
         if fewer == search.starting:
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
             return stored.profile, replace(explored, adopted=False, refused=why)
         search.known.consider(fewer)
-        proven = prove_one_of([fewer], search)
+        proven = confirm_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
     if not explored.adopted:
@@ -95,7 +95,7 @@ def _settle(
 
 
 def explore_request(
-    bench: Bench, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
+    bench: Session, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> ExploreRequest:
     """Return the space around a profile's settings, and what its windows need; arguments as ``explore_settings``."""
     train, constraints = stored.profile.train, stored.profile.constraints
@@ -139,7 +139,7 @@ def explore_request(
     )
 
 
-def _levels(bench: Bench, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
+def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
     """Return the values of each knob, the profile's first; and what is left out, with the reason."""
     levels: dict[str, tuple[Any, ...]] = {
         "precision": ("fp32", "bf16"),

@@ -8,8 +8,8 @@ from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
 from autotune.machine.values import Unavailable
 from autotune.trials.decide.contamination import (
     GpuHolders,
-    describe_company,
     describe_growth,
+    describe_other_processes,
     describe_other_users,
     describe_slowdown,
     is_above_baseline,
@@ -25,7 +25,7 @@ WAIT_AFTER_S = 10.0
 """How long a trial that has ended may take to give its memory back; what stays longer is somebody else's."""
 
 
-class WatchedMachine:
+class ContaminationGuard:
     """Runs trials on another machine, each only on GPUs that are as free as they were at first.
 
     A trial is not run while a GPU holds more than its baseline. Its figures, and its refusals, are void if the memory
@@ -65,7 +65,7 @@ class WatchedMachine:
         for uuid, one in series.items():
             name = _name(self._monitor, uuid)
             reasons += [describe_slowdown(name, one.samples)] if trial.is_timed else []
-            reasons.append(describe_company(name, one.samples))
+            reasons.append(describe_other_processes(name, one.samples))
         held = self._wait_for_baseline(used, WAIT_AFTER_S)
         return judge(with_gpus(outcome, series.values()), [one for one in (*reasons, *held) if one is not None])
 

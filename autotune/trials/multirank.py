@@ -31,7 +31,7 @@ Start = Callable[[Sequence[str]], Sequence[str]]
 """What ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 
 
-class TogetherMachine(StartedMachine):
+class MultirankMachine(StartedMachine):
     """Runs trials one after the other on ranks that have joined once; after a failure they are started anew.
 
     ``scratch`` is a directory of its own, which the first node's ranks see, and better all nodes' do.

@@ -1,4 +1,4 @@
-"""Run a trial, or take its result from the ledger when it has been run before; and windows in rounds.
+"""Run a trial, or take its result from the trial log when it has been run before; and windows in rounds.
 
 Windows of a round are read one after the other, so that what a machine's minutes do to one they do to all. Every other
 round is read backwards: a drift within rounds cancels too. A round is taken from the trial log whole or not at all, as
@@ -16,7 +16,7 @@ from autotune.machine.values import is_pretended
 from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine
-from autotune.trials.trial_log import Ledger, records_in
+from autotune.trials.trial_log import TrialLog, records_in
 from autotune.trials.values import (
     Contaminated,
     FinishedTrial,
@@ -38,17 +38,17 @@ Key = TypeVar("Key")
 
 @dataclass(slots=True, kw_only=True)
 class TrialRunner:
-    """Runs trials once per ledger: each result is on disk before the next trial starts."""
+    """Runs trials once per trial log: each result is on disk before the next trial starts."""
 
     machine: Machine
-    ledger: Ledger
+    trial_log: TrialLog
     site: str
     """Identifies machine and software; results of another site are not taken for this one's."""
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
     """Called before and after each trial, for progress."""
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
-    """Called with each finished trial, those from the ledger included."""
+    """Called with each finished trial, those from the trial log included."""
     ends_s: float | None = None
     """When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that."""
     budget_ends_s: float | None = None
@@ -60,7 +60,7 @@ class TrialRunner:
     _failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for record in records_in(self.ledger.directory)[0]:
+        for record in records_in(self.trial_log.directory)[0]:
             if record.site == self.site:
                 self._remember(record)
 
@@ -69,7 +69,7 @@ class TrialRunner:
         return trial.key in self._known
 
     def has_failed(self, trial: Trial) -> bool:
-        """Return whether it was run before, and came to nothing that is taken from the ledger."""
+        """Return whether it was run before, and came to nothing that is taken from the trial log."""
         return trial.key in self._failed and trial.key not in self._known
 
     def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
@@ -96,9 +96,9 @@ class TrialRunner:
             outcome = self.machine.run(trial)
             if isinstance(outcome, Measured) and here is not None:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
-            # As the ledger keeps it: whoever goes by time decides the same when it is read back.
+            # As the trial log keeps it: whoever goes by time decides the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
-            done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=False)
+            done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_trial_log=False)
             self._write(done)
         done = replace(done, trial=trial, label=label)
         self.finished.append(done)
@@ -113,14 +113,14 @@ class TrialRunner:
 
     @property
     def seconds(self) -> float:
-        """Time that the finished trials took, those from the ledger included."""
+        """Time that the finished trials took, those from the trial log included."""
         return sum(done.seconds for done in self.finished)
 
     def _check_time(self, trial: Trial, label: str) -> None:
-        now_s, place = self.clock.utc_now().timestamp(), self.ledger.directory
+        now_s, place = self.clock.utc_now().timestamp(), self.trial_log.directory
         if self.budget_ends_s is not None:
             left_s = self.budget_ends_s - now_s
-            usual_s = statistics.median([done.seconds for done in self.finished if not done.from_ledger] or [0.0])
+            usual_s = statistics.median([done.seconds for done in self.finished if not done.from_trial_log] or [0.0])
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
@@ -144,7 +144,7 @@ class TrialRunner:
             seconds=done.seconds,
             made_on=self.made_on,
         )
-        self.ledger.append(record.model_dump(mode="json"))
+        self.trial_log.append(record.model_dump(mode="json"))
         self._remember(record)
 
     def _remember(self, record: TrialRecord) -> None:
@@ -220,7 +220,7 @@ def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
         f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
-        next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
+        next_step=f"Mend that and run the same command: it resumes from {runner.trial_log.directory}.",
     )
 
 

@@ -14,15 +14,15 @@ from autotune.trials.values import FeedFigures, FinishedTrial, Measured, StepFig
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
     """In the order in which they were measured."""
     notes = {
-        "Lines of the ledger that could not be read and were left out": one.damaged_lines,
-        "Trials of another profile of this name, in the same ledger, neither shown nor counted": (
-            0 if one.ledger is None else one.ledger.others
+        "Lines of the trial log that could not be read and were left out": one.damaged_lines,
+        "Trials of another profile of this name, in the same trial log, neither shown nor counted": (
+            0 if one.trial_log is None else one.trial_log.others
         ),
     }
     told = tuple(Paragraph(words=(f"{note}: {number}.",)) for note, number in notes.items() if number)
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (*told, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))
+        return (*told, Missing(what="Trials (the trial log beside this report holds none)", commands=(tune,)))
     peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
     table = table_of(
         f"Every trial of {one.title}", [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],

@@ -1,4 +1,4 @@
-"""What stages share: the site, the dataset, the machine, the ledger, and trials shown as progress."""
+"""What stages share: the site, the dataset, the machine, the trial log, and trials shown as progress."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ from autotune.base.files import check_writable
 from autotune.errors import MachineLacks
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import DeviceChoice, Site, fingerprint, open_site
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
 from autotune.profiles.values import Fingerprint
-from autotune.trials.contamination_guard import WatchedMachine, other_users
+from autotune.trials.contamination_guard import ContaminationGuard, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import LEDGER_DIRECTORY, Ledger, made_on, own_records, records_in, report_directory
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, TrialLog, made_on, own_records, records_in, report_directory
 from autotune.trials.values import FinishedTrial, Outcome, describe
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
@@ -53,10 +53,10 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Session:
     """A machine that is ready to run trials on a dataset at a known site."""
 
-    site: Site
+    site: MeasuredDevice
     manifest: Manifest
     server: StartedMachine
     machine: Machine
@@ -76,7 +76,7 @@ class Bench:
     def stage(
         self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
     ) -> Iterator[TrialRunner]:
-        """Show a stage of a profile, whose trials are written to its ledger."""
+        """Show a stage of a profile, whose trials are written to its trial log."""
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
             runner = self.runner(report_directory(profile, request.reports), self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
@@ -88,9 +88,9 @@ class Bench:
         Once there are more than were expected, no total is shown.
 
         Raises:
-            BadInput: If the ledger's directory cannot be written.
+            BadInput: If the trial log's directory cannot be written.
         """
-        directory = reports / LEDGER_DIRECTORY
+        directory = reports / TRIAL_LOG_DIRECTORY
         check_writable(directory)
         records, _ = records_in(directory)
         if others := len(records) - len(own_records(records, here, None)):
@@ -114,7 +114,7 @@ class Bench:
         site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(
             machine=self.machine,
-            ledger=Ledger(directory, f"{socket.gethostname()}-{os.getpid()}"),
+            trial_log=TrialLog(directory, f"{socket.gethostname()}-{os.getpid()}"),
             site=canonical_sha256(site)[:16],
             clock=SystemClock(),
             on_trial=on_trial,
@@ -125,17 +125,17 @@ class Bench:
 
 
 @contextlib.contextmanager
-def site_here(
+def device_here(
     choice: DeviceChoice, data_dir: Path, libraries: Sequence[str], *, without_gpu: str | None = None
-) -> Iterator[tuple[Site, NvmlMonitor]]:
-    """Settle on a device, whose site has these libraries and the disk of a dataset; arguments as ``open_bench``.
+) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
+    """Settle on a device, whose site has these libraries and the disk of a dataset; arguments as ``open_session``.
 
     Raises:
         MachineLacks: If the device or a library is missing.
     """
     monitor = NvmlMonitor()
     try:
-        site = open_site(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
+        site = open_device(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
         for library in libraries:
             if library not in site.versions:
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
@@ -145,7 +145,7 @@ def site_here(
 
 
 @contextlib.contextmanager
-def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Bench]:
+def open_session(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Session]:
     """Settle on a device and start the trial server, which takes some seconds.
 
     ``without_gpu`` says what to do if a GPU is asked for and there is none; None for the usual advice.
@@ -157,14 +157,14 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
     manifest = read_manifest(data_dir)
     with contextlib.ExitStack() as stack:
         site, monitor = stack.enter_context(
-            site_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
+            device_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
         )
         server = stack.enter_context(ForkServerMachine())
         machine: Machine = server
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]
-            refuse_company(monitor, uuids)
-            machine = WatchedMachine(server, monitor, uuids, GpuSampler(uuids), SystemClock())
+            require_idle_gpus(monitor, uuids)
+            machine = ContaminationGuard(server, monitor, uuids, GpuSampler(uuids), SystemClock())
             stack.callback(machine.close)
         sys.stderr.write(f"measuring on {site.words}; starting the trial server, which loads torch once\n")
         server.start()
@@ -173,10 +173,10 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
                 f"there is a GPU, and torch {server.versions.get('torch')} is built without CUDA",
                 next_step="Install a CUDA build of torch, or use --device cpu.",
             )
-        yield Bench(site=site, manifest=manifest, server=server, machine=machine)
+        yield Session(site=site, manifest=manifest, server=server, machine=machine)
 
 
-def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
+def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
     """Raise ``MachineLacks`` if another process uses these GPUs."""
     if users := other_users(monitor, uuids):
         free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.base.files import unwritable_means_bad_input
+from autotune.base.files import translate_write_errors
 from autotune.errors import BadInput
 from autotune.profiles.values import Fingerprint
 from autotune.trials.values import MadeOn, TrialRecord
 from trainer import files as disk
 from trainer.config.tables import canonical_json, canonical_sha256
 
-LEDGER_DIRECTORY = "ledger"
+TRIAL_LOG_DIRECTORY = "trials"
 """Within a profile's directory among the reports."""
 
 
-MAX_LEDGER_BYTES = 256 * 2**20
+MAX_TRIAL_LOG_BYTES = 256 * 2**20
 
 
-class Ledger:
+class TrialLog:
     """An append-only list of trial records in a directory; one file per writer, merged on read.
 
     Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
@@ -38,12 +38,12 @@ class Ledger:
             BadInput: If the directory cannot be written.
         """
         line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
-        with unwritable_means_bad_input(self._file):
+        with translate_write_errors(self._file):
             self.directory.mkdir(parents=True, exist_ok=True)
             disk.append_whole(self._file, line, durable=True)
 
 
-def read_ledger(directory: Path) -> tuple[list[dict[str, Any]], int]:
+def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """Return all writers' records, ordered by their ``time_utc``, and how many lines are damaged.
 
     One that does not exist yet is empty.
@@ -53,9 +53,9 @@ def read_ledger(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """
     found: list[dict[str, Any] | None] = []
     for path in sorted(directory.glob("*.jsonl")):
-        if path.stat().st_size > MAX_LEDGER_BYTES:
+        if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
             raise BadInput(
-                f"{path} is larger than {MAX_LEDGER_BYTES} bytes", next_step="Move it away; it is no ledger."
+                f"{path} is larger than {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away; it is no trial log."
             )
         found += map(_checked, path.read_bytes().splitlines())
     records = [record for record in found if record is not None]
@@ -73,8 +73,8 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 
 def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a ledger's trials of all sites and writers, oldest first, and how many of its lines are none."""
-    lines, damaged = read_ledger(directory)
+    """Return a trial log's trials of all sites and writers, oldest first, and how many of its lines are none."""
+    lines, damaged = read_trial_log(directory)
     found = [TrialRecord.of(line) for line in lines]
     return [record for record in found if record is not None], damaged + found.count(None)
 
@@ -85,7 +85,7 @@ def made_on(here: Fingerprint) -> MadeOn:
 
 
 def report_directory(profile_path: Path, reports: Path) -> Path:
-    """Return the directory of a profile's ledger and report."""
+    """Return the directory of a profile's trial log and report."""
     return reports / profile_path.stem
 
 
@@ -102,7 +102,7 @@ def own_records(
 
 
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
-    """Names trials, with all that the ledger says of each, in whichever order they were written."""
+    """Names trials, with all that the trial log says of each, in whichever order they were written."""
     said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
     return canonical_sha256(sorted(map(canonical_sha256, said)))
 

@@ -70,7 +70,7 @@ _WORDS = {"measured": "ran", "host_out_of_memory": "killed by the system"}
 
 
 def outcome_from_json(value: dict[str, Any]) -> Outcome:
-    """Read what ``dataclasses.asdict`` made of an outcome, as the ledger keeps it.
+    """Read what ``dataclasses.asdict`` made of an outcome, as the trial log keeps it.
 
     Raises:
         ValueError: If the kind is unknown or its field is missing.
@@ -92,13 +92,13 @@ FEWEST_TIMED_STEPS = 3
 """Fewer timed steps than this ask whether a size fits, and nothing about speed."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "feed", "trace", "links", "exchange"]
+JobName = Literal["step", "feed", "trace", "links", "gradient_sync"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "feed": "autotune.workers.job",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",
-    "exchange": "autotune.network.jobs.gradient_sync",
+    "gradient_sync": "autotune.network.jobs.gradient_sync",
 }
 """The module of each job, whose ``run`` a trial's child process calls; only there is it imported."""
 
@@ -121,7 +121,7 @@ class Trial:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a ledger tells it by."""
+        """What a trial log tells it by."""
         return {"key": self.key, "job": self.job, "measured": self.measured}
 
     @property
@@ -151,7 +151,7 @@ class FinishedTrial:
     outcome: Outcome
     seconds: float
     label: str
-    from_ledger: bool
+    from_trial_log: bool
 
 
 class MadeOn(Table):
@@ -178,7 +178,7 @@ class MadeOn(Table):
 
 
 class TrialRecord(Table):
-    """A trial as the ledger keeps it."""
+    """A trial as the trial log keeps it."""
 
     time_utc: str
     site: str
@@ -190,13 +190,13 @@ class TrialRecord(Table):
     outcome: dict[str, Any]
     seconds: Annotated[float, Field(ge=0)]
     made_on: MadeOn | None = None
-    """None in ledgers from before it was kept: there ``site`` alone tells machines apart, and does not say which."""
+    """None in trial logs from before it was kept: there ``site`` alone tells machines apart, and does not say which."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "TrialRecord | None":
         """Read a record; None if it is no trial of this version of the project."""
         try:
-            found = parse_table(cls, record, where="ledger")
+            found = parse_table(cls, record, where="trial_log")
             outcome = outcome_from_json(found.outcome)
             if isinstance(outcome, Measured) and found.job in _FIGURES:
                 _FIGURES[found.job].of(outcome)
@@ -216,7 +216,7 @@ class TrialRecord(Table):
             outcome=outcome_from_json(self.outcome),
             seconds=self.seconds,
             label=self.label,
-            from_ledger=True,
+            from_trial_log=True,
         )
 
 
@@ -256,7 +256,7 @@ class StepFigures(_Measured):
     """Device memory that the allocator does not count (context, workspaces); None on a CPU."""
     loss: float
     model_flops_per_step: float | None = None
-    """Of all ranks, what the mathematics asks for; None in ledgers from before it was counted."""
+    """Of all ranks, what the mathematics asks for; None in trial logs from before it was counted."""
     local_ranks: int = 1
     """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
     the most that any rank used."""
@@ -360,8 +360,8 @@ class LinkFigures(_Measured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFigures(_Measured):
-    """Figures of an ``exchange`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
+class GradientSyncFigures(_Measured):
+    """Figures of an ``gradient_sync`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
 
     step_s: tuple[float, ...]
     """Of each step, of the slowest rank."""
@@ -383,7 +383,7 @@ class ExchangeFigures(_Measured):
 
 
 _FIGURES: dict[str, type[_Measured]] = {
-    "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "exchange": ExchangeFigures,
+    "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
 }  # fmt: skip
 
 
@@ -394,7 +394,7 @@ class TrialRequest(Table):
 
     def trial(self, *, timeout_s: float, **place: Any) -> Trial:  # noqa: ANN401 - JSON
         """Return the trial of this request, whose inputs lie at ``place``."""
-        # Fields with a default came later; leaving defaults out keeps the keys of trials in older ledgers.
+        # Fields with a default came later; leaving defaults out keeps the keys of trials in older trial logs.
         fields = type(self).model_fields.items()
         defaults = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}
         measured = self.model_dump(mode="json", exclude=defaults)

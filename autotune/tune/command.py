@@ -75,7 +75,7 @@ def tune(
     asked = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
-        ledger=str(job.reports / "*" / "ledger"),
+        trial_log=str(job.reports / "*" / "trials"),
         expected_minutes=1 + 1.2 * request.minutes,  # which the last stage may take longer
         trial_timeout_s=options.trial_timeout,
         ranks=options.ranks,

@@ -1,6 +1,6 @@
 """A whole tuning: the stages of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
 
-Every stage leaves its trials in a ledger and what it decided in the profile, so that the same command continues.
+Every stage leaves its trials in a trial log and what it decided in the profile, so that the same command continues.
 """
 
 import math
@@ -22,11 +22,11 @@ from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.store import profile_paths, read_profile, require_local_probe
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
-from autotune.trials.session import Bench, open_bench
+from autotune.trials.session import Session, open_session
 from autotune.trials.trial_log import report_directory
 from autotune.tune.decide import least_s, share_s
 from autotune.tune.live_view import TuningView
@@ -99,7 +99,7 @@ class Tuning:
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # refused before anything is started
         with self.view.open():
-            with open_bench(request.device, request.probes[0].data) as opened:
+            with open_session(request.device, request.probes[0].data) as opened:
                 bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
                 self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
@@ -121,7 +121,7 @@ class Tuning:
 
     @property
     def has_saved(self) -> bool:
-        """Whether there is something to go on from: a stage that ended well, or may have trials in the ledger."""
+        """Whether there is something to go on from: a stage that ended well, or may have trials in the trial log."""
         return any(stage.status in ("running", "done") for stage in self.stages)
 
     def _tell_least(self) -> None:
@@ -193,7 +193,7 @@ class Tuning:
         """Of this job, that the training may have as well."""
         return min(self.request.nodes, nodes_here())
 
-    def _measure(self, bench: Bench, stage: Stage) -> str:
+    def _measure(self, bench: Session, stage: Stage) -> str:
         """Run a stage; return what it came to."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
@@ -221,7 +221,7 @@ class Tuning:
         """When a share of the time asked for is over, in seconds since 1970."""
         return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.gone_s
 
-    def _estimate(self, bench: Bench, stage: Stage) -> str:
+    def _estimate(self, bench: Session, stage: Stage) -> str:
         probe = self._prepared[stage.model]
         if probe.expected is None:
             return "not predicted, as asked"
@@ -234,13 +234,13 @@ class Tuning:
         rows, tokens = format_count(found.max_micro_batch_size), probe.config.seq_length_tokens
         return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
-    def _probe(self, bench: Bench, stage: Stage) -> str:
+    def _probe(self, bench: Session, stage: Stage) -> str:
         path, traced = self._paths[stage.model], self._traced.get(stage.model)
         probed = probe_one(bench, self._prepared[stage.model], path, traced, self._ends_s())
-        fresh = [one.seconds for one in probed.trials if not one.from_ledger]
+        fresh = [one.seconds for one in probed.trials if not one.from_trial_log]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
-        dealt = deal(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
+        dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
         refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
         return (
             f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
@@ -293,7 +293,7 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
         if not found["with_baseline"]:
             continue
         stored = read_profile(path)  # another exchange, and what the old settings were worth is no longer said
-        with open_bench(stored.profile.train.device, request.data) as bench:
+        with open_session(stored.profile.train.device, request.data) as bench:
             compare_recipes(bench, stored, replace(request, minutes=min(BASELINE_MINUTES, request.minutes)))
         waited_s += bench.server.waited_s
     if found["report"] is not None:

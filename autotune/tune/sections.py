@@ -9,7 +9,7 @@ from autotune.base.units import format_seconds
 from autotune.profiles.values import Profile
 from autotune.report.page import profiles_table
 from autotune.search.sections import exploration_lines
-from autotune.trials.values import ExchangeFigures, FeedFigures, FinishedTrial, Measured, StepFigures
+from autotune.trials.values import FeedFigures, FinishedTrial, GradientSyncFigures, Measured, StepFigures
 from autotune.tune.values import Stage, Status, TuningResult
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
@@ -73,8 +73,8 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
         return figures.padded_tokens_per_step / statistics.median(figures.step_s)
     if job == "feed" and not measured.get("losses"):
         return FeedFigures.of(outcome).tokens_per_s  # the same slots hold more or less, by layout
-    if job == "exchange":
-        steps = ExchangeFigures.of(outcome)
+    if job == "gradient_sync":
+        steps = GradientSyncFigures.of(outcome)
         return steps.tokens_per_step / statistics.median(steps.step_s)
     return None
 

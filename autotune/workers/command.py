@@ -43,7 +43,7 @@ def workers(
     from autotune.base.document import answer_json
     from autotune.base.units import parse_seconds
     from autotune.profiles.store import read_profile, require_local_probe
-    from autotune.trials.session import open_bench
+    from autotune.trials.session import open_session
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
 
@@ -62,7 +62,7 @@ def workers(
     if job.goes_elsewhere(context, job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)):
         return
     device = "cpu" if step_time else train.device
-    with open_bench(device, request.data, without_gpu=_replay(stored, probe)) as bench:
+    with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:
         found = count_workers(bench, stored, request, joint_trials=joint_trials)
     print(answer_json(found) if job.as_json else workers_text(found, sweep.profile, request.data))
 
@@ -72,7 +72,7 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     from autotune.profiles.decide.follow_up import command
 
     rows = stored.profile.train.micro_batch_size
-    step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)
+    step_s = next((point.step_s for point in probe.curve if point.micro_batch_size == rows), None)
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "

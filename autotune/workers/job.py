@@ -22,7 +22,7 @@ from trainer.data.global_batch import in_rows, make_plan
 from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.data.sampler import MicroBatchPlan
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Mark, Ranks, join_ranks, leave_ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_ranks, mark
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
@@ -149,7 +149,7 @@ class ReplayedStep:
         self._micro_batch_s, self._row_tokens = micro_batch_s, row_tokens
         self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
-        self.wait = DataWait(lambda: Mark(time.perf_counter()))
+        self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
         torch.set_num_threads(1)
         self._keeps_busy = torch.rand(96, 96)
 
@@ -176,7 +176,7 @@ class ReplayedStep:
             torch.mm(self._keeps_busy, self._keeps_busy)
 
 
-class _Until(Mark):
+class _Until(DeviceEvent):
     """A moment that is known ahead."""
 
     def reached(self) -> bool:

@@ -9,7 +9,7 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.trials.values import FeedFigures, FinishedTrial, Measured
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
-from autotune.workers.measure import Asked, Sweep, WorkersDied
+from autotune.workers.measure import Sweep, TimedWindow, WorkersDied
 from autotune.workers.values import FeedRequest, JointChoice
 from trainer.config.train_config import DataSettings
 
@@ -99,11 +99,11 @@ def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSetti
             return ratio
 
 
-def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> Asked:
+def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> TimedWindow:
     pinned = "" if data.pin_memory else "not "
     name = f"{data.num_workers} loader workers, prefetch {data.prefetch_factor}, {pinned}pinned"
     config = sweep.training.config.model_copy(update={"data": data})
-    return Asked(name="batches from memory" if cached else name, config=config, cached=cached)
+    return TimedWindow(name="batches from memory" if cached else name, config=config, cached=cached)
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
-from autotune.machine.measured_device import Site
+from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.runner import Rounds, TrialRunner, unmeasured
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.trials.values import Crashed, FeedFigures, GpuUse, HostOutOfMemory, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
@@ -37,7 +37,7 @@ class TrainingWindows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TimedWindow:
     """A window to read."""
 
     name: str
@@ -91,7 +91,7 @@ class Sweep:
         used_up = self._late or self.reading.seconds >= self.training.request.budget_s
         return used_up and len(self.rounds) > 2
 
-    def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
+    def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[FeedFigures]:
         """Return figures of windows that are read one after the other, or known from the trial log all together.
 
         Raises:
@@ -127,7 +127,7 @@ class Sweep:
     def _measure_round(self, counts: Sequence[Count]) -> bool:
         """Read a round; returns whether that went well: if not, its largest count is too many, or time is over."""
         asked = [
-            Asked(
+            TimedWindow(
                 name="batches from memory" if count is None else f"{count} loader workers",
                 config=with_data(self.training.config, {"num_workers": count or 0}),
                 cached=count is None,
@@ -173,7 +173,7 @@ class Sweep:
             self.limit = max(tried, fitting), refusal
 
 
-def training_windows(bench: Bench, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
+def training_windows(bench: Session, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
     """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
     train, disk = bench.manifest.train, bench.site.host.disks[0].filesystem_type
     tokens = sum(shard.tokens for shard in train.shards)
@@ -223,7 +223,7 @@ def feed_trial(
     return asked.trial(timeout_s=request.trial_timeout_s, data_dir=str(request.data.resolve()))
 
 
-def evidence(sweep: Sweep, choice: WorkersChoice, site: Site) -> WorkersEvidence:
+def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> WorkersEvidence:
     """Return what the profile keeps of a sweep."""
     request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
     ceilings = [one[None] for one in sweep.rounds if None in one]
@@ -295,7 +295,7 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
     return mean(known) if known else None
 
 
-def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool = False) -> str:
+def gpu_source(site: MeasuredDevice, windows: Sequence[FeedFigures], *, replayed: bool = False) -> str:
     """Return the source of each kind of figure; ``replayed`` is a GPU's step that was not trained here."""
     if replayed:
         return "n/a (its step was replayed on this CPU)"

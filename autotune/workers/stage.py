@@ -10,7 +10,7 @@ from autotune.machine.measured_device import local_ranks
 from autotune.profiles.store import StoredProfile, require_local_probe, with_data, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.workers import measure as workers
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, training_windows
@@ -19,7 +19,7 @@ from trainer.config.train_config import DataSettings, Tag, tagged
 
 
 def count_workers(
-    bench: Bench, stored: StoredProfile, request: SweepRequest, *, joint_trials: int = JOINT_TRIALS
+    bench: Session, stored: StoredProfile, request: SweepRequest, *, joint_trials: int = JOINT_TRIALS
 ) -> WorkersEvidence:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile.
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory import prediction
 from autotune.profiles.values import profile_to_toml
@@ -32,7 +32,7 @@ def made_here(here, patterned_dataset) -> Path:
     """The same with a dataset, ``data``, from which ``p.toml`` was made on this machine's CPU."""
     (here / "data").symlink_to(patterned_dataset)
     found, monitor, manifest = example_profile(), NvmlMonitor(), read_manifest(patterned_dataset)
-    site = open_site("cpu", here / "data", SystemHost(), monitor)
+    site = open_device("cpu", here / "data", SystemHost(), monitor)
     monitor.close()
     data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
     train = found.train.model_copy(update={"data": data, "global_batch_size": 122})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from autotune.advice.decide.apply import with_changes
 from autotune.advice.values import SettingChange
 from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
 from autotune.workers.values import WorkersEvidence, WorkersRow
@@ -121,7 +121,7 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 
 def step(world: World, train: TrainConfig) -> Step:
-    dealt = deal(train.global_batch_size, train.micro_batch_size, world.ranks)
+    dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks)
     micro_batches, rows = dealt.micro_batches, dealt.rows_per_micro_batch
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
@@ -242,7 +242,7 @@ def run_of(
                 communication_s=seconds["network"] + seconds["straggling"] + seconds["starving"], **told,
             )
         )  # fmt: skip
-    micro_batches = deal(train.global_batch_size, train.micro_batch_size, world.ranks).micro_batches
+    micro_batches = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks).micro_batches
     return run_of_rows(
         train, rows, ranks=world.ranks, gradient_accumulation_steps=micro_batches, parameters=world.parameters,
         device=world.gpu_name or "cpu", peak=peak,
@@ -260,7 +260,7 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
         speed = one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
         curve.append(
             CurvePoint(
-                rows=rows, padded_tokens_per_s=speed, step_s=one.padded_tokens / speed, timed_steps=8,
+                micro_batch_size=rows, padded_tokens_per_s=speed, step_s=one.padded_tokens / speed, timed_steps=8,
                 padded_tokens_per_s_low=speed * 0.985, padded_tokens_per_s_high=speed * 1.015,
             )
         )  # fmt: skip

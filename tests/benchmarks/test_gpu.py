@@ -78,7 +78,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from benchmarks import gpu
 signal.signal(signal.SIGINT, signal.default_int_handler)
-gpu.open_site = lambda *_: SimpleNamespace(gpus=(1,))
+gpu.open_device = lambda *_: SimpleNamespace(gpus=(1,))
 gpu.make_data = lambda *_: None
 gpu.open_check = lambda *_, tiny: {{"stages": {{}}}}
 names = (("done", "print(1)"), ("hangs", {HANGS + SLEEPS!r}))

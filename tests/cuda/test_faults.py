@@ -25,7 +25,7 @@ def probe(machine, data, *words, code=0):
     files = ("--reports", machine.folder / "reports", "--out", machine.folder / "profile.toml")
     ended = machine.autotune("probe", *common, *files, *words)
     assert ended.code == code, ended
-    records, _ = records_in(machine.folder / "reports/profile/ledger")
+    records, _ = records_in(machine.folder / "reports/profile/trials")
     return ended, {record.label: record.outcome["kind"] for record in records}
 
 
@@ -113,14 +113,14 @@ from pathlib import Path
 from autotune.errors import MachineLacks
 from autotune.machine.host import SystemHost
 from autotune.measure import nvml
-from autotune.machine.measured_device import open_site
+from autotune.machine.measured_device import open_device
 began_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5
 monitor = nvml.NvmlMonitor()
 sample = monitor.sample(monitor.devices()[0].uuid) if monitor.devices() else None
 print(len(monitor.devices()), monitor.why_absent(), sample, time.monotonic() - began_s < 2, sep="|")
 try:
-    open_site("auto", Path(), SystemHost(), monitor)
+    open_device("auto", Path(), SystemHost(), monitor)
 except MachineLacks as error:
     print(error.exit_code, error.message, error.next_step, sep="|")
 monitor.close()

@@ -52,7 +52,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
             r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
             r"autotune tune --model tiny/config.json \1 --memory 128MiB --here --seq-length 128 "
             r"--global-batch-tokens 1024 --window 0.5 --minutes 1 --out demo/profiles --reports demo/reports",
-            "as make demo had it: all but the end is in its ledger",
+            "as make demo had it: all but the end is in its trial log",
         ),
         (r"bert-mini-cpu", "tiny-cpu", _QUICK),
         (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),

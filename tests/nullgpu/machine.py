@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.base.process import start
-from autotune.machine.gpu_models import Card, find_card
+from autotune.machine.gpu_models import GpuModel, find_gpu_model
 from autotune.memory.decide.memory_model import COMMUNICATION_BYTES, CONTEXT_BYTES
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment
@@ -145,7 +145,7 @@ class Machine:
 
     def variables_of_commands(self) -> dict[str, str]:
         """Return the environment that makes a Python of the second environment see these GPUs."""
-        card = find_card(self.name)
+        card = find_gpu_model(self.name)
         memory = card.usable_bytes
         own = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
         inherited = {
@@ -184,7 +184,7 @@ class Machine:
 
     def _rates(self) -> dict[str, float]:
         """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
-        peaks = [peak_flops_per_s(find_card(self.name).name, of) for of in ("bf16", "tf32")]
+        peaks = [peak_flops_per_s(find_gpu_model(self.name).name, of) for of in ("bf16", "tf32")]
         return {"flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None), "link_bytes_per_s": 20e9}
 
     @property
@@ -205,6 +205,6 @@ class Machine:
         return folder
 
 
-def cards() -> dict[str, Card]:
+def cards() -> dict[str, GpuModel]:
     """Return the GPUs that can be pretended, by the project's names."""
-    return {name: find_card(name) for name in _MULTIPROCESSORS}
+    return {name: find_gpu_model(name) for name in _MULTIPROCESSORS}

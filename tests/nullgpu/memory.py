@@ -14,7 +14,7 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.errors import AutotuneError
-from autotune.machine.gpu_models import find_card
+from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import Expected, expected_on_gpu
@@ -22,7 +22,7 @@ from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
 from autotune.profiles.decide.batch_split import rows_with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Measured
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
 from trainer.config.presets import model_settings
@@ -105,7 +105,7 @@ def probed(case: Case) -> dict[str, Any]:
     started_s = time.monotonic()
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
         machine.start()
-        runner = TrialRunner(machine=machine, ledger=Ledger(Path(folder), "memory"), site="", clock=SystemClock())
+        runner = TrialRunner(machine=machine, trial_log=TrialLog(Path(folder), "memory"), site="", clock=SystemClock())
         search = Search(probe=probe, runner=runner)
         crashed = None
         try:
@@ -144,7 +144,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
     used = monitor.used_bytes(gpu.uuid)
     monitor.close()
     assert isinstance(used, int)
-    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
+    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_gpu_model(case.gpu).usable_bytes)
     config = TrainConfig(
         model=_settings(case.model),
         seq_length_tokens=case.width,

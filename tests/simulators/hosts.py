@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import MachineLacks
-from autotune.trials.multirank import TogetherMachine
+from autotune.trials.multirank import MultirankMachine
 
 PORT = 29_511
 
@@ -73,7 +73,7 @@ def hosts(
         _remove(found, bridge)
 
 
-def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
+def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
     """One torchrun on each host, which meet at the first one's address."""
     processors = sorted(os.sched_getaffinity(0))
 
@@ -93,7 +93,7 @@ def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
         ]  # fmt: skip
         return ["bash", "-c", " & ".join(commands) + " & wait"]
 
-    return TogetherMachine(start, "cpu", scratch)
+    return MultirankMachine(start, "cpu", scratch)
 
 
 def _connect(host: Host, bridge: str, bits_per_s: int) -> None:

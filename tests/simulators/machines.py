@@ -67,7 +67,7 @@ FIRST_STEP = (2.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
+class MicroBatchLoader:
     """A rank's loader; seconds are of one micro-batch."""
 
     workers: int
@@ -119,7 +119,7 @@ class Machine:
     steps: int
     micro_batches: int
     host: Host
-    supply: Supply
+    supply: MicroBatchLoader
     fill: float
     fill_deviation: float
     uneven_widths: float
@@ -223,7 +223,9 @@ def _shape(cause: Cause, memory_is_pressed: bool, draw: np.random.Generator) -> 
     )
 
 
-def _supply(pressed: bool, world: int, device: Device, step: tuple[float, int], draw: np.random.Generator) -> Supply:
+def _supply(
+    pressed: bool, world: int, device: Device, step: tuple[float, int], draw: np.random.Generator
+) -> MicroBatchLoader:
     step_s, micro_batches = step
     workers = int(draw.choice(WORKERS))
     kinds = [one for one in SUPPLY_KINDS if (world > 1 or one != "one rank") and (workers or one != "bursts")]
@@ -231,7 +233,7 @@ def _supply(pressed: bool, world: int, device: Device, step: tuple[float, int], 
     serial = not workers and not device.on_gpu
     ranges = SERIAL_SUPPLY if serial else SUPPLY
     healthy, starved = (step_s / micro_batches * log_uniform(draw, ranges[is_pressed]) for is_pressed in (False, True))
-    return Supply(
+    return MicroBatchLoader(
         workers=workers,
         prefetch=int(draw.choice(PREFETCH)),
         make_s=max(1, workers) * (starved if kind == "workers" else healthy),
@@ -269,7 +271,7 @@ def _pace(pressed: bool, world: int, draw: np.random.Generator) -> Pace:
     )
 
 
-def _settings(shape: Shape, layout: str, supply: Supply, batch: tuple[int, int]) -> TrainConfig:
+def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[int, int]) -> TrainConfig:
     global_rows, log_interval = batch
     on_gpu = shape.device.on_gpu
     model = {"model_type": "bert", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers}

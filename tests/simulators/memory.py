@@ -9,7 +9,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.memory.decide.batch_search import Prediction, Tried, bracket, next_rows
+from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_rows
 from tests.simulators.noise import log_uniform
 
 MIB = 2**20
@@ -97,11 +97,11 @@ def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
     prediction = Prediction(
         peak_bytes=machine.predicted_bytes, unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0)
     )
-    tried: list[Tried] = []
+    tried: list[SizeTrial] = []
     while len(tried) < ENDLESS_TRIALS:
         rows = next_rows(tried, machine.budget_bytes, MAX_ROWS, prediction if predicted else None)
         if rows is None:
             return len(tried), bracket(tried).feasible_max == machine.truth
         attempt = machine.attempt(rows)
-        tried.append(Tried(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
+        tried.append(SizeTrial(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
     return len(tried), False

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.advice.decide.context import Situation
+from autotune.advice.decide.context import TrainingContext
 from autotune.advice.decide.rules import advise
 from autotune.advice.sources import data_facts
 from autotune.machine.host import SystemHost
@@ -46,7 +46,7 @@ def followed(scratch: Path) -> list[dict[str, Any]]:
 
 def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     facts = data_facts(raw, SystemHost())
-    (advice,) = (one for one in advise(Situation(train=None, data=facts)) if one.rule == "raw-data")
+    (advice,) = (one for one in advise(TrainingContext(train=None, data=facts)) if one.rule == "raw-data")
     assert advice.gain is not None
     out = scratch / f"{kind}-ids"
     command = [sys.executable, "-m", "autotune", "data", "prepare", f"{kind}:{raw}", "--out", str(out), "--json"]

@@ -31,16 +31,16 @@ def deep(layers: int) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CacheDirectory:
     """A dataset, and where runs go."""
 
     data: Path
     directory: Path
 
 
-def make_place(directory: Path) -> Place:
+def make_place(directory: Path) -> CacheDirectory:
     """A dataset with the lengths of real functions."""
-    return Place(data=write_corpus(directory / "data", real_lengths(SAMPLES, 0)), directory=directory)
+    return CacheDirectory(data=write_corpus(directory / "data", real_lengths(SAMPLES, 0)), directory=directory)
 
 
 def write_settings(path: Path, **changes: object) -> Path:
@@ -63,7 +63,7 @@ def write_settings(path: Path, **changes: object) -> Path:
     return path
 
 
-def train(place: Place, name: str, *, limit: str | None = None, ranks: int = 1, **changes: object) -> Run:
+def train(place: CacheDirectory, name: str, *, limit: str | None = None, ranks: int = 1, **changes: object) -> Run:
     """Train on this host; ``limit`` is one of ``tests.simulators.limited_run``'s.
 
     Raises:
@@ -77,7 +77,9 @@ def train(place: Place, name: str, *, limit: str | None = None, ranks: int = 1, 
     return read_run(out)
 
 
-def train_over_network(place: Place, name: str, bits_per_s: int = NETWORK_BITS_PER_S, **changes: object) -> Run:
+def train_over_network(
+    place: CacheDirectory, name: str, bits_per_s: int = NETWORK_BITS_PER_S, **changes: object
+) -> Run:
     """Train on two hosts behind slow links; needs root.
 
     Raises:
@@ -100,7 +102,7 @@ def train_over_network(place: Place, name: str, bits_per_s: int = NETWORK_BITS_P
     return read_run(out)
 
 
-def _arguments(profile: Path, place: Place, out: Path) -> list[str]:
+def _arguments(profile: Path, place: CacheDirectory, out: Path) -> list[str]:
     return ["--profile", str(profile), "--data", str(place.data), "--out", str(out)]
 
 

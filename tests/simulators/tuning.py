@@ -12,7 +12,7 @@ import numpy as np
 
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.step_model import expected_largest
-from autotune.network.values import ComputeEvidence, ExchangeRow, NetworkEvidence
+from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.profiles.values import Profile
 from autotune.trials.values import GpuUse
 from autotune.workers.values import WorkersEvidence, WorkersRow
@@ -126,7 +126,7 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
     # Of the rank that waits longest for gradients after its own have left.
     waiting = min(1.0, float(np.median(exposed, axis=0).max()) / step_s)
     parallel, train = machine.train.parallel, machine.train
-    row = ExchangeRow(
+    row = GradientSyncRow(
         strategy=parallel.strategy, gradient_dtype=parallel.gradient_dtype, bucket_cap_mib=parallel.bucket_cap_mib,
         micro_batches=machine.micro_batches, rows=train.micro_batch_size, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
         compute_share=1 - waiting, communication_share=waiting, outcome="ran",

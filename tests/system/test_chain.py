@@ -73,7 +73,7 @@ def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_
     refusal = trials[probed["infeasible_min"], "out_of_memory"]["detail"]
     assert "can't allocate memory" in refusal or "bad_alloc" in refusal
     assert probed["feasible_peak_bytes"] <= 256 * 2**20
-    assert all(trial["from_ledger"] for trial in again["trials"])
+    assert all(trial["from_trial_log"] for trial in again["trials"])
     assert again["feasible_max"] == probed["feasible_max"]
     text = profile.read_text()
     tables = tomllib.loads(text)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 MEASURING = """
 import importlib.metadata, pathlib, sys, time
 from autotune.cluster.torchrun import on_this_node
-from autotune.trials.multirank import TogetherMachine
+from autotune.trials.multirank import MultirankMachine
 from tests.simulators.hosts import hosts, together
 scratch = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "hosts":
@@ -34,7 +34,7 @@ if sys.argv[2] == "hosts":
         machine.start()
         print("started", flush=True)
         time.sleep(600)
-with TogetherMachine(on_this_node(2, importlib.metadata.version("torch")), "cpu", scratch) as machine:
+with MultirankMachine(on_this_node(2, importlib.metadata.version("torch")), "cpu", scratch) as machine:
     machine.start()
     print("started", flush=True)
     time.sleep(600)

@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional
 
 from trainer.build import Training, build_training
-from trainer.checkpoint.tensors import held_tensors
+from trainer.checkpoint.tensors import tensor_shards
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
-from trainer.distributed.ranks import Mark, join_ranks
+from trainer.distributed.ranks import DeviceEvent, join_ranks
 from trainer.distributed.step import StepResult
 
 Learned = tuple[float, dict[str, torch.Tensor]]
@@ -78,7 +78,11 @@ def result_of(
     loss=2.0, norm=1.0, *, applied=True, told=(), partial=None, computed_s=0.0, departed_s=None
 ) -> StepResult:
     """What a step was that nobody took."""
-    began, computed, departed = Mark(0.0), Mark(computed_s), None if departed_s is None else Mark(departed_s)
+    began, computed, departed = (
+        DeviceEvent(0.0),
+        DeviceEvent(computed_s),
+        None if departed_s is None else DeviceEvent(departed_s),
+    )
     loss, norm, told = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, told))
     return StepResult(
         loss=loss, grad_norm=norm, applied=torch.tensor(applied), told=told, partial=partial, began=began, asked=began,
@@ -103,7 +107,7 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
 def state_of_training(training: Training) -> dict[str, torch.Tensor]:
     """Weights and the optimizer's state, by name, as they are now."""
     ranks = join_ranks(config_of(), environment={})
-    return {one.name: one.local.clone() for one in held_tensors(training, ranks)}
+    return {one.name: one.local.clone() for one in tensor_shards(training, ranks)}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

@@ -24,7 +24,7 @@ from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.health.events import EventRow
-from trainer.health.watchdog import Watch
+from trainer.health.watchdog import Watchdog
 from trainer.loop import train
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import Run, RunExit, StartClock, read_run
@@ -34,7 +34,7 @@ DROPOUT = ModelSettings(
 )
 
 
-class _Asked(Watch):
+class _Asked(Watchdog):
     """A watch to which a signal comes after so many steps."""
 
     def __init__(self, after: int) -> None:

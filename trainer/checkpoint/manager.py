@@ -26,7 +26,7 @@ from trainer.checkpoint.format import (
     prune,
     step_of,
 )
-from trainer.checkpoint.tensors import Held, HostCopy, held_tensors, make_state, restore
+from trainer.checkpoint.tensors import HostCopy, TensorShard, make_state, restore, tensor_shards
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import TrainerError, TrainingFailed
@@ -42,7 +42,7 @@ _ASSUMED_BYTES_PER_S = 100e6
 """Of a disk that nothing was written to yet."""
 
 
-class Keeper:
+class CheckpointManager:
     """Saves and restores a run; each rank calls it at the same steps.
 
     ``progressed`` is called while something is written or read.
@@ -112,18 +112,18 @@ class Keeper:
         """Return how long the next one will take: as long as the last, or a guess."""
         return self._save_s if self.enabled else 0.0
 
-    def _take_room(self, kept: Sequence[Held]) -> None:
+    def _take_room(self, kept: Sequence[TensorShard]) -> None:
         if self._ranks.device.type == "cuda":
             torch.cuda.set_device(self._ranks.device)  # a thread begins with the first one
         with contextlib.suppress(MemoryError, RuntimeError):  # said by the save that then tries again
             self._copy = self._new_copy(kept)
 
-    def _kept(self) -> list[Held]:
+    def _kept(self) -> list[TensorShard]:
         """Return the tensors that this rank writes; the optimizer has its state from then on."""
         make_state(self._training)
-        return [one for one in held_tensors(self._training, self._ranks) if one.keeper]
+        return [one for one in tensor_shards(self._training, self._ranks) if one.keeper]
 
-    def _new_copy(self, kept: Sequence[Held]) -> HostCopy:
+    def _new_copy(self, kept: Sequence[TensorShard]) -> HostCopy:
         pinned = self._ranks.device.type == "cuda"
         return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
 
@@ -140,7 +140,7 @@ class Keeper:
         if urgent:
             self.wait()
 
-    def _begin(self, kept: list[Held], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
+    def _begin(self, kept: list[TensorShard], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
         self._saves += 1
         writer = CheckpointWriter(
             self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,

@@ -42,7 +42,7 @@ _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TensorShard:
     """A tensor of training as this rank holds it."""
 
     name: str
@@ -63,7 +63,7 @@ class Held:
         return self.begin + (self.local.shape[0] if self.shape else 1)
 
 
-def held_tensors(training: Training, ranks: Ranks) -> list[Held]:
+def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
     """Weights, buffers and the optimizer's state, in the same order on every rank; under zero1 some hold less of it."""
     module, optimizer = training.module, own_optimizer(training.optimizer)
     lasting = module.state_dict().keys()
@@ -78,7 +78,7 @@ def held_tensors(training: Training, ranks: Ranks) -> list[Held]:
     return found
 
 
-def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
+def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
     if isinstance(value, DTensor):
         local, shape = value.to_local().detach(), tuple(value.shape)
         mesh = value.device_mesh
@@ -88,9 +88,9 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
         begin = min(shape[0], part * rows)
         assert local.shape[0] == min(rows, shape[0] - begin), name
         first_copy = mesh.ndim == 1 or mesh.get_local_rank("copy") == 0
-        return Held(name=name, local=local, shape=shape, begin=begin, keeper=first_copy, shared=False)
+        return TensorShard(name=name, local=local, shape=shape, begin=begin, keeper=first_copy, shared=False)
     value = value.detach()
-    return Held(name=name, local=value, shape=tuple(value.shape), begin=0, keeper=ranks.leads, shared=True)
+    return TensorShard(name=name, local=value, shape=tuple(value.shape), begin=0, keeper=ranks.leads, shared=True)
 
 
 def make_state(training: Training) -> None:
@@ -111,7 +111,7 @@ class HostCopy:
     Later copies must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
     """
 
-    def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:
+    def __init__(self, kept: Sequence[TensorShard], file: str, *, pinned: bool) -> None:
         # Wide ones first, so that every tensor begins where its numbers may.
         self._order = sorted(range(len(kept)), key=lambda number: -kept[number].local.element_size())
         ordered = [kept[number] for number in self._order]
@@ -139,7 +139,7 @@ class HostCopy:
             for one, end in zip(ordered, ends, strict=True)
         ]
 
-    def take(self, kept: Sequence[Held]) -> None:
+    def take(self, kept: Sequence[TensorShard]) -> None:
         """Copy all tensors; on a GPU the device may still be at it when this returns."""
         sources = [kept[number].local for number in self._order]
         for view, source in zip(self._views, sources, strict=True):
@@ -165,7 +165,7 @@ def restore(
     A checkpoint of another model, or one that lacks a part, is a ``BadConfig``.
     """
     make_state(training)
-    held = held_tensors(training, ranks)
+    held = tensor_shards(training, ranks)
     for one in held:
         entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
         if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
@@ -184,10 +184,10 @@ def restore(
                     f"{directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
                 )
             if one.shared:
-                ranks.send_from_first(one.local)
+                ranks.broadcast_tensor(one.local)
 
 
-def _read(one: Held, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:
+def _read(one: TensorShard, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:
     """Fill a tensor's rows from the parts that have them; return whether all were there."""
     if not one.shape:
         if parts:

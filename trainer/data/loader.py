@@ -25,8 +25,8 @@ from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.masking import IGNORED_LABEL, Masker, MaskingRule
-from trainer.data.sampler import MicroBatchPlan, Position, RowStream, join_positions
-from trainer.distributed.ranks import Mark, Ranks
+from trainer.data.sampler import MicroBatchPlan, Position, SequenceSampler, join_positions
+from trainer.distributed.ranks import DeviceEvent, Ranks
 from trainer.errors import BadConfig
 from trainer.health.watchdog import ignore_signals
 
@@ -204,7 +204,7 @@ def micro_batch_plans(
     position: Position | None = None,
 ) -> Iterator[MicroBatchPlan]:
     """The plans of a rank from a position on, of so many optimizer steps or for ever."""
-    endless = iter(RowStream(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
+    endless = iter(SequenceSampler(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
     return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)
 
 
@@ -225,7 +225,7 @@ class Upcoming:
         return self.waiting.popleft()
 
 
-class Supply:
+class MicroBatchLoader:
     """The micro-batches of a run, one optimizer step at a time; each rank calls it at the same steps."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
@@ -291,11 +291,11 @@ class Supply:
 class DataWait:
     """Takes micro-batches from a loader and counts the wait for them."""
 
-    def __init__(self, now: Callable[[], Mark]) -> None:
+    def __init__(self, now: Callable[[], DeviceEvent]) -> None:
         self._now = now
-        self._last: Mark | None = None
+        self._last: DeviceEvent | None = None
         self._waited_s = 0.0
-        self._gaps: list[tuple[Mark, Mark]] = []
+        self._gaps: list[tuple[DeviceEvent, DeviceEvent]] = []
 
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
         """The micro-batches of one optimizer step."""
@@ -313,7 +313,7 @@ class DataWait:
                 self._last = None
         return batches
 
-    def gave(self, last: Mark) -> None:
+    def gave(self, last: DeviceEvent) -> None:
         """What the device was given ends there."""
         self._last = last
 

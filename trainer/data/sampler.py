@@ -58,7 +58,7 @@ class MicroBatchPlan:
     """Where the job is behind this micro-batch's step; only with the last micro-batch of a step."""
 
 
-class RowStream:
+class SequenceSampler:
     """Iterate endlessly over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
 
     The ``position`` must know the lanes of ``rank``. A thread packs each block ``ahead``, before it is needed, which

@@ -13,7 +13,9 @@ NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
 """``0`` leaves ranks where the system puts them."""
 
 
-def bind_near(pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> frozenset[int]:
+def bind_to_nearest_cpus(
+    pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> frozenset[int]:
     """Bind all threads, and those to come, to the allotted processors of a GPU's NUMA node; return these, or none."""
     if environment.get(NUMA_VARIABLE) == "0":
         return frozenset()

@@ -21,13 +21,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.train_config import GradientDtype, TrainConfig, gradient_accumulation_steps
-from trainer.distributed.cpu_binding import bind_near
+from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DeviceEvent:
     """A moment: on the host, or in the device's queue of work."""
 
     moment: float | torch.cuda.Event
@@ -41,7 +41,7 @@ class Mark:
         if isinstance(self.moment, torch.cuda.Event):
             self.moment.synchronize()
 
-    def seconds_since(self, earlier: "Mark") -> float:
+    def seconds_since(self, earlier: "DeviceEvent") -> float:
         """Time between two moments that were both reached."""
         if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
             return float(earlier.moment.elapsed_time(self.moment)) / 1e3
@@ -50,13 +50,13 @@ class Mark:
         return self.moment - earlier.moment
 
 
-def mark(device: torch.device) -> Mark:
+def mark(device: torch.device) -> DeviceEvent:
     """This moment in the device's queue; a CPU has none, so it is now."""
     if device.type != "cuda":
-        return Mark(time.perf_counter())
+        return DeviceEvent(time.perf_counter())
     event = torch.cuda.Event(enable_timing=True)
     event.record()
-    return Mark(event)
+    return DeviceEvent(event)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,13 +80,13 @@ class GradientTraffic:
         self._dtype = TRAVEL_DTYPES[dtype]
         self._device = device
         self._square = torch.zeros((), device=device)
-        self._departed: Mark | None = None
+        self._departed: DeviceEvent | None = None
         self.travels = True
         """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
         Weights then differ from rank to rank; for measurements only."""
         module.register_comm_hook(None, self._send)
 
-    def take(self) -> tuple[torch.Tensor, Mark | None]:
+    def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
         """Return the squared L2 norm of this rank's own gradient, shape (), and when its last bucket left.
 
         What follows until the end of backward is waiting for the network.
@@ -186,12 +186,12 @@ class Ranks:
             dist.broadcast_object_list(told)
         return told[0]
 
-    def send_from_first(self, tensor: torch.Tensor) -> None:
+    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the device with the first rank's."""
         if self.world_size > 1:
             dist.broadcast(tensor, 0)
 
-    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+    def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Begin to add a tensor up over all ranks, in place; what is returned makes its device, or a CPU, wait."""
         if self.world_size == 1:
             return lambda: None
@@ -219,7 +219,7 @@ def join_ranks(
     )
     if device.type == "cuda":
         gpu: Any = torch.cuda.get_device_properties(device)
-        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+        bind_to_nearest_cpus(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
     else:
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
         torch.set_num_threads(max(1, cpus // ranks.local_world_size))

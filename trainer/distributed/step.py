@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
 from trainer.distributed.optimizer import leave_out, set_learning_rate
-from trainer.distributed.ranks import Mark, Ranks, SharedModule, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, SharedModule, mark
 from trainer.health.monitor import NO_LIMITS, Limits
 
 
@@ -42,16 +42,16 @@ class StepResult:
     """Shape (N,), fp64: what the ranks told each other in this step, added up."""
     partial: PartialGradient | None
     """None where the step has one part only, or fsdp2 hides it."""
-    began: Mark
-    asked: Mark
+    began: DeviceEvent
+    asked: DeviceEvent
     """Before the device waited for the number of all ranks' tokens."""
-    counted: Mark
+    counted: DeviceEvent
     """Behind that wait."""
-    departed: Mark | None
+    departed: DeviceEvent | None
     """When the last gradients left for other ranks; None where nobody can tell, or there are none."""
-    reduced: Mark
+    reduced: DeviceEvent
     """When this rank had the whole gradient."""
-    updated: Mark
+    updated: DeviceEvent
 
 
 class TrainStep:
@@ -145,13 +145,13 @@ class TrainStep:
 
     def _forward_and_backward(
         self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool
-    ) -> tuple[torch.Tensor, PartialGradient | None, Mark, Mark]:
+    ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
         """Add up the gradients of all micro-batches and ranks.
 
         The first of ``sums`` becomes what all ranks predict, while the first forward is computed. Returned are the mean
         loss over all ranks, shape (), the first part's gradient, and the moments around the wait for that number.
         """
-        summed = self._ranks.begin_sum(sums)
+        summed = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
         partial: PartialGradient | None = None
         for number, batch in enumerate(batches):
@@ -167,7 +167,7 @@ class TrainStep:
                 loss_sum += loss.detach()
                 if last:
                     loss_sum *= weight
-                    all_summed = self._ranks.begin_sum(loss_sum)  # while the gradients are computed
+                    all_summed = self._ranks.all_reduce_async(loss_sum)  # while the gradients are computed
                 # Ranks are averaged, and the loss is already divided by what all of them predict.
                 (loss * (weight * self._ranks.world_size)).backward()
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.distributed.ranks import Mark, Ranks, mark, to_host
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
 from trainer.distributed.step import StepResult
-from trainer.health.events import Action, EventRow, Finding
-from trainer.health.monitor import HealthMonitor, Vitals
+from trainer.health.events import Action, Diagnosis, EventRow
+from trainer.health.monitor import HealthMonitor, StepMetrics
 from trainer.health.watchdog import SIGNALS
 
 
@@ -47,7 +47,7 @@ _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 class Verdict:
     """What is to be done after a step; the same on every rank."""
 
-    worst: Finding | None
+    worst: Diagnosis | None
     """The one with the strongest action."""
     at_step: int
     """Where that was found, counted from 1."""
@@ -57,18 +57,18 @@ class Verdict:
     """The step with which the first rank's clock asked for a save."""
 
     @property
-    def trouble(self) -> Finding | None:
+    def trouble(self) -> Diagnosis | None:
         """What asks for more than going on."""
         asks = self.worst is not None and self.worst.action in (Action.ROLL_BACK, Action.GIVE_UP)
         return self.worst if asks else None
 
 
-class Overseer:
+class HealthController:
     """Watches over a run's steps; every rank calls it at the same ones."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
         self._config, self._ranks, self._tell_event = config, ranks, tell_event
-        self._travelling: deque[tuple[int, torch.Tensor, Mark]] = deque()
+        self._travelling: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
         self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
@@ -85,7 +85,7 @@ class Overseer:
 
     def look(self, *, all_of_them: bool = False) -> Verdict:
         """Judge the steps whose numbers have arrived; with ``all_of_them`` it waits for the last."""
-        found: list[tuple[int, Finding]] = []
+        found: list[tuple[int, Diagnosis]] = []
         stop_reason: str | None = None
         save_asked_at: int | None = None
         left = 0 if all_of_them else _STEPS_BEHIND[self._ranks.device.type]
@@ -94,7 +94,7 @@ class Overseer:
             copied.wait()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
-            findings = self.health.look(Vitals(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
+            findings = self.health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
             own = self._samples.pop(step)
             # All ranks find the same at the same step, so all of them come here.
             samples = sorted(np.concatenate(self._ranks.gather(own)).tolist()) if findings else []

@@ -77,7 +77,7 @@ class Action(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """Something the user should know, and what is done about it."""
 
     kind: Kind

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainer.config.train_config import HealthSettings, Policy
-from trainer.health.events import Action, Finding, Kind
+from trainer.health.events import Action, Diagnosis, Kind
 
 FLOOR_SHARE = 0.1
 """Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
@@ -22,7 +22,7 @@ ENOUGH_VALUES, FEWEST_VALUES = 16, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class StepMetrics:
     """What a step says about the run."""
 
     step: int
@@ -75,7 +75,7 @@ class HealthMonitor:
         loss, grad_norm = (one.limit if one.guarded else math.inf for one in (self._loss, self._norm))
         return Limits(loss=loss, grad_norm=grad_norm)
 
-    def look(self, vitals: Vitals) -> list[Finding]:
+    def look(self, vitals: StepMetrics) -> list[Diagnosis]:
         """What a step shows; each step is shown exactly once, in order."""
         furthest = self.recovery.furthest_trouble_step
         if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
@@ -85,7 +85,7 @@ class HealthMonitor:
             self._usual = False
             message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
             action = Action(self._settings.on_non_finite)
-            found = [Finding(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
+            found = [Diagnosis(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
         else:
             found = self._unusual(vitals)
         skipped = any(one.action is Action.SKIP for one in found)
@@ -123,7 +123,7 @@ class HealthMonitor:
         recovery.eased_from_step = to_step
         recovery.eased_share = self._settings.eased_learning_rate_share**recovery.without_progress
 
-    def forgive(self) -> None:
+    def reset_rollback_count(self) -> None:
         """Let rollbacks count afresh, as settings were changed since the run gave up."""
         self.recovery.without_progress = 0
         self.recovery.furthest_trouble_step = None
@@ -139,7 +139,7 @@ class HealthMonitor:
             "recovery": dataclasses.asdict(self.recovery),
         }
 
-    def _unusual(self, vitals: Vitals) -> list[Finding]:
+    def _unusual(self, vitals: StepMetrics) -> list[Diagnosis]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
         above = [series for series, value in pairs if value > series.limit]
         blamed = None if vitals.applied else self._blamed(vitals, above)
@@ -153,13 +153,15 @@ class HealthMonitor:
                 series.add(value)
         return found
 
-    def _blamed(self, vitals: Vitals, above: Sequence["_Series"]) -> "_Series | None":
+    def _blamed(self, vitals: StepMetrics, above: Sequence["_Series"]) -> "_Series | None":
         """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
         near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
         return None if any(series in above for series in near) else max(near, key=near.__getitem__, default=None)
 
-    def _described(self, series: "_Series", action: Action, vitals: Vitals, value: float, *, lagging: bool) -> Finding:
+    def _described(
+        self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool
+    ) -> Diagnosis:
         is_loss = series.kind is Kind.SPIKE
         name = "loss" if is_loss else "gradient's norm"
         message = f"the {name} of step {vitals.step} is {value:.4g}"
@@ -170,9 +172,9 @@ class HealthMonitor:
         message += "; the update was taken" if vitals.applied else "; the update was left out"
         values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
         values |= {} if is_loss else {"clip": self._clip}
-        return Finding(kind=series.kind, action=action, message=message, values=values)
+        return Diagnosis(kind=series.kind, action=action, message=message, values=values)
 
-    def _escalated(self, one: Finding) -> Finding:
+    def _escalated(self, one: Diagnosis) -> Diagnosis:
         """A finding with the action that remains when skipping, or rolling back, did not help."""
         action, message = one.action, one.message
         if action is Action.SKIP and self._skipped_in_a_row >= self._settings.patience_steps:
@@ -322,7 +324,7 @@ class Plateau:
         self.block_steps = self.block_steps or max(1, self.window_steps // FEWEST_BLOCKS)
         self.blocks, self.block = list(self.blocks), list(self.block)
 
-    def look(self, step: int, loss: float) -> list[Finding]:
+    def look(self, step: int, loss: float) -> list[Diagnosis]:
         """What a step's loss shows, counted from 1; each is shown once, in order."""
         self.block.append(loss)
         if len(self.block) < self.block_steps:
@@ -346,12 +348,12 @@ class Plateau:
         self._join_blocks()
         if improvement < -max(ERRORS_OF_A_RISE * error, smallest):
             message = f"the loss rises: {medians}"
-            return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
+            return [Diagnosis(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
         was_told, self.is_told = self.is_told, improvement < telling
         if was_told or not self.is_told:
             return []
         message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
-        return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
+        return [Diagnosis(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
 
     def _join_blocks(self) -> None:
         """Make longer ones, two into one, where there are many; what does not come out even is left out."""

@@ -38,7 +38,7 @@ _STOPPED_S = 5.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Watch:
+class Watchdog:
     """What the training tells and asks; does nothing until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
@@ -77,7 +77,7 @@ class Watch:
         """Look out for a hang only: what is left to do takes less time, and no signal could ask for more."""
         self.ending = True
         self.timeout_s = timeout_s
-        self.beat()
+        self.heartbeat()
 
     def stop(self) -> None:
         """Watch no more; further signals are left without effect, as the end is near."""
@@ -85,7 +85,7 @@ class Watch:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         faulthandler.cancel_dump_traceback_later()
 
-    def beat(self, step: int | None = None) -> None:
+    def heartbeat(self, step: int | None = None) -> None:
         """A sign of life."""
         self._beat_s = time.monotonic()
         if step is not None:

@@ -19,7 +19,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.families import FAMILIES
-from trainer.model.sparse_last_layer import AskedInDocuments, AskedInRows, attend_documents
+from trainer.model.sparse_last_layer import DocumentQueries, RowQueries, attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
@@ -192,11 +192,11 @@ def encoder_inputs(
     return EncoderInputs(arguments=arguments, document_BS=document_BS)
 
 
-def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
+def document_queries(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> DocumentQueries:
     """Which places ask, for varlen; ``place_K`` is ascending."""
     assert inputs.edges is not None
     row_tokens = batch.ids_BS.shape[1]
-    return AskedInDocuments(
+    return DocumentQueries(
         place_K=place_K,
         query_edges=torch.searchsorted(place_K, inputs.edges, out_int32=True),
         key_edges=inputs.edges,
@@ -206,9 +206,9 @@ def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.
     )
 
 
-def asked_in_rows(
+def row_queries(
     inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor, *, row_slots: int, dtype: torch.dtype
-) -> AskedInRows:
+) -> RowQueries:
     """Which places ask, for whole rows under a mask.
 
     ``place_K`` are those to predict, ascending, then such as count for nothing; ``row_slots`` as many as any row has to
@@ -227,7 +227,7 @@ def asked_in_rows(
     asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
     asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))
     mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
-    return AskedInRows(place_K=place_K, slot_K=slot_K, mask_BRS=mask_BRS)
+    return RowQueries(place_K=place_K, slot_K=slot_K, mask_BRS=mask_BRS)
 
 
 def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

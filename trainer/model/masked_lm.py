@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, head_slots
-from trainer.model.attention import ChosenAttention, EncoderInputs, asked_in_documents, asked_in_rows, encoder_inputs
+from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, row_queries
 from trainer.model.encoder import family_of, model_layers, window_tokens
-from trainer.model.sparse_last_layer import Asked, narrow_layer
+from trainer.model.sparse_last_layer import TimedWindow, make_sparse_layer
 
 
 class MaskedLM(nn.Module):
@@ -56,7 +56,7 @@ class MaskedLM(nn.Module):
         self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
-            narrow_layer(model_layers(model)[-1], family)
+            make_sparse_layer(model_layers(model)[-1], family)
 
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast knows no meta device, where nothing is computed anyway.
@@ -108,13 +108,13 @@ class MaskedLM(nn.Module):
             output = getattr(self.model, name)(output)
         return output
 
-    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> Asked:
+    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> TimedWindow:
         if self.attention.kind == "varlen":
-            asked = asked_in_documents(inputs, batch, place_K)
+            asked = document_queries(inputs, batch, place_K)
             self._let_vary(asked.query_edges)
             return asked
         row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
-        return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
+        return row_queries(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
 
     def _let_vary(self, tensor: torch.Tensor | None) -> None:
         """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""

@@ -59,7 +59,7 @@ def attend_documents(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedInRows:
+class RowQueries:
     """Which places ask, for attention over whole rows under a mask."""
 
     place_K: torch.Tensor
@@ -88,7 +88,7 @@ class AskedInRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedInDocuments:
+class DocumentQueries:
     """Which places ask, for attention document by document."""
 
     place_K: torch.Tensor
@@ -116,10 +116,10 @@ class AskedInDocuments:
         )
 
 
-Asked = AskedInRows | AskedInDocuments
+TimedWindow = RowQueries | DocumentQueries
 
 
-def narrow_layer(layer: nn.Module, family: Family) -> None:
+def make_sparse_layer(layer: nn.Module, family: Family) -> None:
     """Let a layer that attends to whole documents answer for asked places only, when it is told which."""
     answer = _bert_answer if family.layer == "bert" else _modernbert_answer
     # On the instance: names of parameters and what transformers saves stay as they are.
@@ -131,7 +131,7 @@ def _forward(
     answer: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
     *others: Any,  # noqa: ANN401 - what transformers passes
-    asked: Asked | None = None,
+    asked: TimedWindow | None = None,
     **more: Any,  # noqa: ANN401 - the same
 ) -> torch.Tensor:
     if asked is None:
@@ -147,7 +147,7 @@ def _forward(
 
 def _bert_answer(
     layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: Asked,
+    asked: TimedWindow,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: None,  # BERT adds its positions to the embeddings
@@ -168,7 +168,7 @@ def _bert_answer(
 
 def _modernbert_answer(
     layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: Asked,
+    asked: TimedWindow,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from trainer.data.loader import DataWait, MicroBatch
-from trainer.distributed.ranks import Mark, Ranks, mark, to_host
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
 from trainer.distributed.step import StepResult
-from trainer.health.events import Action, Finding, Kind
+from trainer.health.events import Action, Diagnosis, Kind
 from trainer.model.flops import ModelWork
 from trainer.record.run_record import StepRow
 
@@ -74,12 +74,14 @@ class PaceMonitor:
         self._hosts, self._rows, self._starved = hosts, 0, _Streak()
         self._slow: dict[int, _Streak] = {}
 
-    def look(self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]) -> list[Finding]:
+    def look(
+        self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]
+    ) -> list[Diagnosis]:
         """Return what a row shows: a step's time, and each rank's waiting and computing in it; None if unknown."""
         self._rows += 1
         return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
 
-    def _starvation(self, step_s: float, data_wait_s: Sequence[float]) -> list[Finding]:
+    def _starvation(self, step_s: float, data_wait_s: Sequence[float]) -> list[Diagnosis]:
         # Loader processes are still starting in the first rows.
         if self._rows <= ROWS or step_s <= 0 or not data_wait_s:
             return []
@@ -91,9 +93,9 @@ class PaceMonitor:
         message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
         message += f"{wait_s:.4g} of {step_s:.4g} s per step"
         values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
-        return [Finding(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
+        return [Diagnosis(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
 
-    def _stragglers(self, compute_s: Sequence[float | None]) -> list[Finding]:
+    def _stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
         """The slowest of the ranks that have just been slow for long enough, and the names of the others."""
         known_s = [seconds for seconds in compute_s if seconds is not None]
         median_s = statistics.median_low(known_s) if known_s else 0.0
@@ -113,7 +115,7 @@ class PaceMonitor:
         message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
         message += f" (slow as well: {others})" if others else ""
         values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
-        return [Finding(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
+        return [Diagnosis(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
 
     def _named(self, rank: int) -> str:
         """With its host, where people go and look."""
@@ -148,7 +150,7 @@ and the peak of its memory."""
 class _Interval:
     """One rank's figures since the last logged step; from when it is closed on also those on their way to the host."""
 
-    began: Mark
+    began: DeviceEvent
     results: list[StepResult] = field(default_factory=list)
     non_padding_tokens: int = 0
     padded_tokens: int = 0
@@ -161,10 +163,10 @@ class _Interval:
     """Mean over steps."""
     pace: tuple[float, float | None, float] | None = None
     """How this rank spent a step in the last interval that was read by then: wall time, computing, waiting for data."""
-    ended: Mark | None = None
+    ended: DeviceEvent | None = None
     fetched: Sequence[torch.Tensor] = ()
     """Sums over ranks, loss, and gradient's norm."""
-    copied: Mark | None = None
+    copied: DeviceEvent | None = None
 
 
 class Meter:
@@ -180,7 +182,7 @@ class Meter:
         self.noise = NoiseScale()
         self._pace: tuple[float, float | None, float] | None = None
         self._monitor = PaceMonitor(hosts)
-        self._findings: list[Finding] = []
+        self._findings: list[Diagnosis] = []
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
         self.take = self._wait.take
@@ -197,7 +199,7 @@ class Meter:
         self._pending.clear()
         self.restart()
 
-    def take_findings(self) -> list[Finding]:
+    def take_diagnoses(self) -> list[Diagnosis]:
         """What the rows since the last call show, on every rank the same."""
         found, self._findings = self._findings, []
         return found
@@ -242,7 +244,7 @@ class Meter:
             squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
         own, of_each = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
         sums = torch.cat([own, squares, of_each])
-        self._ranks.begin_sum(sums)()
+        self._ranks.all_reduce_async(sums)()
         last = interval.results[-1]
         interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]
         interval.copied = mark(device)

@@ -88,7 +88,7 @@ class _Forgiving:
         return getattr(self._stream, name)
 
 
-def forgive_closed_streams() -> None:
+def ignore_closed_streams() -> None:
     """Let no terminal that is gone, and no ``tee`` that Ctrl-C ended first, end a training."""
     sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
 

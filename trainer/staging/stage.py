@@ -35,7 +35,7 @@ _SPARE_INODES = 8
 _PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
 
 
-class Place:
+class CacheDirectory:
     """Where one dataset goes on one disk."""
 
     def __init__(self, local: Path, manifest: Manifest) -> None:
@@ -155,7 +155,7 @@ def stage(
     ``timeout_s`` is the longest wait for the one that copies; if that is killed, the next one copies. ``BadConfig`` if
     the source is damaged, the local disk has no room or refuses, or the wait was too long.
     """
-    place = Place(local, read_manifest(source))
+    place = CacheDirectory(local, read_manifest(source))
     found = Staged(
         directory=place.directory, dataset_hash=place.manifest.dataset_hash, samples=place.manifest.train.samples
     )
@@ -171,7 +171,7 @@ def stage(
             ) from error
 
 
-def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
+def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) -> Staged:
     place.clear()
     files = dataset_files(source, place.manifest)
     place.check_room(files)

@@ -5,14 +5,14 @@ import statistics
 from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import rows_of_this_start
-from autotune.advice.decide.context import Situation, faster_with, times, without
+from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.model_work import place_share
 from autotune.base.statistics import difference, of_bounds
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
-from autotune.profiles.decide.batch_split import choose_micro_batch, deal, rows_with_headroom
+from autotune.profiles.decide.batch_split import choose_micro_batch, rows_with_headroom, split_global_batch
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
@@ -29,7 +29,7 @@ WORTH_SHARING_RATIO = 1.03
 _PROBE = "autotune probe"
 
 
-def beyond_memory(now: Situation) -> Advice | None:
+def beyond_memory(now: TrainingContext) -> Advice | None:
     """A micro-batch that was not shown to fit."""
     probe = now.probe
     if now.train is None or probe is None or now.profile is None:
@@ -54,18 +54,18 @@ def beyond_memory(now: Situation) -> Advice | None:
     )
 
 
-def _chosen(now: Situation, probe: ProbeEvidence) -> int:
+def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
     batch = now.global_batch_size
     return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).rows
 
 
-def beyond_knee(now: Situation) -> Advice | None:
+def beyond_knee(now: TrainingContext) -> Advice | None:
     """A micro-batch larger than any gain from it."""
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
-    if now.dealt_rows(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
+    if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
     if now.network is not None and now.network.gradient_syncs:  # it chose the rows, with what they hide of the exchange
         return None
@@ -87,13 +87,13 @@ def beyond_knee(now: Situation) -> Advice | None:
     )
 
 
-def below_knee(now: Situation) -> Advice | None:
+def below_knee(now: TrainingContext) -> Advice | None:
     """A micro-batch too small to be fast, where a larger one fits."""
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     chosen = _chosen(now, probe)
-    rows, then = now.dealt_rows(now.train.micro_batch_size), now.dealt_rows(chosen)
+    rows, then = now.split_micro_batch_size(now.train.micro_batch_size), now.split_micro_batch_size(chosen)
     here, there = _at(now, rows), now.point(chosen)
     if rows >= min(then, chosen) or here is None or there is None:
         return None
@@ -121,23 +121,23 @@ def below_knee(now: Situation) -> Advice | None:
     )
 
 
-def _at(now: Situation, rows: int) -> Interval | None:
+def _at(now: TrainingContext, rows: int) -> Interval | None:
     """Return slot tokens/s of a micro-batch: measured, or between its measured neighbours; None outside of them."""
     point = now.point(rows)
     if point is not None:
         return point.slot_rate
     curve = now.probe.curve if now.probe is not None else []
-    curve = sorted(curve, key=lambda point: point.rows)
-    place = sum(point.rows < rows for point in curve)
+    curve = sorted(curve, key=lambda point: point.micro_batch_size)
+    place = sum(point.micro_batch_size < rows for point in curve)
     if not 0 < place < len(curve):
         return None
     one, other = curve[place - 1 : place + 1]
-    part = (rows - one.rows) / (other.rows - one.rows)
+    part = (rows - one.micro_batch_size) / (other.micro_batch_size - one.micro_batch_size)
     step_s = one.step_s + part * (other.step_s - one.step_s)
-    return Interval(value=one.padded_tokens_per_s * one.step_s / one.rows * rows / step_s)
+    return Interval(value=one.padded_tokens_per_s * one.step_s / one.micro_batch_size * rows / step_s)
 
 
-def beyond_noise_scale(now: Situation) -> Advice | None:
+def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     """A global batch so large that its tokens hardly make the gradient better (McCandlish et al. 2018).
 
     To the same loss a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
@@ -181,7 +181,7 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
     )
 
 
-def padding(now: Situation) -> Advice | None:
+def padding(now: TrainingContext) -> Advice | None:
     """Rows that hold padding, which is computed like everything else."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
     if lost is not None:
@@ -234,13 +234,13 @@ def padding(now: Situation) -> Advice | None:
     )
 
 
-def empty_rows(now: Situation) -> Advice | None:
+def empty_rows(now: TrainingContext) -> Advice | None:
     """A global batch that does not divide by ranks and micro-batches, so that some compute rows without samples."""
     (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
     rows, micro_batch = now.global_batch_size, now.train.micro_batch_size
-    dealing = deal(rows, micro_batch, now.ranks)
+    dealing = split_global_batch(rows, micro_batch, now.ranks)
     part = lost.scaled(of_padding)
     if not dealing.without_empty or part.share < EMPTY_SHARE / 2:
         return None
@@ -261,7 +261,7 @@ def empty_rows(now: Situation) -> Advice | None:
     )
 
 
-def _empty(now: Situation) -> tuple[float, float]:
+def _empty(now: TrainingContext) -> tuple[float, float]:
     """Return the shares of all computed rows that are empty, and of all padding that lies in them; 0 without a run."""
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
@@ -272,7 +272,7 @@ def _empty(now: Situation) -> tuple[float, float]:
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
 
 
-def too_big(now: Situation) -> Advice | None:
+def too_big(now: TrainingContext) -> Advice | None:
     """State that takes the room of a micro-batch: what sharing it would leave, and what that is worth."""
     probe, profile, train = now.probe, now.profile, now.train
     if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
@@ -303,7 +303,11 @@ def too_big(now: Situation) -> Advice | None:
         f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
         evidence=tuple(
             figure(
-                f"memory of {fit} rows with {name}", size, "bytes", "the traced ledger, shared out", known="predicted"
+                f"memory of {fit} rows with {name}",
+                size,
+                "bytes",
+                "the traced trial log, shared out",
+                known="predicted",
             )
             for name, size in sizes.items()
         ),

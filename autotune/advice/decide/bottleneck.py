@@ -74,9 +74,9 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     shares: dict[Cause, float] = {"input": data_share(row)}
     keeps_up = 1 - shares["input"]
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
-    exchange, network = _exchange(profile), profile.evidence.network
-    if exchange is not None:
-        waiting, travelling = exchange
+    gradient_sync, network = _exchange(profile), profile.evidence.network
+    if gradient_sync is not None:
+        waiting, travelling = gradient_sync
         shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
     elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")

@@ -5,11 +5,11 @@ import statistics
 from collections import Counter
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
-from autotune.advice.decide.context import PERSISTENT_SHARE, Situation, on_host, times, without
+from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.network.decide.link_fit import slow_members
-from autotune.network.values import ExchangeRow
+from autotune.network.values import GradientSyncRow
 from autotune.trials.values import LinkFigures
 
 WORTH_RATIO = 1.02
@@ -17,7 +17,7 @@ _OF_EXCHANGE = ("strategy", "bucket_cap_mib", "shard_ranks")
 _OTHER_NODE = "another node in its place: SLURM takes a list of nodes to leave out in the site file"
 
 
-def exchange(now: Situation) -> Advice | None:
+def gradient_sync(now: TrainingContext) -> Advice | None:
     """A faster way to exchange gradients was measured, and is not what the profile has."""
     if now.train is None or now.network is None:
         return None
@@ -45,7 +45,7 @@ def exchange(now: Situation) -> Advice | None:
     )
 
 
-def network_bound(now: Situation) -> Advice | None:
+def network_bound(now: TrainingContext) -> Advice | None:
     """Ranks wait for gradients, and nobody has measured what would help."""
     waits = now.loss("network", MATTERS_SHARE)
     if now.train is None or waits is None:
@@ -63,7 +63,7 @@ def network_bound(now: Situation) -> Advice | None:
     )
 
 
-def too_many_nodes(now: Situation) -> Advice | None:
+def too_many_nodes(now: TrainingContext) -> Advice | None:
     """More nodes than this global batch keeps busy."""
     spread = now.spread
     if spread is None or spread.nodes <= spread.useful_nodes:
@@ -84,7 +84,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
     )
 
 
-def below_t_min(now: Situation) -> Advice | None:
+def below_t_min(now: TrainingContext) -> Advice | None:
     """Too few tokens to a rank and step for its computing to hide the exchange."""
     spread = now.spread
     if spread is None or spread.nodes == 1 or spread.twice_the_batch_efficiency is None:
@@ -110,7 +110,7 @@ def below_t_min(now: Situation) -> Advice | None:
     )
 
 
-def slow_rank(now: Situation) -> Advice | None:
+def slow_rank(now: TrainingContext) -> Advice | None:
     """One rank that all others wait for, step after step."""
     rows = [row for row in rows_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
     if len(rows) < 4 or now.run is None:
@@ -134,7 +134,7 @@ def slow_rank(now: Situation) -> Advice | None:
     )
 
 
-def _slow_products(now: Situation) -> Advice | None:
+def _slow_products(now: TrainingContext) -> Advice | None:
     """Find the same before any run: from products that all ranks computed at once."""
     rates = now.network.matmul_flops_per_s if now.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
@@ -151,7 +151,7 @@ def _slow_products(now: Situation) -> Advice | None:
     )
 
 
-def uneven_ranks(now: Situation) -> Advice | None:
+def uneven_ranks(now: TrainingContext) -> Advice | None:
     """All ranks wait for one, and it is another one every time."""
     lost = now.loss("straggler", MATTERS_SHARE)
     if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
@@ -173,7 +173,7 @@ def uneven_ranks(now: Situation) -> Advice | None:
     )
 
 
-def slow_link(now: Situation) -> Advice | None:
+def slow_link(now: TrainingContext) -> Advice | None:
     """One link that all messages pass, slower than its neighbours."""
     measured = [one.outcome for one in now.trials if one.trial.job == "links" and one.outcome.kind == "measured"]
     speeds = LinkFigures.of(measured[-1]).neighbours_bytes_per_s if measured else []
@@ -195,7 +195,7 @@ def slow_link(now: Situation) -> Advice | None:
     )
 
 
-def _exchange_figure(row: ExchangeRow, name: str) -> EvidenceFigure:
+def _exchange_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.micro_batches} times {row.rows} rows"
     rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

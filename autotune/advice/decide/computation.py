@@ -1,7 +1,7 @@
 """Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
-from autotune.advice.decide.context import MOST_SHARE, Situation, times, without
+from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.model_work import LAYERS
 from trainer.model.flops import peak_flops_per_s, product_format
@@ -23,7 +23,7 @@ _COMPILE = (SettingChange(key="compile", old=False, new=True),)
 _COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
 
-def full_precision(now: Situation) -> Advice | None:
+def full_precision(now: TrainingContext) -> Advice | None:
     """32-bit products on a GPU with matrix units for 16."""
     train, gpu = now.train, now.gpu_name
     if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
@@ -52,7 +52,7 @@ def full_precision(now: Situation) -> Advice | None:
     )
 
 
-def half_precision(now: Situation) -> Advice | None:
+def half_precision(now: TrainingContext) -> Advice | None:
     """fp16, whose largest number is 65,504, where bf16 could be had."""
     foreign = now.foreign
     exchanged = now.train is not None and now.train.device == "cuda" and now.train.parallel.gradient_dtype == "fp16"
@@ -70,7 +70,7 @@ def half_precision(now: Situation) -> Advice | None:
     )
 
 
-def dense_head(now: Situation) -> Advice | None:
+def dense_head(now: TrainingContext) -> Advice | None:
     """Logits for all places, most of which the loss never looks at.
 
     Products per token, in multiply-adds: the encoder's weights, and for each place of the head hidden² and hidden times
@@ -97,7 +97,7 @@ def dense_head(now: Situation) -> Advice | None:
     )
 
 
-def whole_last_layer(now: Situation) -> Advice | None:
+def whole_last_layer(now: TrainingContext) -> Advice | None:
     """The last layer, computed where nobody asks for its result.
 
     Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed everywhere.
@@ -120,7 +120,7 @@ def whole_last_layer(now: Situation) -> Advice | None:
     )
 
 
-def attention_dropout(now: Situation) -> Advice | None:
+def attention_dropout(now: TrainingContext) -> Advice | None:
     """Dropout of attention weights, which the kernels that compute each sample on its own do not have."""
     train = now.train
     if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
@@ -142,7 +142,7 @@ def attention_dropout(now: Situation) -> Advice | None:
     )
 
 
-def computing(now: Situation) -> Advice | None:
+def computing(now: TrainingContext) -> Advice | None:
     """Nothing but computing limits the step."""
     found = now.bottleneck
     if found is None or found.limit != "computation" or not found.decided or now.train is None:
@@ -161,7 +161,7 @@ def computing(now: Situation) -> Advice | None:
     )
 
 
-def host_bound(now: Situation) -> Advice | None:
+def host_bound(now: TrainingContext) -> Advice | None:
     """A device that waits for the program."""
     gaps = now.loss("host", MATTERS_SHARE)
     if now.train is None or gaps is None:
@@ -193,7 +193,7 @@ def host_bound(now: Situation) -> Advice | None:
     )
 
 
-def memory_bound(now: Situation) -> Advice | None:
+def memory_bound(now: TrainingContext) -> Advice | None:
     """Kernels that wait for the device's memory."""
     waits = now.loss("memory", MATTERS_SHARE)
     if now.train is None or waits is None or now.train.compile:
@@ -209,7 +209,7 @@ def memory_bound(now: Situation) -> Advice | None:
     )
 
 
-def update_bound(now: Situation) -> Advice | None:
+def update_bound(now: TrainingContext) -> Advice | None:
     """An optimizer that takes long beside a small step."""
     updating = now.loss("update", MATTERS_SHARE)
     if now.train is None or updating is None:
@@ -236,7 +236,7 @@ def update_bound(now: Situation) -> Advice | None:
     )
 
 
-def foreach_optimizer(now: Situation) -> Advice | None:
+def foreach_optimizer(now: TrainingContext) -> Advice | None:
     """An optimizer that makes a copy of all weights at its step, with little memory left."""
     foreign, profile, train = now.foreign, now.profile, now.train
     if foreign is None or not foreign.is_foreach or now.parameters is None or profile is None or train is None:

@@ -13,7 +13,7 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, of_model
 from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.network.values import NetworkEvidence
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_again
 from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
@@ -48,7 +48,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesMeant:
+class IntendedNodes:
     """What is predicted of training on as many nodes as are meant."""
 
     nodes: int
@@ -65,7 +65,7 @@ class NodesMeant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class ForeignSettings:
     """Settings of another trainer, as its user gave them."""
 
     precision: str = "fp32"
@@ -74,7 +74,7 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class TrainingContext:
     """Everything that is known of one training, past or to come."""
 
     train: TrainConfig | None
@@ -87,8 +87,8 @@ class Situation:
     bottleneck: Bottleneck | None = None
     trials: tuple[FinishedTrial, ...] = ()
     data: DataFacts | None = None
-    spread: NodesMeant | None = None
-    foreign: Foreign | None = None
+    spread: IntendedNodes | None = None
+    foreign: ForeignSettings | None = None
     missing: tuple[tuple[str, str], ...] = ()
     """What was not measured and the command that would, found by whoever put this together."""
 
@@ -172,11 +172,11 @@ class Situation:
             return self.run.header.global_batch_size
         return self.train.global_batch_size if self.train is not None else 1
 
-    def dealt_rows(self, micro_batch_size: int) -> int:
+    def split_micro_batch_size(self, micro_batch_size: int) -> int:
         """Rows of a micro-batch as they are dealt: fewer than the setting, where the global batch gives no more."""
         if self.global_batch_size < self.ranks:
             return 1
-        return deal(self.global_batch_size, micro_batch_size, self.ranks).rows_per_micro_batch
+        return split_global_batch(self.global_batch_size, micro_batch_size, self.ranks).rows_per_micro_batch
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
@@ -208,7 +208,9 @@ class Situation:
 
     def point(self, rows: int) -> CurvePoint | None:
         """What was measured with such a micro-batch."""
-        return next((point for point in self.probe.curve if point.rows == rows), None) if self.probe else None
+        return (
+            next((point for point in self.probe.curve if point.micro_batch_size == rows), None) if self.probe else None
+        )
 
     def peak_bytes(self, rows: int) -> int | None:
         """The highest memory of trials with such a micro-batch; None where none ran."""
@@ -271,7 +273,7 @@ def times(gain: Gain, factors: Range) -> Gain:
     return Gain.between(low * factors[0], gain.ratio * factors[1], high * factors[2])
 
 
-def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | None:
+def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
     """Return the ratio of tokens/s with micro-batches of so many rows, new to old; None if too few were measured.
 
     With several micro-batches to a step only what each of them pays is saved.
@@ -279,7 +281,7 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | Non
     curve = now.probe.curve if now.probe is not None else []
     if len(curve) < 2 or now.train is None:
         return None
-    fixed, per_row = line([point.rows for point in curve], [point.step_s for point in curve])
+    fixed, per_row = line([point.micro_batch_size for point in curve], [point.step_s for point in curve])
     rows = max(1.0, now.global_batch_size / now.ranks)
 
     def rate(micro: float, update: float) -> float:
@@ -288,7 +290,7 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> Range | Non
 
     # Share of the fixed time that the update takes: most, usual, least. Every micro-batch pays the rest.
     low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0))
-    if new_rows > max(point.rows for point in curve):  # nothing says how far the line goes on
+    if new_rows > max(point.micro_batch_size for point in curve):  # nothing says how far the line goes on
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high
 

@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 
 from autotune.advice.decide.bottleneck import rows_of_this_start
-from autotune.advice.decide.context import PERSISTENT_SHARE, Range, Situation, on_host, without
+from autotune.advice.decide.context import PERSISTENT_SHARE, Range, TrainingContext, on_host, without
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds
@@ -25,7 +25,7 @@ TOKENS_PER_RAW: dict[str, Range] = {
 and text and JSON lines were measured; Parquet, which is compressed already, is assumed."""
 
 
-def raw_data(now: Situation) -> Advice | None:
+def raw_data(now: TrainingContext) -> Advice | None:
     """Raw files that are read for training, where token ids made once would do."""
     data = now.data
     if data is None or data.prepared or not data.kinds or data.raw_bytes is None:
@@ -46,7 +46,7 @@ def raw_data(now: Situation) -> Advice | None:
     )
 
 
-def staging(now: Situation) -> Advice | None:
+def staging(now: TrainingContext) -> Advice | None:
     """A dataset on a file system that all nodes share, and no copy of it on their own disks."""
     workers, data = now.workers, now.data
     on_network = (data is not None and data.on_network) or (workers is not None and workers.data_on_network)
@@ -74,7 +74,7 @@ def staging(now: Situation) -> Advice | None:
     )
 
 
-def more_workers(now: Situation) -> Advice | None:
+def more_workers(now: TrainingContext) -> Advice | None:
     """Devices that wait for data."""
     waits = now.loss("input", STARVED_SHARE)
     if now.train is None or waits is None or starved_rank(now) is not None:
@@ -106,7 +106,7 @@ def more_workers(now: Situation) -> Advice | None:
     )
 
 
-def starved_rank(now: Situation) -> Advice | None:
+def starved_rank(now: TrainingContext) -> Advice | None:
     """One rank whose loader is behind all others', step after step."""
     lost = now.loss("input", STARVED_SHARE)
     if now.run is None or lost is None:
@@ -137,7 +137,7 @@ def starved_rank(now: Situation) -> Advice | None:
     )
 
 
-def fewer_workers(now: Situation) -> Advice | None:
+def fewer_workers(now: TrainingContext) -> Advice | None:
     """More loader workers than were shown to be needed."""
     workers = now.workers
     if now.train is None or workers is None or workers.undecided_between:
@@ -163,7 +163,7 @@ def fewer_workers(now: Situation) -> Advice | None:
     )
 
 
-def undecided_workers(now: Situation) -> Advice | None:
+def undecided_workers(now: TrainingContext) -> Advice | None:
     """A sweep that noise did not let end."""
     workers = now.workers
     if workers is None or not workers.undecided_between:

@@ -9,7 +9,7 @@ from autotune.advice.decide import batch_size as batch
 from autotune.advice.decide import communication as network
 from autotune.advice.decide import computation as compute
 from autotune.advice.decide import data_loading as loader
-from autotune.advice.decide.context import Situation
+from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.trials.values import Contaminated, FinishedTrial
 
@@ -19,7 +19,7 @@ class AdviceRule:
     """One thing that may be wrong."""
 
     name: str
-    looks: Callable[[Situation], Advice | None]
+    looks: Callable[[TrainingContext], Advice | None]
     covers: tuple[str, ...] = ()
     """Recommendations of the paper, ``R1`` to ``R5``, and bottlenecks."""
 
@@ -29,7 +29,7 @@ class AdviceRule:
         return (self.looks.__doc__ or "").splitlines()[0]
 
 
-def thermal(now: Situation) -> Advice | None:
+def thermal(now: TrainingContext) -> Advice | None:
     """Trials that were void because heat or hardware slowed the GPU down."""
     hot = _void_at_last(now, slowed=True)
     if not hot:
@@ -39,14 +39,14 @@ def thermal(now: Situation) -> Advice | None:
     return Advice(
         severity="must",
         claim=f"the GPU slowed itself down in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
-        evidence=(_void(hot, now), figure("time they took", lost_s, "s", "ledger")),
+        evidence=(_void(hot, now), figure("time they took", lost_s, "s", "trial_log")),
         cost="another node, or a word with whoever cools this one",
         command="autotune doctor",
         would_change="a power cap is no fault: a loaded card lives at it",
     )
 
 
-def company(now: Situation) -> Advice | None:
+def company(now: TrainingContext) -> Advice | None:
     """Trials that were void because somebody else used the GPU."""
     shared = _void_at_last(now, slowed=False)
     if not shared:
@@ -60,7 +60,7 @@ def company(now: Situation) -> Advice | None:
     )
 
 
-def utilisation(now: Situation) -> Advice | None:
+def utilisation(now: TrainingContext) -> Advice | None:
     """Utilisation near 100 % is not the hardware's speed: a waiting kernel counts as well."""
     rows = now.workers.rows if now.workers is not None else []
     read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
@@ -77,7 +77,7 @@ def utilisation(now: Situation) -> Advice | None:
     )
 
 
-def edited(now: Situation) -> Advice | None:
+def edited(now: TrainingContext) -> Advice | None:
     """A profile that is not what was measured."""
     if now.profile is None or now.intact:
         return None
@@ -90,7 +90,7 @@ def edited(now: Situation) -> Advice | None:
     )
 
 
-def not_measured(now: Situation) -> Advice | None:
+def not_measured(now: TrainingContext) -> Advice | None:
     """Parts of the tuning that were left out."""
     if not now.missing:
         return None
@@ -103,7 +103,7 @@ def not_measured(now: Situation) -> Advice | None:
     )
 
 
-def _void_at_last(now: Situation, *, slowed: bool) -> list[FinishedTrial]:
+def _void_at_last(now: TrainingContext, *, slowed: bool) -> list[FinishedTrial]:
     """Return void trials that were not measured when they were tried again, by why they are void."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
     void = [one for one in now.trials if isinstance(one.outcome, Contaminated) and one.trial.key not in measured]
@@ -114,8 +114,8 @@ def _detail(trials: list[FinishedTrial]) -> str:
     return str(getattr(trials[-1].outcome, "detail", ""))[:200]
 
 
-def _void(trials: list[FinishedTrial], now: Situation) -> EvidenceFigure:
-    return figure("trials that were void", len(trials), "count", "ledger", n=len(now.trials))
+def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
+    return figure("trials that were void", len(trials), "count", "trial_log", n=len(now.trials))
 
 
 RULES = (
@@ -142,7 +142,7 @@ RULES = (
     AdviceRule(name="foreach-optimizer", looks=compute.foreach_optimizer),
     AdviceRule(name="computing", looks=compute.computing, covers=("computation",)),
     AdviceRule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
-    AdviceRule(name="exchange", looks=network.exchange, covers=("R4", "network")),
+    AdviceRule(name="gradient_sync", looks=network.gradient_sync, covers=("R4", "network")),
     AdviceRule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
     AdviceRule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
     AdviceRule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
@@ -158,7 +158,7 @@ RULES = (
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
-def advise(now: Situation) -> tuple[Advice, ...]:
+def advise(now: TrainingContext) -> tuple[Advice, ...]:
     """What to do, the largest expected gain first; to change nothing where nothing was found that is worth it."""
     found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
     if not now.intact:  # what its figures are of is not what it says
@@ -174,7 +174,7 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
 
 
-def _nothing_to_do(now: Situation) -> Advice:
+def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
             rule=TOO_LITTLE,

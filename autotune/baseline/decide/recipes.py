@@ -96,8 +96,8 @@ def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
     if config.device == "cpu":
         del values["tf32"]  # means nothing there
     values |= {f"data.{name}": getattr(config.data, name) for name in _OF_LOADING}
-    exchange = sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}) if local_ranks > 1 else []
-    return values | {f"parallel.{name}": getattr(config.parallel, name) for name in exchange}
+    gradient_sync = sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}) if local_ranks > 1 else []
+    return values | {f"parallel.{name}": getattr(config.parallel, name) for name in gradient_sync}
 
 
 def is_precise(ratio: Interval) -> bool:

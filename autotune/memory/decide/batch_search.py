@@ -24,7 +24,7 @@ Bytes = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class SizeTrial:
     """A micro-batch and whether it fitted; ``peak_bytes`` is known if it did."""
 
     rows: int
@@ -56,7 +56,7 @@ class Bracket:
         return self.infeasible_min == self.feasible_max + 1
 
 
-def bracket(tried: Sequence[Tried]) -> Bracket:
+def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. An out of memory counts against every size from its own up, whatever fitted there by luck."""
     refused = [trial.rows for trial in tried if trial.fits is False]
     infeasible_min = min(refused, default=None)
@@ -65,7 +65,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 
 
 def next_rows(
-    tried: Sequence[Tried], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
+    tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
 ) -> int | None:
     """Choose the size to try next; None when the largest is proven, nothing fits, or ``max_micro_batch_size`` fits."""
     if tried and tried[-1].fits is None:
@@ -95,7 +95,7 @@ def next_rows(
     return min(max(wish, low + least), high - least)
 
 
-def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | None) -> int | None:
+def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction | None) -> int | None:
     """Predict the peak of ``rows`` from smaller trials that fitted and what was known before them."""
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
@@ -104,7 +104,7 @@ def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | No
     return None if law is None else round(law(rows))
 
 
-def _peaks(tried: Sequence[Tried], max_micro_batch_size: int) -> list[tuple[int, int]]:
+def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:
     """Sizes that fitted and their peaks, by size."""
     fitted = [one for one in tried if one.fits and one.rows <= max_micro_batch_size]
     return sorted({one.rows: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())

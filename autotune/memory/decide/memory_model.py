@@ -50,7 +50,7 @@ assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class MemoryModel:
     """Allocations of training with a micro-batch of any number of rows, from traces of at least two.
 
     Shapes: R traced micro-batches, A allocations.
@@ -91,7 +91,7 @@ class Law:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class MemoryOverheads:
     """What a device needs beside the traced allocations."""
 
     kind: Kind
@@ -112,7 +112,7 @@ class MemoryBreakdown:
     peak_bytes: int
 
 
-def law_of(traces: Sequence[Trace]) -> Law | None:
+def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     """Return the law of traces of two or more micro-batches; None if their allocations or their order differ."""
     ordered = sorted(traces, key=lambda trace: trace.rows)
     first = ordered[0]
@@ -121,7 +121,7 @@ def law_of(traces: Sequence[Trace]) -> Law | None:
         return None
     terms = sorted(set(of_terms))
     number = {term: index for index, term in enumerate(terms)}
-    return Law(
+    return MemoryModel(
         rows=np.array([trace.rows for trace in ordered], dtype=np.int64),
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
         term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
@@ -131,7 +131,7 @@ def law_of(traces: Sequence[Trace]) -> Law | None:
     )
 
 
-def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
+def peak_bytes(law: MemoryModel, rows: int, surroundings: MemoryOverheads) -> int:
     """The highest use of a device's memory by training with so many rows."""
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.non_pytorch_bytes
@@ -142,7 +142,7 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.non_pytorch_bytes
 
 
-def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
+def memory_breakdown(law: MemoryModel, rows: int, surroundings: MemoryOverheads) -> MemoryBreakdown:
     """The terms of the peak."""
     peak = peak_bytes(law, rows, surroundings)
     running = law.running_bytes(rows)
@@ -162,7 +162,9 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
     return MemoryBreakdown(rows=rows, terms_bytes=terms, peak_bytes=peak)
 
 
-def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_micro_batch_size: int) -> int:
+def largest_rows(
+    law: MemoryModel, budget_bytes: float, surroundings: MemoryOverheads, *, max_micro_batch_size: int
+) -> int:
     """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
     return largest_within(
         lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_micro_batch_size
@@ -172,9 +174,9 @@ def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, m
 class Expected(NamedTuple):
     """What is assumed, and the range."""
 
-    least: Surroundings
-    usual: Surroundings
-    most: Surroundings
+    least: MemoryOverheads
+    usual: MemoryOverheads
+    most: MemoryOverheads
 
 
 def expected_on_gpu(
@@ -183,7 +185,7 @@ def expected_on_gpu(
     """Return what lies around a step on a GPU of so many that one node uses; no capability stands for a recent one."""
     hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
-    usual = Surroundings(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
+    usual = MemoryOverheads(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
     outside = zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
     return Expected(
         *(replace(usual, non_pytorch_bytes=one + (other if local_ranks > 1 else 0)) for one, other in outside)
@@ -192,7 +194,7 @@ def expected_on_gpu(
 
 def expected_on_cpu() -> Expected:
     """What libraries and threads of a process take for themselves on a CPU."""
-    return Expected(*(Surroundings(kind="cpu", non_pytorch_bytes=size) for size in LIBRARIES_BYTES))
+    return Expected(*(MemoryOverheads(kind="cpu", non_pytorch_bytes=size) for size in LIBRARIES_BYTES))
 
 
 class Segment:

@@ -29,7 +29,7 @@ class PredictedModel:
     """The same with everything that is assumed at its least."""
     limited: bool
     """Whether more may fit, and none was looked for."""
-    ledger: MemoryBreakdown
+    breakdown: MemoryBreakdown
     per_row_bytes: float
     non_padding_tokens: float | None
     samples: float | None

@@ -45,7 +45,7 @@ _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 """CUDA allocates the results of these in reverse order."""
 
 
-class Tape(TorchDispatchMode):
+class AllocationRecorder(TorchDispatchMode):
     """Allocations of what runs inside its ``with`` block; ``within`` says what operators allocate within themselves."""
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
@@ -249,7 +249,7 @@ def _references_of_gradient() -> tuple[int, int]:
     """References to a gradient, and to its storage, that only autograd and the mode that watches it hold."""
     found = []
 
-    class Watch(TorchDispatchMode):
+    class Watchdog(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
 
@@ -261,7 +261,7 @@ def _references_of_gradient() -> tuple[int, int]:
     with torch.enable_grad():
         value = torch.ones(2, requires_grad=True)
         total = torch.cat([value * 2, value * 3]).sum()
-    with Watch():
+    with Watchdog():
         total.backward()
     return found[0]
 
@@ -279,7 +279,7 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
     return None if value is None else (type(value), value) if value.__hash__ else None
 
 
-def own_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
+def own_by_module(tape: AllocationRecorder, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
     """Let the innermost module that is being called own what is allocated, until the hooks are removed.
 
     What ``module``, the whole model, allocates itself before its encoder is inputs, and after it the loss; whatever

@@ -22,7 +22,7 @@ from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
 
 aten = torch.ops.aten
@@ -50,7 +50,11 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], module: nn.Module | None, tape: Tape, graphs: dict[Any, Callable[..., Any]]
+        self,
+        function: Callable[..., Any],
+        module: nn.Module | None,
+        tape: AllocationRecorder,
+        graphs: dict[Any, Callable[..., Any]],
     ) -> None:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
@@ -119,7 +123,7 @@ class Compiled:
 class _Plan:
     """The graph of one forward or backward, whose values are recorded on the tape where they are in memory."""
 
-    def __init__(self, graph: fx.GraphModule, tape: Tape) -> None:
+    def __init__(self, graph: fx.GraphModule, tape: AllocationRecorder) -> None:
         self._tape, self._attributes, self._nodes = tape, graph, list(graph.graph.nodes)
         self._stored = self._in_memory()
         self._last = self._last_readers()

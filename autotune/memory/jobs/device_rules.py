@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term
 
@@ -61,7 +61,7 @@ class DeviceRules(TorchFunctionMode):
         tape: Told which allocations are 16-bit copies of weights.
     """
 
-    def __init__(self, kind: Kind, *, bf16: bool, tape: Tape) -> None:
+    def __init__(self, kind: Kind, *, bf16: bool, tape: AllocationRecorder) -> None:
         super().__init__()
         self._tape = tape
         self._cuda = kind == "cuda"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
@@ -59,7 +59,7 @@ class Shards:
     weights.
     """
 
-    def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: Tape) -> None:
+    def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder) -> None:
         self._tape, self._module, self._ranks = tape, training.module, ranks
         self._layers = [(layer, _trained(layer.parameters())) for layer in layers]
         inside = {id(one) for _, part in self._layers for one in part}
@@ -219,7 +219,7 @@ class GradientBuckets:
     bucket and becomes a view of it.
     """
 
-    def __init__(self, module: nn.Module, config: TrainConfig, tape: Tape) -> None:
+    def __init__(self, module: nn.Module, config: TrainConfig, tape: AllocationRecorder) -> None:
         self._module, self._config, self._tape = module, config, tape
         self._parameters = _trained(module.parameters())
         self._backwards = 0

@@ -15,7 +15,7 @@ from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Mark, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
 
 PREPARED = 4
 """Steps whose micro-batches are made beforehand and taken in turn: a GPU must not wait for them."""
@@ -68,7 +68,7 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
     # As a training begins.
     make_state(training)
     training.step.rehearse(ready[0][0])
-    spans: list[tuple[Mark, Mark]] = []
+    spans: list[tuple[DeviceEvent, DeviceEvent]] = []
     for number in range(steps):
         batches = ready[number % PREPARED]
         if len(spans) >= IN_FLIGHT:

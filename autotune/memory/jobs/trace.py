@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.memory.jobs.allocation_recorder import Tape, own_by_module
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder, own_by_module
 from autotune.memory.jobs.compiled import Compiled
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import within_kernels
@@ -69,7 +69,7 @@ def trace_steps(
     Returns:
         The trace; and of the model ``parameters``, ``attention`` and ``attention_reason``.
     """
-    tape = Tape(within_kernels(config.device))
+    tape = AllocationRecorder(within_kernels(config.device))
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
@@ -130,7 +130,7 @@ def trace_steps(
     return tape.trace(config.micro_batch_size, fullest.predicted_tokens), model
 
 
-def _compile_without_content(training: Training, tape: Tape) -> None:
+def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:
     """Put graphs without kernels in the place of what torch.compile would make of layers and loss."""
     graphs: dict[Any, Any] = {}
     for layer in model_layers(training.model):
@@ -154,7 +154,7 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
 
 
 def _tell_phases(
-    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, hooks: contextlib.ExitStack
+    training: Training, parameters: Sequence[torch.nn.Parameter], tape: AllocationRecorder, hooks: contextlib.ExitStack
 ) -> None:
     """Tell who owns what outside of modules, gradients and the optimizer's state, until the hooks are removed."""
 

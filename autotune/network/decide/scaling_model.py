@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
-from autotune.network.values import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute, ScalingRow
+from autotune.network.values import ELEMENT_BYTES, MIB, GradientSync, Link, Network, RankCompute, ScalingRow
 from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
 from trainer.config.train_config import GradientDtype, Strategy
 
@@ -41,7 +41,7 @@ class Scaling:
     sources: tuple[str, ...]
 
 
-class Dealt(NamedTuple):
+class MicroBatches(NamedTuple):
     """A rank's share of a step: micro-batches, and the rows of each."""
 
     micro_batches: int
@@ -63,7 +63,7 @@ class Load:
         """Of a step."""
         return self.global_batch_size * self.tokens_per_sequence
 
-    def dealings(self, ranks: int) -> tuple[Dealt, ...]:
+    def micro_batch_options(self, ranks: int) -> tuple[MicroBatches, ...]:
         """Return the splits of the global batch that may be fastest; none where some ranks would have no row.
 
         As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
@@ -71,7 +71,7 @@ class Load:
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
-        found = (Dealt(micro_batches=count, rows=math.ceil(batch / (count * ranks))) for count in counts)
+        found = (MicroBatches(micro_batches=count, rows=math.ceil(batch / (count * ranks))) for count in counts)
         # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
         return tuple(one for one in found if math.ceil(batch / (one.rows * ranks)) == one.micro_batches)
 
@@ -81,8 +81,8 @@ class PredictedStep:
     """The step at so many nodes with one exchange."""
 
     nodes: int
-    dealt: Dealt
-    exchange: Exchange
+    dealt: MicroBatches
+    gradient_sync: GradientSync
     time: StepTime
     tokens_per_s: float
     efficiency: float | None = None
@@ -94,9 +94,9 @@ class PredictedStep:
     def settings(self) -> dict[str, Any]:
         """How it is trained, as rows of evidence name it."""
         return {
-            "strategy": self.exchange.strategy,
-            "gradient_dtype": self.exchange.gradient_dtype,
-            "bucket_cap_mib": self.exchange.bucket_cap_bytes // MIB,
+            "strategy": self.gradient_sync.strategy,
+            "gradient_dtype": self.gradient_sync.gradient_dtype,
+            "bucket_cap_mib": self.gradient_sync.bucket_cap_bytes // MIB,
             "micro_batches": self.dealt.micro_batches,
             "rows": self.dealt.rows,
         }
@@ -119,41 +119,45 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
 
 def gradient_syncs(
     *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
-) -> tuple[Exchange, ...]:
+) -> tuple[GradientSync, ...]:
     """Return what may be chosen from, the simplest first, with gradients of ``half`` as well if 16 bits are allowed.
 
     These change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``, ``fsdp2``) that
     need less memory are slower or as fast.
     """
-    caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - Exchange().bucket_cap_bytes))
+    caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
-    found = [Exchange(strategy=kind, bucket_cap_bytes=cap) for kind in bucketed if kind in strategies for cap in caps]
+    found = [
+        GradientSync(strategy=kind, bucket_cap_bytes=cap) for kind in bucketed if kind in strategies for cap in caps
+    ]
     if "hsdp" in strategies:
-        found.append(Exchange(strategy="fsdp2", shard_within_nodes=True))
+        found.append(GradientSync(strategy="fsdp2", shard_within_nodes=True))
     if "fsdp2" in strategies:
-        found.append(Exchange(strategy="fsdp2"))
+        found.append(GradientSync(strategy="fsdp2"))
     if sixteen_bit:
         found += [replace(one, gradient_dtype=half) for one in found]
     return tuple(found)
 
 
 def predict(
-    load: Load, network: Network, exchange: Exchange, dealings: Sequence[Dealt] | None = None
+    load: Load, network: Network, gradient_sync: GradientSync, micro_batch_options: Sequence[MicroBatches] | None = None
 ) -> PredictedStep | None:
     """Return the step with one exchange, dealt in the fastest way; None if there are fewer rows than ranks.
 
     FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
     """
     found = [
-        (step_time(load.compute, dealt.rows, dealt.micro_batches, exchange, network), dealt)
-        for dealt in (load.dealings(network.ranks) if dealings is None else dealings)
-        if not (exchange.strategy == "fsdp2" and exchange.gradient_dtype != "fp32" and dealt.micro_batches > 1)
+        (step_time(load.compute, dealt.rows, dealt.micro_batches, gradient_sync, network), dealt)
+        for dealt in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
+        if not (
+            gradient_sync.strategy == "fsdp2" and gradient_sync.gradient_dtype != "fp32" and dealt.micro_batches > 1
+        )
     ]
     if not found:
         return None
     time, dealt = min(found, key=lambda one: one[0].step_s)
     rate = load.non_padding_tokens / time.step_s
-    return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, tokens_per_s=rate)
+    return PredictedStep(nodes=network.nodes, dealt=dealt, gradient_sync=gradient_sync, time=time, tokens_per_s=rate)
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
@@ -177,7 +181,7 @@ class ScalingModel:
     load: Load
     network: Network
     """Its number of nodes does not matter."""
-    gradient_syncs: tuple[Exchange, ...]
+    gradient_syncs: tuple[GradientSync, ...]
     """The simplest first."""
     ends: tuple[Link, Link] | None = None
     """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
@@ -187,7 +191,9 @@ class ScalingModel:
     @functools.cached_property
     def one_node_rate(self) -> float | None:
         """Non-padding tokens/s of the fastest exchange on one node, against which efficiency is."""
-        alone = [predict(self.load, replace(self.network, nodes=1), exchange) for exchange in self.gradient_syncs]
+        alone = [
+            predict(self.load, replace(self.network, nodes=1), gradient_sync) for gradient_sync in self.gradient_syncs
+        ]
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
@@ -197,7 +203,9 @@ class ScalingModel:
         """
         load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
         found = [
-            one for one in (predict(load, network, exchange) for exchange in self.gradient_syncs) if one is not None
+            one
+            for one in (predict(load, network, gradient_sync) for gradient_sync in self.gradient_syncs)
+            if one is not None
         ]
         if not found:
             return None
@@ -205,7 +213,9 @@ class ScalingModel:
         chosen = next(one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
         if self.one_node_rate is None:
             return chosen
-        bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
+        bound_s = hidden_bound_s(
+            load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.gradient_sync, network
+        )
         ideal = nodes * self.one_node_rate
         return replace(
             chosen,
@@ -264,12 +274,12 @@ class AllRanks:
 def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]) -> AllRanks:
     """Return all ranks together, from the ``rate`` of one on one node; ``links`` are basis and source of links."""
     ranks = nodes * known.network.ranks_per_node
-    dealings = known.load.dealings(ranks)
-    if not dealings:
+    micro_batch_options = known.load.micro_batch_options(ranks)
+    if not micro_batch_options:
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
-        return AllRanks(tokens_per_s=total, rows=dealings[0].rows)
+        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].rows)
     assert known.one_node_rate is not None  # more nodes were dealt the batch
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}

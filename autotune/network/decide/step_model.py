@@ -15,13 +15,13 @@ from autotune.network.values import (
     ELEMENT_BYTES,
     MIB,
     ComputeEvidence,
-    Exchange,
     GradientPart,
+    GradientSync,
     Link,
     Network,
     RankCompute,
 )
-from autotune.trials.values import ExchangeFigures
+from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
 """DDP's first bucket is small, so that something travels early, where buckets have their default size (torch 2.13,
@@ -121,7 +121,7 @@ def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tupl
     return tuple(found)
 
 
-def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
+def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     """Return what a rank computes, from steps of one micro-batch in which nothing travels."""
     ranks = len(whole.compute_s_by_rank)
     # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
@@ -143,12 +143,14 @@ def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
     )
 
 
-def computed_s(figures: ExchangeFigures) -> float:
+def computed_s(figures: GradientSyncFigures) -> float:
     """Return forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
-def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network) -> StepTime:
+def step_time(
+    compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
+) -> StepTime:
     """One optimizer step of so many micro-batches, of so many rows each, on every rank.
 
     Only the last micro-batch's backward hides the exchange of DDP and ZeRO-1; FSDP2 gathers weights in every one.
@@ -159,26 +161,28 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
         exposed = slowdown = travels = 0.0
-    elif exchange.strategy == "fsdp2":
-        exposed, slowdown, travels = _sharded(compute, alone, micro_batches, exchange, network)
+    elif gradient_sync.strategy == "fsdp2":
+        exposed, slowdown, travels = _sharded(compute, alone, micro_batches, gradient_sync, network)
     else:
-        exposed, slowdown, travels = _bucketed(compute, alone, exchange, network)
-    shards = network.ranks_per_node if exchange.shard_within_nodes else network.ranks
-    if exchange.strategy == "zero1":
+        exposed, slowdown, travels = _bucketed(compute, alone, gradient_sync, network)
+    shards = network.ranks_per_node if gradient_sync.shard_within_nodes else network.ranks
+    if gradient_sync.strategy == "zero1":
         weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
         exposed, travels = exposed + weights, travels + weights
-    update = compute.optimizer_step_s / (1 if exchange.strategy == "ddp" else shards)
+    update = compute.optimizer_step_s / (1 if gradient_sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
     return StepTime(compute_s=computed, **parts, exchange_s=travels)
 
 
-def _bucketed(compute: RankCompute, alone: float, exchange: Exchange, network: Network) -> tuple[float, float, float]:
+def _bucketed(
+    compute: RankCompute, alone: float, gradient_sync: GradientSync, network: Network
+) -> tuple[float, float, float]:
     """Return seconds exposed, lost to slowdown, and travelled, of the last micro-batch of DDP."""
     forward = alone * compute.forward_share
     backward = alone - forward
-    width = ELEMENT_BYTES[exchange.gradient_dtype]
+    width = ELEMENT_BYTES[gradient_sync.gradient_dtype]
     free = delayed = travels = 0.0  # from the beginning of backward on
-    for bucket in buckets(compute.gradients, exchange.bucket_cap_bytes):
+    for bucket in buckets(compute.gradients, gradient_sync.bucket_cap_bytes):
         leaves = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * width, network)
         # Until backward ends; what is later disturbs nobody.
@@ -189,15 +193,15 @@ def _bucketed(compute: RankCompute, alone: float, exchange: Exchange, network: N
 
 
 def _sharded(
-    compute: RankCompute, alone: float, micro_batches: int, exchange: Exchange, network: Network
+    compute: RankCompute, alone: float, micro_batches: int, gradient_sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
     """Return the same of FSDP2: weights come before each pass over the layers, gradients go behind the last.
 
     Left out: that the first layer's weights, and the last one's gradient, hide behind nothing.
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
-    gradient_bytes = compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype])
-    within = exchange.shard_within_nodes
+    gradient_bytes = compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype])
+    within = gradient_sync.shard_within_nodes
     gather = gather_s(weights_bytes, replace(network, nodes=1) if within else network)
     send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
     forward = alone * compute.forward_share
@@ -224,10 +228,10 @@ def expected_largest(ranks: int) -> float:
 
 
 def hidden_bound_s(
-    compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network
+    compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
 ) -> float:
     """The step if every micro-batch's backward could hide the exchange: no strategy is faster with these gradients."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
-    travels = all_reduce_s(compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype]), network)
+    travels = all_reduce_s(compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype]), network)
     return micro_batches * alone + max(0.0, travels - backward) + compute.optimizer_step_s

@@ -1,4 +1,4 @@
-"""The ``exchange`` job: training steps of all ranks, with and without gradients that travel."""
+"""The ``gradient_sync`` job: training steps of all ranks, with and without gradients that travel."""
 
 import itertools
 import statistics
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.network.values import ExchangeRequest
+from autotune.network.values import GradientSyncRequest
 from autotune.trials.jobs.footprint import Memory
 from autotune.workers.job import batches_of
 from trainer.build import build_training
@@ -17,7 +17,7 @@ from trainer.config.train_config import gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Mark, Ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
@@ -27,14 +27,14 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     """Train on the dataset's own rows, from memory, for so many steps.
 
     Args:
-        measured: An ``ExchangeRequest``.
+        measured: An ``GradientSyncRequest``.
         place: ``data_dir``, the dataset's directory.
         ranks: All of them.
 
     Returns:
-        The fields of ``ExchangeFigures``, the same from every rank.
+        The fields of ``GradientSyncFigures``, the same from every rank.
     """
-    asked, dataset = ExchangeRequest.of(measured), TokenDataset.open(Path(place["data_dir"]))
+    asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(place["data_dir"]))
     config = in_rows(asked.config, dataset)
     memory = Memory(ranks)
     manifest = dataset.manifest
@@ -78,7 +78,7 @@ class _LastPass:
         self._device = device
         self.began = self.turned = mark(device)
         """When forward began, and backward."""
-        self.ready: list[tuple[int, Mark]] = []
+        self.ready: list[tuple[int, DeviceEvent]] = []
         """Elements of each gradient and when it was there."""
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._turn)
@@ -109,7 +109,9 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
 
 
 def _of_passes(
-    results: list[StepResult], passes: list[tuple[Mark, Mark, list[tuple[int, Mark]]]], ranks: Ranks
+    results: list[StepResult],
+    passes: list[tuple[DeviceEvent, DeviceEvent, list[tuple[int, DeviceEvent]]]],
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """What ranks computed, without waiting for each other; nothing where nobody could listen."""
     if not passes:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
 from autotune.network.values import LinksRequest
-from trainer.distributed.ranks import Mark, Ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 
 MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}
@@ -206,7 +206,7 @@ def _travel_on_gpu(
     with torch.cuda.stream(beside):  # waits for the message; the products' stream does not
         moving.wait()
         there = mark(ranks.device)
-    ended: list[Mark] = []
+    ended: list[DeviceEvent] = []
     for _ in range(count):
         multiply()
         ended.append(mark(ranks.device))

@@ -56,21 +56,21 @@ def choose_micro_batch(
     65 rows take 8 micro-batches of 9, or 13 of 5. The largest point of the curve leaves the headroom free; without
     ``sizes`` only measured ones are chosen from.
     """
-    points = sorted(curve, key=lambda point: point.rows)
-    limit = points[-1].rows
+    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    limit = points[-1].micro_batch_size
     step_s = {
-        rows: _step_s(points, deal(max(global_rows, ranks), rows, ranks))
-        for rows in sizes or [point.rows for point in points]
+        rows: _step_s(points, split_global_batch(max(global_rows, ranks), rows, ranks))
+        for rows in sizes or [point.micro_batch_size for point in points]
         if rows <= limit
     }
     least = min(step_s.values())
     rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
-    dealt = deal(max(global_rows, ranks), rows, ranks)
+    dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
     if dealt.micro_batches == 1:
         need = f"your global batch needs {dealt.rows_per_micro_batch} per GPU"
         return MicroBatchChoice(rows=rows, reason=f"{feasible_max} fit; {need}")
     split = f"{dealt.micro_batches} micro-batches of {rows} take the least predicted time per optimizer step"
-    whole = deal(max(global_rows, ranks), limit, ranks)
+    whole = split_global_batch(max(global_rows, ranks), limit, ranks)
     if rows == limit:
         fit = "no more fit" if limit == feasible_max else f"the headroom is left below the {feasible_max} that fit"
         return MicroBatchChoice(rows=rows, reason=f"{split}; {fit}")
@@ -79,10 +79,10 @@ def choose_micro_batch(
     return MicroBatchChoice(rows=rows, reason=f"{split}; {others}; {feasible_max} fit")
 
 
-def _step_s(points: Sequence[CurvePoint], dealt: "Dealing") -> float:
+def _step_s(points: Sequence[CurvePoint], dealt: "GlobalBatchSplit") -> float:
     """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
-    seconds = [point.rows / point.padded_tokens_per_s for point in points]  # in rows' tokens, the same for all
-    micro_s = np.interp(dealt.rows_per_micro_batch, [point.rows for point in points], seconds)
+    seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]  # in rows' tokens, the same for all
+    micro_s = np.interp(dealt.rows_per_micro_batch, [point.micro_batch_size for point in points], seconds)
     return dealt.micro_batches * float(micro_s)
 
 
@@ -94,7 +94,7 @@ def choose_untimed(rows: int) -> MicroBatchChoice:
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return between which sizes the smallest within two per cent of the best lies; None if steps show no spread."""
-    ends = [(point.rows, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]
+    ends = [(point.micro_batch_size, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]
     known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
     if len(known) < len(ends) or not ends:
         return None
@@ -105,7 +105,7 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealing:
+class GlobalBatchSplit:
     """How a global batch is dealt to ranks and micro-batches; it is kept exactly."""
 
     micro_batches: int
@@ -116,7 +116,7 @@ class Dealing:
     """The nearest global batches, below and above, that leave none empty."""
 
 
-def deal(global_rows: int, micro_batch_size: int, ranks: int) -> Dealing:
+def split_global_batch(global_rows: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
     """Deal a global batch, as the trainer does; ``BadInput`` if there are fewer rows than ranks."""
     if global_rows < ranks:
         raise BadInput(
@@ -128,7 +128,7 @@ def deal(global_rows: int, micro_batch_size: int, ranks: int) -> Dealing:
     rows = math.ceil(global_rows / unit)
     empty = rows * unit - global_rows
     nearest = tuple(sorted({max(unit, global_rows // unit * unit), rows * unit})) if empty else ()
-    return Dealing(micro_batches=micro_batches, rows_per_micro_batch=rows, empty_rows=empty, without_empty=nearest)
+    return GlobalBatchSplit(micro_batches=micro_batches, rows_per_micro_batch=rows, empty_rows=empty, without_empty=nearest)
 
 
 def global_batch_size(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:

@@ -164,14 +164,14 @@ def _given(profile: Profile, key: str, value: object, default: object) -> Explan
 
 def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rows, known = profile.train.micro_batch_size, profile.fingerprint.bytes_known
-    curve = {point.rows: point for point in probe.curve}
+    curve = {point.micro_batch_size: point for point in probe.curve}
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
     told = dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     budget_bytes = profile.constraints.memory_budget_bytes
     figures = (
         *(
             figure(
-                f"slot tokens/s at {_many(point.rows, 'row')}", point.slot_rate, "tokens/s",
+                f"slot tokens/s at {_many(point.micro_batch_size, 'row')}", point.slot_rate, "tokens/s",
                 f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
             )
             for point in told
@@ -182,10 +182,10 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     )  # fmt: skip
     rejected = []
     for point in probe.curve:
-        if point.rows != rows and best is not None:
-            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, {_many(best.rows, 'row')}"
-            said = "the fastest that was measured" if point.rows == best.rows else share
-            rejected.append(f"{_many(point.rows, 'row')}: {said}")
+        if point.micro_batch_size != rows and best is not None:
+            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, {_many(best.micro_batch_size, 'row')}"
+            said = "the fastest that was measured" if point.micro_batch_size == best.micro_batch_size else share
+            rejected.append(f"{_many(point.micro_batch_size, 'row')}: {said}")
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
     origin: Origin = known

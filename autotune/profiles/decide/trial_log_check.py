@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.profiles.values import Fingerprint, Profile
-from autotune.profiles.values import Check, Found, LedgerCheck
+from autotune.profiles.values import Check, Found, TrialLogCheck
 from autotune.trials.values import Measured, Outcome, OutOfMemory, outcome_from_json
 from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
 from trainer.config.tables import canonical_sha256
@@ -34,13 +34,13 @@ def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialR
     return own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
 
 
-def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerCheck:
-    """Hold a profile against the trials of the ledger that it names."""
+def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLogCheck:
+    """Hold a profile against the trials of the trial log that it names."""
     own = records_of(profile, records)
     until = profile.provenance.trial_log_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
     is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
-    return LedgerCheck(
+    return TrialLogCheck(
         found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
         trials=len(behind),
         added=len(own) - len(behind),
@@ -63,10 +63,10 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         if probe.infeasible_min not in (None, *refused):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.rows)]
+            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)]
             rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
             if not _is_among(point.padded_tokens_per_s, rates):
-                yield f"evidence.probe.curve at {point.rows} rows"
+                yield f"evidence.probe.curve at {point.micro_batch_size} rows"
     if workers is not None:
         windows = [FeedFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
         rates = [one.padded_tokens_per_s for one in windows]

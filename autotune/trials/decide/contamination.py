@@ -66,7 +66,7 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     return f"{gpu} was slowed down: {shares}{heat}"
 
 
-def describe_company(gpu: str, samples: Sequence[GpuSample]) -> str | None:
+def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     """Say that more than the trial's own process computed on a GPU; None where nobody else was seen."""
     counts = [sample.process_count for sample in samples if sample.process_count is not None]
     shared = sum(count > 1 for count in counts)

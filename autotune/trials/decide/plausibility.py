@@ -19,7 +19,7 @@ from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""
-RATE_JOBS = frozenset({"feed", "links", "exchange"})
+RATE_JOBS = frozenset({"feed", "links", "gradient_sync"})
 """Jobs whose answer is a rate; a ``step`` answers for memory as well."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
 _LEAST_S = 1e-12
@@ -88,7 +88,7 @@ def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: s
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """What the GPUs of a trial did, each of them."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
-    if trial.job in ("step", "feed", "exchange") and not trial.measured.get("replayed_step_s"):
+    if trial.job in ("step", "feed", "gradient_sync") and not trial.measured.get("replayed_step_s"):
         per_s = _training_flops_per_s(trial.job, figures, trial.config)
         yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
     if trial.job == "links":
@@ -109,7 +109,7 @@ def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, A
     if not figures["step_s"]:
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
-    if job == "exchange":
+    if job == "gradient_sync":
         rows_of_rank = figures["rows"] * figures["micro_batches"]
         ranks = max(1.0, config.get("global_batch_size", 0) / rows_of_rank)
         return float(least * figures["tokens_per_step"] / seconds / ranks)
@@ -150,7 +150,7 @@ def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, in
     baseline, explore = profile.evidence.baseline, profile.evidence.explore
     if probe is not None:
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            yield f"{point.rows} rows", point.padded_tokens_per_s, probe.local_ranks, of
+            yield f"{point.micro_batch_size} rows", point.padded_tokens_per_s, probe.local_ranks, of
     if workers is not None and workers.replayed_step_s is None:  # a replayed one computes nothing
         fill = fill_share(profile) or 0.0
         counts = [(f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s) for row in workers.rows]

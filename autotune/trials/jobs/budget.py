@@ -48,7 +48,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
     device = ranks.device
     weight = torch.randn(256, 256, device=device, requires_grad=True)
     (weight @ weight).sum().backward()
-    ranks.begin_sum(torch.zeros(1, device=device))()
+    ranks.all_reduce_async(torch.zeros(1, device=device))()
     if device.type == "cuda":
         ranks.sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)

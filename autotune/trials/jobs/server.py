@@ -64,10 +64,10 @@ class RankProcess:
     def runs(self) -> bool:
         """Whether it still runs; if not, whatever it left running is ended."""
         if self.exit_code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            self.bury()
+            self.reap()
         return self.exit_code is None
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Wait for its end, and end its group before its number can become somebody else's."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
                 process.killed = True
                 os.kill(process.pid, signal.SIGKILL)  # its group follows; it may not have made one yet
             for process in running:
-                process.bury()
+                process.reap()
             if gone:
                 raise SystemExit(0)
             return not failed

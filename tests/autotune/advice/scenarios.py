@@ -13,12 +13,12 @@ import numpy as np
 
 from autotune.advice.decide.apply import with_changes
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.advice.decide.context import DataFacts, Foreign, NodesMeant, Situation
+from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
-from autotune.network.values import ExchangeRow, NetworkEvidence
+from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
 from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
@@ -37,8 +37,8 @@ class Scenario:
 
     rule: str
     what: str
-    speaks: Situation
-    silent: Situation
+    speaks: TrainingContext
+    silent: TrainingContext
     delivered: Benefit | None = None
     """The ratio of what the gain is of; None if the rule promises none."""
 
@@ -67,17 +67,21 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
 # What is known in a world, put together for rules to look at.
 
 
-def tuned(world: World, train: TrainConfig, **changes: object) -> Situation:
+def tuned(world: World, train: TrainConfig, **changes: object) -> TrainingContext:
     """After tuning with good settings; the profile then says something else."""
     profile = profile_of(world, train).model_copy(update={"train": worlds.settings_with(train, **changes)})
-    return Situation(train=profile.train, profile=profile, bottleneck=bottleneck_of_profile(profile), data=DATA)
+    return TrainingContext(train=profile.train, profile=profile, bottleneck=bottleneck_of_profile(profile), data=DATA)
 
 
-def ran(world: World, train: TrainConfig, *, with_profile: bool = False, noise_scale: float | None = None) -> Situation:
+def ran(
+    world: World, train: TrainConfig, *, with_profile: bool = False, noise_scale: float | None = None
+) -> TrainingContext:
     run = run_of(world, train, noise_scale=noise_scale, first_step=1 if noise_scale is None else 5000)
     profile = profile_of(world, train) if with_profile else None
     counters = None if profile is None else counters_of_profile(profile)
-    return Situation(train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA)
+    return TrainingContext(
+        train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA
+    )
 
 
 def _rates(world: World, train: TrainConfig) -> Benefit:
@@ -91,7 +95,7 @@ def _speed(world: World, train: TrainConfig) -> float:
 
 def _trial(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
     trial = Trial(job=job, measured=measured, timeout_s=0.0)
-    return FinishedTrial(trial=trial, outcome=outcome, seconds=10.0, label="", from_ledger=True)
+    return FinishedTrial(trial=trial, outcome=outcome, seconds=10.0, label="", from_trial_log=True)
 
 
 def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
@@ -102,7 +106,7 @@ def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
 
 def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     raw = DataFacts(path="RAW", prepared=False, kinds=("elf",), raw_bytes=10**9)
-    without_settings = Situation(train=None, data=DATA)
+    without_settings = TrainingContext(train=None, data=DATA)
     yield Scenario("raw-data", "a directory of programs", replace(without_settings, data=raw), without_settings)
 
     shared = replace(gpu, storage_rows_per_s=900.0)
@@ -205,7 +209,7 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     tight = replace(gpu, memory_bytes=12 * 10**9)
     most = max_micro_batch_size(tight, good)
     full = replace(tuned(tight, good, micro_batch_size=most), trials=(_step_trial(tight, good, most),))
-    foreach, own = (replace(full, foreign=Foreign(is_foreach=is_foreach)) for is_foreach in (True, False))
+    foreach, own = (replace(full, foreign=ForeignSettings(is_foreach=is_foreach)) for is_foreach in (True, False))
     peak = memory_bytes(tight, good, most)
     # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
     yield Scenario(
@@ -245,13 +249,13 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
     uneven = settings(mixed, layout="bucketed", attention_dropout=0.1)
     run = run_of(mixed, uneven)
     run = replace(run, steps=tuple(row.model_copy(update={"slowest_rank": 1 + row.step % 7}) for row in run.steps))
-    in_turns = Situation(train=uneven, run=run, bottleneck=bottleneck_of_run(run), data=DATA)
+    in_turns = TrainingContext(train=uneven, run=run, bottleneck=bottleneck_of_run(run), data=DATA)
     what = "every step another rank that has more to do"
     yield Scenario("uneven-ranks", what, in_turns, limped, _rates(mixed, uneven))
 
     linked, one_slow = (replace(cluster, node_bytes_per_s=bytes_per_s) for bytes_per_s in (1e10, 3e9))
 
-    def links(world: World) -> Situation:
+    def links(world: World) -> TrainingContext:
         neighbours = [linked.node_bytes_per_s] * world.nodes
         neighbours[2] = world.node_bytes_per_s
         figures = {
@@ -271,7 +275,7 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
         return _simulated_step_s(cap.old, seed=1) / _simulated_step_s(cap.new, seed=2)
 
     small, large = (_exchanges(gpu, cap_mib) for cap_mib in (5, 100))
-    yield Scenario("exchange", "default buckets where others were measured to be faster", small, large, bucketed)
+    yield Scenario("gradient_sync", "default buckets where others were measured to be faster", small, large, bucketed)
 
 
 def _of_spread(world: World) -> Iterator[Scenario]:
@@ -284,8 +288,8 @@ def _of_spread(world: World) -> Iterator[Scenario]:
 
     useful = max(count for count in range(1, 65) if efficiency(count) >= 0.9)
 
-    def spread(nodes: int, twice: float | None = None) -> Situation:
-        found = NodesMeant(
+    def spread(nodes: int, twice: float | None = None) -> TrainingContext:
+        found = IntendedNodes(
             nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful,
             useful_efficiency=efficiency(useful), tokens_per_rank=64 * 32 * 512 * worlds.FILL["packed"] / nodes,
             least_tokens_per_rank=60_000.0, twice_the_batch_efficiency=twice, source="simulated",
@@ -314,7 +318,7 @@ def _simulated_step_s(cap_mib: int, seed: int) -> float:
     return simulator.step_s(recipe, steps=20)
 
 
-def _exchanges(gpu: World, cap_mib: int) -> Situation:
+def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
     """Buckets of several sizes were measured, and the profile has one of them."""
     now = tuned(gpu, settings(gpu, parallel__bucket_cap_mib=cap_mib))
     assert now.profile is not None
@@ -324,7 +328,7 @@ def _exchanges(gpu: World, cap_mib: int) -> Situation:
         rounds = sorted(_simulated_step_s(25, seed) / _simulated_step_s(cap, seed) for seed in (3, 4, 5))
         against = {"ratio_to_default": rounds[1], "ratio_low": rounds[0] * 0.98, "ratio_high": rounds[2] * 1.02}
         rows.append(
-            ExchangeRow(
+            GradientSyncRow(
                 strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, micro_batches=1, rows=64, step_s=step_s,
                 steps=20, tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
                 **({} if cap == 25 else against),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.advice.decide.apply import safe_changes, with_changes
-from autotune.advice.decide.context import Situation, line, times, without
+from autotune.advice.decide.context import TrainingContext, line, times, without
 from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise
 from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
@@ -84,7 +84,7 @@ def test_good_settings_are_left_alone_and_that_is_not_said_beside_something_to_d
     found = [one.rule for one in advise(replace(ran(GPU, settings(GPU, layout="padded")), data=None))]
     assert NOTHING not in found
     assert "padding" in found
-    assert [one.rule for one in advise(Situation(train=None))] == [TOO_LITTLE]
+    assert [one.rule for one in advise(TrainingContext(train=None))] == [TOO_LITTLE]
 
 
 @pytest.mark.parametrize("rule", ["beyond-memory", "foreach-optimizer"])

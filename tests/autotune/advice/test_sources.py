@@ -6,12 +6,12 @@ import pytest
 
 from autotune.advice.sources import data_facts, profile_of_run, read_foreign
 from autotune.errors import BadInput
-from autotune.launch.sections import standings_text
-from autotune.launch.status import find_standings, standing_of_run, standing_of_tuning
+from autotune.launch.sections import status_text
+from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
 from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials.examples import record
 from tests.autotune.worlds import World, run_of, settings
@@ -104,10 +104,10 @@ def run(tmp_path) -> Path:
 def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(run, code, jobs, state):
     if code is not None:
         (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
-    found = standing_of_run(run, jobs)
+    found = run_status(run, jobs)
     assert (found.state, found.max_steps) == (state, 50)
     assert found.job == (jobs or {}).get("train-one", (None,))[0]
-    text = standings_text([found], [], asked=jobs is not None)
+    text = status_text([found], [], asked=jobs is not None)
     assert state in text
     assert ("so it is" in text) == (code in (75, 76, 3))
     assert ("SLURM cannot be asked" in text) == (jobs is None)
@@ -115,20 +115,24 @@ def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_
 
 def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp_path, run):
     (tmp_path / "runs" / "two").mkdir()
-    assert standing_of_run(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state == "queued"
-    assert standing_of_run(tmp_path / "runs" / "two", None).state == "not begun"
+    assert run_status(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state == "queued"
+    assert run_status(tmp_path / "runs" / "two", None).state == "not begun"
     (run / "run.json").write_text("{")
-    assert standing_of_run(run, None).state == "cannot be read"
+    assert run_status(run, None).state == "cannot be read"
 
 
 def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_found(tmp_path, run):
     runs, reports = tmp_path / "runs", tmp_path / "reports"
     place = reports / "p"
-    Ledger(place / "ledger", "w").append(record().model_dump(mode="json"))
-    with next((place / "ledger").glob("*.jsonl")).open("a") as file:
+    TrialLog(place / "trials", "w").append(record().model_dump(mode="json"))
+    with next((place / "trials").glob("*.jsonl")).open("a") as file:
         file.write("torn")
-    found = standing_of_tuning(place)
+    found = tuning_status(place)
     assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "x", 1)
     (reports / "jobs").mkdir()
-    assert find_standings([], runs, reports) == find_standings([place, run], runs, reports) == ([run], [place])
-    assert standings_text([], [], asked=True) == "no runs and no tunings here"
+    assert (
+        find_runs_and_tunings([], runs, reports)
+        == find_runs_and_tunings([place, run], runs, reports)
+        == ([run], [place])
+    )
+    assert status_text([], [], asked=True) == "no runs and no tunings here"

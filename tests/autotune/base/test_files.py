@@ -7,21 +7,21 @@ from hypothesis import strategies as st
 
 from autotune.base.files import check_writable, json_rows, write_atomically
 from autotune.errors import BadInput
-from autotune.trials.trial_log import Ledger, read_ledger
+from autotune.trials.trial_log import TrialLog, read_trial_log
 
 _ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 
 
 def _numbers(directory) -> list[int]:
-    return [record["number"] for record in read_ledger(directory)[0]]
+    return [record["number"] for record in read_trial_log(directory)[0]]
 
 
 def _append(directory, *numbers: int, writer: str = "w") -> Path:
     """Append records by a new writer; its file."""
-    ledger = Ledger(directory, writer)
+    trial_log = TrialLog(directory, writer)
     for number in numbers:
-        ledger.append({"time_utc": f"2026-01-01T00:00:{number:02}", "number": number})
-    return ledger._file
+        trial_log.append({"time_utc": f"2026-01-01T00:00:{number:02}", "number": number})
+    return trial_log._file
 
 
 def test_records_come_back_in_the_order_of_their_times_whoever_wrote_them(tmp_path):
@@ -34,7 +34,7 @@ def test_records_come_back_in_the_order_of_their_times_whoever_wrote_them(tmp_pa
 @_ANEW
 @given(cut=st.integers(0, 400))
 def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
-    path = _append(tmp_path_factory.mktemp("ledger"), 0, 1, 2)
+    path = _append(tmp_path_factory.mktemp("trial_log"), 0, 1, 2)
     raw = path.read_bytes()
     path.write_bytes(raw[: max(0, len(raw) - cut)])
     numbers = _numbers(path.parent)
@@ -47,18 +47,18 @@ def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
 @_ANEW
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_a_changed_byte_never_becomes_another_record(tmp_path_factory, place, value):
-    path = _append(tmp_path_factory.mktemp("ledger"), 0)
-    (record,), _ = read_ledger(path.parent)
+    path = _append(tmp_path_factory.mktemp("trial_log"), 0)
+    (record,), _ = read_trial_log(path.parent)
     raw = bytearray(path.read_bytes())
     raw[place % len(raw)] = value
     path.write_bytes(bytes(raw))
-    assert read_ledger(path.parent)[0] in ([], [record])
+    assert read_trial_log(path.parent)[0] in ([], [record])
 
 
 @pytest.mark.parametrize("line", [b"null", b"[]", b"{}", b'{"record": 1, "sha256": "x"}', b"[" * 100_000, b"\xff"])
 def test_lines_from_strangers_are_counted_and_left_out(tmp_path, line):
     (tmp_path / "x.jsonl").write_bytes(line + b"\n")
-    assert read_ledger(tmp_path) == ([], 1)
+    assert read_trial_log(tmp_path) == ([], 1)
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left_there(tmp_path):
@@ -72,14 +72,14 @@ def test_a_file_is_replaced_whole_and_nothing_else_is_left_there(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_and_a_full_disk_are_bad_input(tmp_path):
-    blocked, ledger = tmp_path / "file", Ledger(tmp_path, "w")
+    blocked, trial_log = tmp_path / "file", TrialLog(tmp_path, "w")
     blocked.write_text("")
     for refuse in (lambda: check_writable(blocked / "x"), lambda: write_atomically(blocked / "x", "")):
         with pytest.raises(BadInput, match="cannot write"):
             refuse()
-    ledger._file.symlink_to("/dev/full")
+    trial_log._file.symlink_to("/dev/full")
     with pytest.raises(BadInput, match="No space left"):
-        ledger.append({"number": 1})
+        trial_log.append({"number": 1})
 
 
 _PLAIN = st.recursive(

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
@@ -26,7 +26,7 @@ def profile(here, monkeypatch):
     monkeypatch.delenv("SLURM_NNODES", raising=False)
     data = write_dataset(here / "data", [[5 + number % 100] * 30 for number in range(400)], vocab_size=128)
     manifest = read_manifest(data)
-    place = fingerprint(open_site("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None)
+    place = fingerprint(open_device("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None)
     train = TrainConfig(
         model=TINY, data=DataSettings(path="data", dataset_hash=manifest.dataset_hash), seq_length_tokens=64,
         layout="packed", micro_batch_size=2, global_batch_size=4,
@@ -52,10 +52,10 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     assert stored.intact
     assert stored.profile.evidence.baseline.model_dump() == found
     assert stored.profile.provenance.commands == ["probe", "baseline"]
-    ledger = list((profile.parent / "reports" / "p" / "ledger").iterdir())
+    trial_log = list((profile.parent / "reports" / "p" / "trials").iterdir())
     again = json.loads(says(*command))
-    assert again | {"seconds": 0} == found | {"seconds": 0}  # the ledger keeps milliseconds
-    assert list((profile.parent / "reports" / "p" / "ledger").iterdir()) == ledger
+    assert again | {"seconds": 0} == found | {"seconds": 0}  # the trial log keeps milliseconds
+    assert list((profile.parent / "reports" / "p" / "trials").iterdir()) == trial_log
 
 
 @pytest.mark.usefixtures("warm_server")

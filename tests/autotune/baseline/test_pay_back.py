@@ -10,7 +10,7 @@ from autotune.trials.values import Crashed, FinishedTrial, Trial
 def trial(job, seconds, **measured):
     return FinishedTrial(
         trial=Trial(job=job, measured=measured, timeout_s=1.0), outcome=Crashed(detail=""), seconds=seconds, label="",
-        from_ledger=True,
+        from_trial_log=True,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials.examples import FEED, record
 from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave
@@ -172,14 +172,14 @@ def test_a_run_is_compared_with_its_profile(here, compared):
 def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
     config = CONFIG.model_dump(mode="json") | {"micro_batch_size": 2, "global_batch_size": 8}
     config["data"] = config["data"] | {"num_workers": num_workers}
-    ledger = Ledger(Path(name) / "ledger", "w")
+    trial_log = TrialLog(Path(name) / "trials", "w")
     for number in range(rounds):
         rates = {"tokens_per_s": 0.9 * speed, "padded_tokens_per_s": speed * (1 + 0.01 * (number % 3))}
         outcome = {"kind": "measured", "figures": FEED | rates | {"gradient_accumulation_steps": 4}}
         found = record("feed", outcome, config, key=f"{number}", old=not made_on, **made_on)
         told = found.model_dump(mode="json", exclude_unset=True)
         measured = {"config": config, "cached": False, "local_ranks": 1, "round": number}
-        ledger.append(told | {"measured": measured})
+        trial_log.append(told | {"measured": measured})
     return name
 
 
@@ -214,7 +214,7 @@ def test_tunings_are_judged_on_one_machine_only_and_what_is_not_known_is_said(sa
 def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
     _write_tuning("a", 1000)
     _write_tuning("b", 1000)
-    (path,) = (here / "b" / "ledger").iterdir()
+    (path,) = (here / "b" / "trials").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
     told = compared("a", "b")
     assert told["b"]["notes"][0] == "1 records of other sites, or damaged, are left out"
@@ -224,7 +224,7 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
 def test_things_of_different_kinds_and_what_is_neither_are_named(here, says):
     _write_tuning("t", 1000)
     _write_run("r", 900, steps=3)
-    (here / "empty" / "ledger").mkdir(parents=True)
+    (here / "empty" / "trials").mkdir(parents=True)
     (here / "bin").mkdir()
     for a, b, words, code in (
         ("t", "p.toml", "is a profile", 2), ("t", "r", "is a run", 2), ("empty", "t", "no measured trial", 3),
@@ -256,9 +256,9 @@ def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_no
 
 
 def _write_steps(name, *, timed_steps=8, **made_on):
-    ledger = Ledger(Path(name) / "ledger", "w")
+    trial_log = TrialLog(Path(name) / "trials", "w")
     found = record("step", budget_bytes=2**30, **made_on).model_dump(mode="json")
-    ledger.append(found | {"measured": found["measured"] | {"timed_steps": timed_steps}})
+    trial_log.append(found | {"measured": found["measured"] | {"timed_steps": timed_steps}})
 
 
 def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared):

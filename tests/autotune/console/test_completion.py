@@ -1,12 +1,12 @@
 from autotune.console.options import cards, models, profiles, sites
-from autotune.machine.gpu_models import CARDS
+from autotune.machine.gpu_models import GPU_MODELS
 from trainer.config.presets import PRESETS
 
 
 def test_models_and_cards_are_those_that_begin_so():
     assert models("bert-m") == ["bert-mini"]
     assert models("") == list(PRESETS)
-    assert [name for name, _ in cards("")] == [card.key for card in CARDS]
+    assert [name for name, _ in cards("")] == [card.key for card in GPU_MODELS]
     assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
 
 

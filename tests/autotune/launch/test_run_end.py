@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.cluster.slurm import Ended
-from autotune.launch.run_end import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
+from autotune.launch.run_end import MOST_FRUITLESS_STARTS, PATIENCE_S, has_work_left, run_end_of
 from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
@@ -18,7 +18,7 @@ def put(directory, code: int) -> str:
 
 
 def ended(run, said_before: str = "", job_code: int = 1, **options) -> Ended:
-    return ending_of(run, said_before, job_code, **{"sleep": lambda seconds: None} | options)
+    return run_end_of(run, said_before, job_code, **{"sleep": lambda seconds: None} | options)
 
 
 @pytest.mark.parametrize("code", [0, 3, 70, 75, 76])
@@ -75,10 +75,10 @@ def test_starts_that_leave_no_newer_checkpoint_are_not_repeated_for_ever_however
     assert lose(tmp_path / "r", 480, "step-000000400").code == 75
     ending = lose(tmp_path / "r", 487, "step-000000400")
     assert (ending.code, "no newer checkpoint than step-000000400" in ending.words) == (76, True)
-    assert goes_on(tmp_path / "r", 2).code == 76
+    assert has_work_left(tmp_path / "r", 2).code == 76
     write_checkpoint(root, 480, config=CONFIG.model_dump(mode="json"))
     assert lose(tmp_path / "r", 487, "step-000000480").code == 75
-    assert goes_on(tmp_path / "r", 2).code == 75
+    assert has_work_left(tmp_path / "r", 2).code == 75
 
 
 def test_starts_that_end_before_they_know_what_they_train_count_as_well(tmp_path):
@@ -97,4 +97,4 @@ def test_starts_that_end_before_they_know_what_they_train_count_as_well(tmp_path
 def test_a_later_job_of_a_chain_goes_on_only_if_there_is_something_left_or_the_one_before_was_killed(tmp_path, code):
     if code is not None:
         put(tmp_path, code)
-    assert goes_on(tmp_path, 2).code == (75 if code is None else code)
+    assert has_work_left(tmp_path, 2).code == (75 if code is None else code)

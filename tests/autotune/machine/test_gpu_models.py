@@ -5,23 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.machine.gpu_models import CARDS, card_of, find_card
+from autotune.machine.gpu_models import GPU_MODELS, find_gpu_model, gpu_model_of
 
-cards = st.sampled_from(CARDS)
+cards = st.sampled_from(GPU_MODELS)
 
 
 @given(cards, st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]), st.sampled_from("-_ "), st.booleans())
 def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(card, frame, separator, shout):
     spelled = frame.format(card.key.replace("-", separator))
-    assert find_card(spelled.upper() if shout else spelled) is card
+    assert find_gpu_model(spelled.upper() if shout else spelled) is card
     assert card.name == card.names[0]
     for name in card.names:
-        assert find_card(name) is find_card(name.removeprefix("NVIDIA ")) is card_of(name, card.total_bytes) is card
+        assert (
+            find_gpu_model(name)
+            is find_gpu_model(name.removeprefix("NVIDIA "))
+            is gpu_model_of(name, card.total_bytes)
+            is card
+        )
 
 
 def test_a_beginning_that_fits_one_card_is_enough():
     shorts = {"h200": "h200-141gb", "B200": "b200-180gb", "RTX 4090": "rtx-4090-24gb", "H100 NVL": "h100-nvl-94gb"}
-    assert {short: find_card(short).key for short in shorts} == shorts
+    assert {short: find_gpu_model(short).key for short in shorts} == shorts
 
 
 @pytest.mark.parametrize(
@@ -31,18 +36,18 @@ def test_a_beginning_that_fits_one_card_is_enough():
 )  # fmt: skip
 def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
     with pytest.raises(BadInput, match=f"no card is called {name!r}") as caught:
-        find_card(name)
+        find_gpu_model(name)
     offered, _, known = caught.value.next_step.rpartition("Known cards: ")
     assert (near in offered) if near else offered == ""
-    assert all(card.key in known for card in CARDS)
+    assert all(card.key in known for card in GPU_MODELS)
 
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
 def test_a_beginning_that_fits_several_is_refused_with_those(name):
     with pytest.raises(BadInput, match=rf"{name!r} fits \d cards") as caught:
-        find_card(name)
+        find_gpu_model(name)
     offered = caught.value.next_step.split("?")[0]
-    assert all((card.key in offered) == card.key.startswith(name.lower() + "-") for card in CARDS)
+    assert all((card.key in offered) == card.key.startswith(name.lower() + "-") for card in GPU_MODELS)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +69,13 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
     ],
 )
 def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unlisted_one_is_none(name, total_mib, key):
-    assert card_of(name, total_mib * 2**20) is (key and find_card(key))
+    assert gpu_model_of(name, total_mib * 2**20) is (key and find_gpu_model(key))
 
 
 def test_names_are_each_their_cards_own_and_sizes_are_in_order_and_carry_their_sources():
-    names = [name for card in CARDS for name in (card.key, *card.names)]
+    names = [name for card in GPU_MODELS for name in (card.key, *card.names)]
     assert len(set(names)) == len(names)
-    for card in CARDS:
+    for card in GPU_MODELS:
         assert 0.95 * card.total_bytes < card.usable_bytes < card.total_bytes
         assert card.usable_bytes < int(re.search(r"(\d+)gb$", card.key)[1]) * 2**30
         for source in (card.total_source, card.usable_source):

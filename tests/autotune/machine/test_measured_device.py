@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, MachineLacks
-from autotune.machine.gpu_models import RESERVE_BYTES, find_card
-from autotune.machine.measured_device import Site, local_ranks, look_at_node, memory_budget, open_site
+from autotune.machine.gpu_models import RESERVE_BYTES, find_gpu_model
+from autotune.machine.measured_device import MeasuredDevice, local_ranks, look_at_node, memory_budget, open_device
 from autotune.machine.values import GpuFacts
 from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
@@ -18,11 +18,11 @@ H200 = GpuFacts(
 )  # fmt: skip
 
 
-def site(gpus: tuple[GpuFacts, ...]) -> Site:
+def site(gpus: tuple[GpuFacts, ...]) -> MeasuredDevice:
     return replace(ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)) if gpus else ON_CPU
 
 
-NVL, FREE_BYTES = find_card("h100-nvl-94gb"), H200.total_bytes - 500 * MIB
+NVL, FREE_BYTES = find_gpu_model("h100-nvl-94gb"), H200.total_bytes - 500 * MIB
 READ = site((H200,))
 SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
@@ -37,7 +37,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
         (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
         (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
         # If used memory cannot be read, the default is what a process sees of the GPU.
-        (SILENT, None, None, find_card("h200").usable_bytes - RESERVE_BYTES),
+        (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
         (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
     ],
 )
@@ -83,7 +83,7 @@ def opened(tmp_path, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: unreadable)
         fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
-        return open_site(choice, tmp_path, FakeHost(), fake, without_gpu=without, torch_gpus=lambda: torch_gpus)
+        return open_device(choice, tmp_path, FakeHost(), fake, without_gpu=without, torch_gpus=lambda: torch_gpus)
 
     return open_here
 

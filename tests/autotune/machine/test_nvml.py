@@ -31,7 +31,7 @@ class SimulatedNvml(ModuleType):
             "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": "handle",
             "nvmlDeviceGetUUID": "GPU-0",
-            "nvmlDeviceGetName": "Card",
+            "nvmlDeviceGetName": "GpuModel",
             "nvmlSystemGetDriverVersion": "550.1",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=3 * GIB, free=77 * GIB),
             "nvmlDeviceGetMigMode": [0, 0],

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.memory.decide import batch_search as search
-from autotune.memory.decide.batch_search import MIB, Bracket, Prediction, Tried, bracket, largest_within, next_rows
+from autotune.memory.decide.batch_search import MIB, Bracket, Prediction, SizeTrial, bracket, largest_within, next_rows
 
 MAX_ROWS = 16_384
 GB = 10**9
@@ -33,28 +33,28 @@ class Machine:
     def truth(self) -> int:
         return bisect.bisect(range(1, MAX_ROWS + 1), self.budget, key=self.peak)
 
-    def search(self, *, predicted: bool) -> list[Tried]:
+    def search(self, *, predicted: bool) -> list[SizeTrial]:
         return search_all(self.peak, self.budget, MAX_ROWS, self.prediction if predicted else None)
 
 
 def search_all(
     peak, budget, max_micro_batch_size, prediction, *, most_trials=99, fails=lambda rows, again: False
-) -> list[Tried]:
+) -> list[SizeTrial]:
     """All trials of a search on a machine with such peaks.
 
     ``fails`` says which fail, by their rows and how often those were tried before.
     """
-    tried: list[Tried] = []
+    tried: list[SizeTrial] = []
     while (rows := next_rows(tried, budget, max_micro_batch_size, prediction)) is not None:
         assert 1 <= rows <= max_micro_batch_size
         failed = fails(rows, sum(one.rows == rows for one in tried))
         fits = None if failed else peak(rows) <= budget
-        tried.append(Tried(rows=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
+        tried.append(SizeTrial(rows=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
         assert len(tried) <= most_trials
     return tried
 
 
-def told(tried: list[Tried]) -> list[int]:
+def told(tried: list[SizeTrial]) -> list[int]:
     return [one.rows for one in tried if one.fits is not None]
 
 
@@ -74,8 +74,8 @@ def test_sizes_grow_until_they_show_a_slope_and_the_next_is_near_the_answer(mach
     assert near_share == 1 or len(tried) <= 6
 
 
-def trials(*peaks: tuple[int, int | None]) -> list[Tried]:
-    return [Tried(rows=rows, fits=peak is not None, peak_bytes=peak) for rows, peak in peaks]
+def trials(*peaks: tuple[int, int | None]) -> list[SizeTrial]:
+    return [SizeTrial(rows=rows, fits=peak is not None, peak_bytes=peak) for rows, peak in peaks]
 
 
 BUDGET = 95 * GB // 10
@@ -106,8 +106,12 @@ def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried
 def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand(predicted):
     machine = Machine(fixed=1e9, per_row=1e8, budget=9e9, constant_error=0.05)
     prediction = machine.prediction if predicted else None
-    smaller = [Tried(rows=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
-    others = [Tried(rows=60, fits=True, peak_bytes=8 * GB), Tried(rows=61, fits=False), Tried(rows=20, fits=None)]
+    smaller = [SizeTrial(rows=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
+    others = [
+        SizeTrial(rows=60, fits=True, peak_bytes=8 * GB),
+        SizeTrial(rows=61, fits=False),
+        SizeTrial(rows=20, fits=None),
+    ]
     predict_bytes = search.predict_bytes
     found = predict_bytes([*smaller, *others], 60, prediction)
     assert found == predict_bytes(smaller, 60, prediction)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs import device_rules as semantics
-from autotune.memory.jobs.allocation_recorder import Tape
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import within_kernels
 from autotune.memory.values import Term
@@ -69,8 +69,8 @@ def test_no_function_is_on_two_lists(kind):
     assert all(any(hasattr(home, name) for home in HOMES) for name in names)
 
 
-def rules(kind: semantics.Kind, *, bf16: bool) -> tuple[Tape, DeviceRules]:
-    tape = Tape(within_kernels(kind))
+def rules(kind: semantics.Kind, *, bf16: bool) -> tuple[AllocationRecorder, DeviceRules]:
+    tape = AllocationRecorder(within_kernels(kind))
     return tape, DeviceRules(kind, bf16=bf16, tape=tape)
 
 

@@ -39,8 +39,8 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_
 def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
     found = json.loads(estimate("--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--attention-dropout", "0", "--json"))
     one = found["models"][0]
-    peak_bytes = one["ledger"]["peak_bytes"]
-    assert sum(one["ledger"]["terms_bytes"].values()) == peak_bytes <= one["budget_bytes"]
+    peak_bytes = one["breakdown"]["peak_bytes"]
+    assert sum(one["breakdown"]["terms_bytes"].values()) == peak_bytes <= one["budget_bytes"]
     assert one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
     assert 300 < one["rows_low"] <= one["rows"] <= one["rows_high"] < 600
     assert (one["attention"], one["traces"]) == ("varlen", 4)
@@ -70,7 +70,7 @@ def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
     words = ("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
     found = json.loads(estimate(*words))
     shares = {one["name"]: one["total_bytes"] for one in found["models"][0]["shares"]}
-    assert shares["DDP"] == found["models"][0]["ledger"]["peak_bytes"]
+    assert shares["DDP"] == found["models"][0]["breakdown"]["peak_bytes"]
     assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP2)"]
 
 

@@ -84,7 +84,7 @@ def probe(tmp_path):
             request=request, config=config, manifest=manifest, memory_budget_bytes=memory_budget_bytes,
             local_ranks=local_ranks, expected=expected,
         )  # fmt: skip
-        train, found = probe_model(ready, runner_on(machine, tmp_path / "ledger", clock, site=site, made_on=here))
+        train, found = probe_model(ready, runner_on(machine, tmp_path / "trials", clock, site=site, made_on=here))
         run.chosen_rows = train.micro_batch_size
         return found
 

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.memory.decide import memory_model as memory
-from autotune.memory.decide.memory_model import MIB, Law, Segment, Surroundings, law_of, ledger, peak_bytes
+from autotune.memory.decide.memory_model import (
+    MIB,
+    MemoryModel,
+    MemoryOverheads,
+    Segment,
+    fit_memory_model,
+    memory_breakdown,
+    peak_bytes,
+)
 from autotune.memory.values import Allocation, Term, Trace
 
 MAX_ROWS = 96
@@ -15,7 +23,7 @@ TERMS = ("activations", "optimizer", Term.PARAMETERS)
 
 
 @st.composite
-def laws(draw) -> Law:
+def laws(draw) -> MemoryModel:
     """Weights, then blocks that grow with rows or not, made and released in any order."""
     count = draw(st.integers(2, 14))
     weights = draw(st.integers(1, count))
@@ -33,7 +41,7 @@ def laws(draw) -> Law:
     return simple_law(*blocks, events=events)
 
 
-ON_CPU, ON_GPU = Surroundings(kind="cpu"), Surroundings(kind="cuda")
+ON_CPU, ON_GPU = MemoryOverheads(kind="cpu"), MemoryOverheads(kind="cuda")
 LARGE_WORKSPACES = replace(ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB)
 SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE_WORKSPACES])
 
@@ -45,8 +53,8 @@ def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None 
     return Trace(rows=rows, predicted_tokens=rows, allocations=allocations, events=order, repeats_from=0)
 
 
-def simple_law(*blocks: tuple[int, int, str], events: list[int] | None = None) -> Law:
-    found = law_of([trace_of(rows, *blocks, events=events) for rows in (8, 3)])
+def simple_law(*blocks: tuple[int, int, str], events: list[int] | None = None) -> MemoryModel:
+    found = fit_memory_model([trace_of(rows, *blocks, events=events) for rows in (8, 3)])
     assert found is not None
     return found
 
@@ -58,7 +66,7 @@ def test_sizes_that_grow_evenly_are_exact_anywhere_and_others_where_traced_and_b
     def traced(rows: int) -> int:
         return 1000 * -(-rows // 7)
 
-    law = law_of([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
+    law = fit_memory_model([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
     assert law is not None
     (size,) = law.sizes_bytes(rows)
     if 3 <= rows <= 40:
@@ -82,8 +90,8 @@ BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activa
 )
 def test_traces_that_are_not_alike_tell_no_law(change):
     *alike, last = (trace_of(rows, *BLOCKS) for rows in (3, 8, 24))
-    assert law_of([*alike, last]) is not None
-    assert law_of([*alike, replace(last, **change(last))]) is None
+    assert fit_memory_model([*alike, last]) is not None
+    assert fit_memory_model([*alike, replace(last, **change(last))]) is None
 
 
 def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allocator_reserves():
@@ -99,7 +107,7 @@ def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allo
 @settings(deadline=None)
 @given(law=laws(), rows=st.integers(1, 500), surroundings=SURROUNDINGS)
 def test_the_terms_of_the_ledger_add_up_to_the_peak(law, rows, surroundings):
-    found = ledger(law, rows, surroundings)
+    found = memory_breakdown(law, rows, surroundings)
     assert sum(found.terms_bytes.values()) == found.peak_bytes == peak_bytes(law, rows, surroundings)
     assert all(size > 0 for size in found.terms_bytes.values())
     assert found.terms_bytes.get(Term.OUTSIDE, 0) == surroundings.non_pytorch_bytes

@@ -50,7 +50,7 @@ def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_ru
     before = len(bench.machine.trials)
     (again,) = probed()
     assert len(bench.machine.trials) == before
-    assert all(one.from_ledger for one in again.trials)
+    assert all(one.from_trial_log for one in again.trials)
     assert (one.previous, again.previous) == (None, None)
     assert again.profile.train == one.profile.train
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import optimizer
 
-from autotune.memory.decide.memory_model import law_of
+from autotune.memory.decide.memory_model import fit_memory_model
 from autotune.memory.jobs import trace as trace_job
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
@@ -106,7 +106,7 @@ def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, 
     def at(rows: int) -> Trace:
         return traced(case, micro_batch_size=rows, global_batch_size=2 * rows, **settings)
 
-    law = law_of([at(rows) for rows in (40, 80)])
+    law = fit_memory_model([at(rows) for rows in (40, 80)])
     assert law is not None
     trace = at(61)
     assert tuple(law.events) == trace.events

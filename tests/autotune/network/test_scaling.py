@@ -17,7 +17,8 @@ def probed(**evidence_changes):
     """A profile with a curve whose rows cost 10 ms and whose micro-batches cost 2 ms."""
     base = example_profile()
     curve = [
-        CurvePoint(rows=rows, padded_tokens_per_s=1.0, step_s=0.002 + 0.01 * rows, timed_steps=4) for rows in (1, 8, 32)
+        CurvePoint(micro_batch_size=rows, padded_tokens_per_s=1.0, step_s=0.002 + 0.01 * rows, timed_steps=4)
+        for rows in (1, 8, 32)
     ]
     probe = base.evidence.probe.model_copy(
         update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_tokens_per_sequence": 100.0}
@@ -123,7 +124,7 @@ def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nod
 
 def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_the_same_global_batch(two_nodes):
     chosen, gain = two_nodes.fastest()
-    assert chosen.candidate.exchange.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
+    assert chosen.candidate.gradient_sync.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
     assert gain.low > 1.2
     assert "0.00% apart, within 1%" in two_nodes.equal_loss
     for dealt in (one.candidate.dealt for one in two_nodes.tried):
@@ -152,7 +153,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     measured = Cluster(**cluster)
     tuning = tuned(tmp_path, measured, config=with_rows(16, warmup_steps=10_000))
     assert said in tuning.equal_loss
-    assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+    assert {one.candidate.gradient_sync.gradient_dtype for one in tuning.tried} == {"fp32"}
     checks = [trial.measured["config"] for trial in measured.trials if trial.measured.get("steps") == 48]
     assert {config["warmup_steps"] for config in checks} == {8}  # the check does not wait for a long warm-up
 

@@ -14,7 +14,7 @@ from autotune.network.decide.scaling_model import (
     predict,
     useful_nodes,
 )
-from autotune.network.values import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.network.values import MIB, GradientPart, GradientSync, Link, Network, RankCompute
 from autotune.plan.values import PlanFigure
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
@@ -35,7 +35,7 @@ def model(load_=None, network=NETWORK, gradient_syncs=EXCHANGES):
 def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewer_rows_than_ranks_have_none(
     rows, most, ranks
 ):
-    found = load(rows, most).dealings(ranks)
+    found = load(rows, most).micro_batch_options(ranks)
     assert bool(found) == (rows >= ranks)
     for dealt in found:
         assert dealt.rows <= most
@@ -44,9 +44,9 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
 
 def test_what_cannot_be_dealt_or_sent_has_no_prediction():
     few = load(rows=3)
-    assert (predict(few, NETWORK, Exchange()), model(few).at(2), model(few).efficiency(2)) == (None, None, None)
+    assert (predict(few, NETWORK, GradientSync()), model(few).at(2), model(few).efficiency(2)) == (None, None, None)
     assert spread_of(rate(), 2, few) == AllRanks()
-    narrow = Exchange(strategy="fsdp2", gradient_dtype="bf16")  # no 16 bits under accumulation
+    narrow = GradientSync(strategy="fsdp2", gradient_dtype="bf16")  # no 16 bits under accumulation
     assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
     assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
 
@@ -57,7 +57,7 @@ def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_
     assert efficiencies == sorted(efficiencies, reverse=True)
     assert efficiencies[0] == pytest.approx(1.0)
     assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
-    slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [Exchange()])
+    slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [GradientSync()])
     limit, share = limit_of(slow.at(16).time)
     assert limit == "network"
     assert 0.1 < share <= 1
@@ -69,7 +69,7 @@ def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_
     every = gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
     assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [{"fp32"}, {"fp32", "bf16"}]
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
-    assert model(None, fast, every).at(2).exchange == Exchange(bucket_cap_bytes=25 * MIB)  # nothing to send
+    assert model(None, fast, every).at(2).gradient_sync == GradientSync(bucket_cap_bytes=25 * MIB)  # nothing to send
 
 
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])

@@ -21,7 +21,7 @@ def but(profile: Profile, **tables: dict[str, object]) -> Profile:
 def example_profile() -> Profile:
     """Probed and swept."""
     points = [
-        CurvePoint(rows=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4)
+        CurvePoint(micro_batch_size=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4)
         for rows, speed in ((1, 500.0), (2, 900.0))
     ]
     rows = [

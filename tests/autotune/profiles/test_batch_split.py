@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from autotune.errors import BadInput
 from autotune.profiles.decide import batch_split as choose
-from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, deal, global_batch_size, knee_interval
+from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, split_global_batch, global_batch_size, knee_interval
 from autotune.memory.values import CurvePoint
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
-    return [CurvePoint(rows=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
+    return [CurvePoint(micro_batch_size=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
 
 
 KNEE = {1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}
@@ -48,7 +48,7 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
     seconds = [rows / speeds[rows] for rows in points]
 
     def step_s(rows):
-        dealt = deal(max(global_rows, ranks), rows, ranks)
+        dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
         return dealt.micro_batches * np.interp(dealt.rows_per_micro_batch, points, seconds)
 
     chosen = choose_micro_batch(curve, limit, global_rows=global_rows, ranks=ranks, sizes=range(1, limit + 1)).rows
@@ -74,15 +74,15 @@ def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_t
 def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_nearest_even_batches_are_named(
     rows, micro_batch, ranks
 ):
-    dealing = deal(97, 16, 4)
+    dealing = split_global_batch(97, 16, 4)
     assert (dealing.micro_batches, dealing.rows_per_micro_batch, dealing.empty_rows) == (2, 13, 7)
     assert dealing.without_empty == (96, 104)
-    assert deal(128, 16, 4).without_empty == ()
+    assert split_global_batch(128, 16, 4).without_empty == ()
     if rows < ranks:
         with pytest.raises(BadInput, match="without a row"):
-            deal(rows, micro_batch, ranks)
+            split_global_batch(rows, micro_batch, ranks)
         return
-    dealing = deal(rows, micro_batch, ranks)
+    dealing = split_global_batch(rows, micro_batch, ranks)
     assert dealing.rows_per_micro_batch <= micro_batch
     assert dealing.micro_batches * dealing.rows_per_micro_batch * ranks - dealing.empty_rows == rows
     for near in dealing.without_empty:
@@ -92,7 +92,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
 def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     curve = _curve({rows: (low * high) ** 0.5 for rows, (low, high) in bounds.items()})
     names = ("padded_tokens_per_s_low", "padded_tokens_per_s_high")
-    return [point.model_copy(update=dict(zip(names, bounds[point.rows], strict=True))) for point in curve]
+    return [point.model_copy(update=dict(zip(names, bounds[point.micro_batch_size], strict=True))) for point in curve]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import trial_log_sha256
@@ -67,24 +67,24 @@ def test_another_dataset_is_refused_and_an_absent_one_is_not_checkable(here, say
 
 
 def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash_shows_there(here, says):
-    assert "ledger: not checkable here: no trial of it is in its ledger" in says("profile", "verify", "p.toml")
+    assert "trial log: not checkable here: no trial of it is in its trial log" in says("profile", "verify", "p.toml")
     profile = read_profile(here / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [one.model_copy(update={"made_on": MadeOn(**mine)}) for one in records_of_example()]
     rests_on = {"trial_log_sha256": trial_log_sha256(records), "trial_log_until_utc": records[-1].time_utc}
     (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on)))
-    ledger = Ledger(here / "reports" / "p" / "ledger", "w")
+    trial_log = TrialLog(here / "reports" / "p" / "trials", "w")
     for one in records:
-        ledger.append(one.model_dump(mode="json", exclude_unset=True))
-    matches = "ledger: matches: the 8 trials it rests on are as they were; its largest"
+        trial_log.append(one.model_dump(mode="json", exclude_unset=True))
+    matches = "trial log: matches: the 8 trials it rests on are as they were; its largest"
     assert matches in says("profile", "verify", "p.toml")
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
     (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on, evidence={"probe": probe})))
     out = says("profile", "verify", "p.toml")
     assert "as written" in out  # whoever edits may write a new hash
     assert "no trial there gave evidence.probe.feasible_max = 64 rows" in out
-    ledger.append(records[0].model_dump(mode="json", exclude_unset=True))
-    assert json.loads(says("profile", "verify", "p.toml", "--json"))["ledger"]["found"] == "differs"
+    trial_log.append(records[0].model_dump(mode="json", exclude_unset=True))
+    assert json.loads(says("profile", "verify", "p.toml", "--json"))["trial_log"]["found"] == "differs"
 
 
 def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_found(here, says):

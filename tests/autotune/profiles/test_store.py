@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.workers.stage import with_workers
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.profiles.values import Evidence
 from autotune.baseline.values import BaselineEvidence, RecipeRow
 from autotune.workers.values import JointChoice
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
-from autotune.machine.measured_device import fingerprint, open_site
+from autotune.machine.measured_device import fingerprint, open_device
 from autotune.profiles import store as profiles
-from autotune.profiles.approval import read_reviewed, require_approved, review, review_path, verify
+from autotune.profiles.approval import read_with_approval, require_approved, review, review_path, verify
 from autotune.trials.trial_log import records_in
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
@@ -23,7 +23,7 @@ from tests.autotune.trials.examples import record, records_of_example
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 
-RUNNER = SimpleNamespace(ledger=SimpleNamespace(directory=Path("nowhere")))
+RUNNER = SimpleNamespace(trial_log=SimpleNamespace(directory=Path("nowhere")))
 EXAMPLE = example_profile()
 
 
@@ -106,16 +106,16 @@ def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(c
 def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(tmp_path):
     finished, damaged, check = profiles.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
     assert (finished, damaged, check.found) == ((), 0, "no trials")
-    ledger, newest = Ledger(tmp_path / "p" / "ledger", "w"), "2026-01-02T00:00:00+00:00"
+    trial_log, newest = TrialLog(tmp_path / "p" / "trials", "w"), "2026-01-02T00:00:00+00:00"
     mine = (*records_of_example(), record(time_utc=newest, key="newest"))
     theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
     for one in (*mine, theirs):
-        ledger.append(one.model_dump(mode="json"))
-    found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(ledger=ledger)).provenance
+        trial_log.append(one.model_dump(mode="json"))
+    found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(trial_log=trial_log)).provenance
     assert found.trial_log_until_utc == newest
-    kept = [one for one in records_in(ledger.directory)[0] if one.site == "here"]
+    kept = [one for one in records_in(trial_log.directory)[0] if one.site == "here"]
     assert (len(kept), found.trial_log_sha256) == (len(mine), trial_log_sha256(kept))
-    ledger.append({"no": "trial"})
+    trial_log.append({"no": "trial"})
     other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
     for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):
         finished, damaged, check = profiles.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
@@ -130,7 +130,7 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
     """A function that writes a profile made with this GPU and CUDA 13.0, and holds it against another machine."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     manifest = read_manifest(patterned_dataset)
-    site = open_site("cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)]))
+    site = open_device("cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)]))
     made_on = fingerprint(site, EXAMPLE.train.model, manifest, "13.0")
     data = EXAMPLE.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
     path = tmp_path / "p.toml"
@@ -139,7 +139,7 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
 
     def check(*gpus, cuda="13.0"):
         monitor = FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus])
-        return verify(read_reviewed(path, tmp_path / "reports"), patterned_dataset, HOST, monitor, lambda: cuda)
+        return verify(read_with_approval(path, tmp_path / "reports"), patterned_dataset, HOST, monitor, lambda: cuda)
 
     return check
 
@@ -178,7 +178,7 @@ def test_the_same_content_is_approved_wherever_it_lies(path):
     other = path.parent / "other" / "p.toml"
     other.parent.mkdir()
     other.write_text(path.read_text())
-    assert require_approved(other, path.parent).standing.state == "approved"
+    assert require_approved(other, path.parent).approval.state == "approved"
 
 
 def test_a_review_that_cannot_be_read_is_no_absent_one(path):
@@ -186,4 +186,4 @@ def test_a_review_that_cannot_be_read_is_no_absent_one(path):
     kept.parent.mkdir()
     kept.symlink_to(kept)
     with pytest.raises(BadInput, match="cannot read"):
-        read_reviewed(path, path.parent)
+        read_with_approval(path, path.parent)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.trial_log_check import check_ledger, compare
+from autotune.profiles.decide.trial_log_check import check_trial_log, compare
 from autotune.trials.trial_log import trial_log_sha256, own_records
 from autotune.trials.values import TrialRecord
 from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
@@ -60,19 +60,19 @@ def test_a_trial_that_was_lost_changed_or_put_in_shows_and_the_order_does_not(re
     assert trial_log_sha256(records) == trial_log_sha256(EXAMPLE)
     one = EXAMPLE[index]
     instead = {"lost": (), "changed": (one.model_copy(update={"seconds": 2.0}),), "twice": (one, one)}[how]
-    found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :]))
+    found = check_trial_log(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :]))
     assert found.found == "differs"
 
 
 def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
     later, other = record(time_utc="2026-01-02T00:00:00+00:00"), record(site="there", dataset_hash="e")
-    found = check_ledger(_resting_on(EXAMPLE), (*EXAMPLE, other, later))
+    found = check_trial_log(_resting_on(EXAMPLE), (*EXAMPLE, other, later))
     assert (found.found, found.trials, found.added, found.others) == ("same", len(EXAMPLE), 1, 1)
     assert found.unfounded == ()
-    unknown = check_ledger(_resting_on(EXAMPLE, trial_log_until_utc=None), EXAMPLE)
+    unknown = check_trial_log(_resting_on(EXAMPLE, trial_log_until_utc=None), EXAMPLE)
     assert (unknown.found, unknown.unfounded) == ("not recomputable", ())
     for records in ((), (other,)):
-        found = check_ledger(_resting_on(EXAMPLE), records)
+        found = check_trial_log(_resting_on(EXAMPLE), records)
         assert (found.found, found.trials, found.others, found.unfounded) == ("no trials", 0, len(records), ())
 
 
@@ -83,14 +83,14 @@ def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
         ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 rows, with its peak"),
         ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65 rows"),
     ):
-        found = check_ledger(_with_probe(profile, **figures), EXAMPLE)
+        found = check_trial_log(_with_probe(profile, **figures), EXAMPLE)
         assert (found.found, found.unfounded) == ("same", (named,))
     curve = [point.model_copy(update={"padded_tokens_per_s": 901.0}) for point in profile.evidence.probe.curve[1:]]
     workers = profile.evidence.workers
     rows = [row.model_copy(update={"padded_tokens_per_s": [99.0, 500.0]}) for row in workers.rows[1:]]
     workers = workers.model_copy(update={"rows": rows, "cached_padded_tokens_per_s": [103.0]})
     edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
-    assert check_ledger(edited, EXAMPLE).unfounded == (
+    assert check_trial_log(edited, EXAMPLE).unfounded == (
         "evidence.probe.curve at 2 rows",
         "evidence.workers.cached_padded_tokens_per_s",
         "evidence.workers.rows of 1",
@@ -108,7 +108,7 @@ def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_fig
     assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
     for step_s in ([], [0]):
         hostile = (*EXAMPLE[:2], _with_figures(2, {"step_s": step_s}), *EXAMPLE[3:])
-        assert check_ledger(_resting_on(EXAMPLE), hostile).unfounded == ("evidence.probe.curve at 1 rows",)
+        assert check_trial_log(_resting_on(EXAMPLE), hostile).unfounded == ("evidence.probe.curve at 1 rows",)
 
 
 CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})

@@ -10,8 +10,8 @@ from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, Set
 from autotune.base.interval import Interval
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.network.values import ComputeEvidence, ExchangeRow, LinkEvidence, NetworkEvidence, ScalingRow
-from autotune.profiles.values import Constraints, Evidence, Fingerprint, Profile, Provenance, Review, Standing
+from autotune.network.values import ComputeEvidence, GradientSyncRow, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.profiles.values import Approval, ApprovalRecord, Constraints, Evidence, Fingerprint, Profile, Provenance
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.values import FinishedTrial, GpuUse, Measured, Outcome, OutOfMemory, Trial
@@ -106,7 +106,7 @@ def _explore(note: str) -> ExploreEvidence:
 def _point(rows: int) -> CurvePoint:
     speed = 2 * PER_RANK_TOKENS * rows / (rows + 2.6) / FILL
     return CurvePoint(
-        rows=rows, padded_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
+        micro_batch_size=rows, padded_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
         padded_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)), padded_tokens_per_s_high=speed * 1.012,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def _network(note: str) -> NetworkEvidence:
         ),
     ]  # fmt: skip
     gradient_syncs = [
-        ExchangeRow(
+        GradientSyncRow(
             strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, micro_batches=4, rows=64, predicted_step_s=s[0],
             step_s=s[1], steps=12, tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
             peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
@@ -250,7 +250,7 @@ def _trial(number: int, note: str) -> FinishedTrial:
         outcome = OutOfMemory(detail=f"CUDA out of memory. Tried to allocate {rows} MiB{note}")
     return FinishedTrial(
         trial=Trial(job="step", measured=measured, timeout_s=600.0), outcome=outcome, seconds=3.2 + rows / 90,
-        label=f"bert-120m: {rows} rows{note}", from_ledger=True,
+        label=f"bert-120m: {rows} rows{note}", from_trial_log=True,
     )  # fmt: skip
 
 
@@ -359,7 +359,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
     """What a report of all of it is built from, with a second profile that was only probed."""
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
     profile = example_profile(manifest.dataset_hash, note)
-    review = Review(
+    review = ApprovalRecord(
         profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
         note=f"go{note}"[:2000],
     )  # fmt: skip
@@ -367,7 +367,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
-        standing=Standing(state="approved", present_sha256="0" * 64, review=review),
+        approval=Approval(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(

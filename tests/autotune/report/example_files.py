@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from tests.autotune.report.example import example_manifest, example_profile, example_run, example_trials
 
 
@@ -18,9 +18,9 @@ def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:
     (directory / "data").mkdir(parents=True)
     place.mkdir(parents=True)
     profile.write_text(profile_to_toml(example_profile(manifest.dataset_hash)))
-    ledger = Ledger(reports / profile.stem / "ledger", "example")
+    trial_log = TrialLog(reports / profile.stem / "trials", "example")
     for number, done in enumerate(example_trials(trials)):
-        ledger.append(
+        trial_log.append(
             {
                 "time_utc": f"2026-11-22T00:00:00.{number:06}Z", "site": "s", "key": done.trial.key, "job": "step",
                 "measured": done.trial.measured, "label": done.label, "outcome": asdict(done.outcome),

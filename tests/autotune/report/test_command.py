@@ -85,10 +85,10 @@ def test_a_run_belongs_to_the_profile_whose_hash_or_else_whose_model_it_names(ex
 
 def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
     profile, reports, _ = example
-    assert "the ledger beside this report holds none" in built(profile, "--reports", "nowhere")[1]
-    ledger = next((reports / profile.stem / "ledger").glob("*.jsonl"))
-    ledger.write_text(ledger.read_text()[:-40])
-    said = "Lines of the ledger that could not be read and were left out: 1."
+    assert "the trial log beside this report holds none" in built(profile, "--reports", "nowhere")[1]
+    trial_log = next((reports / profile.stem / "trials").glob("*.jsonl"))
+    trial_log.write_text(trial_log.read_text()[:-40])
+    said = "Lines of the trial log that could not be read and were left out: 1."
     assert said in built(profile, "--reports", reports)[1]
 
 
@@ -112,7 +112,7 @@ def kept(here):
 
 @pytest.fixture
 def state(says):
-    return lambda: json.loads(says(*REVIEW, "--json"))["standing"]["state"]
+    return lambda: json.loads(says(*REVIEW, "--json"))["approval"]["state"]
 
 
 def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept):
@@ -140,7 +140,7 @@ def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, 
     named = line.get(recorded, f'content_sha256 = "{now}"')
     (here / "p.toml").write_text(edited := text.replace(f'content_sha256 = "{was}"', named))
     told = json.loads(says(*REVIEW, "--json"))
-    assert (told["standing"]["state"], told["intact"], told["standing"]["present_sha256"]) == ("voided", intact, now)
+    assert (told["approval"]["state"], told["intact"], told["approval"]["present_sha256"]) == ("voided", intact, now)
     assert "the profile was edited since" in says(*REVIEW)
     says("profile", "verify", "p.toml", "--require-approved", code=6)
     (here / "p.toml").write_text(f"{before}# read twice\n")

@@ -14,7 +14,7 @@ from autotune.base.document import Bullets, Code, Document, Missing, Pairs, Para
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import hours
 from autotune.profiles.sections import commands
-from autotune.profiles.values import LedgerCheck
+from autotune.profiles.values import TrialLogCheck
 from autotune.report.page import report_document, report_facts
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_inputs
@@ -202,10 +202,10 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
         ({"found": "differs", "added": 2}, "does not match"),
         ({"found": "no trials", "trials": 0}, "not checkable here"),
         ({"unfounded": ("evidence.probe.curve at 2 rows",)}, "no trial there gave evidence.probe.curve at 2 rows"),
-        ({"others": 7}, "Trials of another profile of this name, in the same ledger, neither shown nor counted: 7."),
+        ({"others": 7}, "Trials of another profile of this name, in the same trial log, neither shown nor counted: 7."),
     ],
 )
 def test_the_report_says_what_the_ledger_says(found, words):
     check = {"found": "same", "trials": 8, "added": 0, "others": 0, "unfounded": ()} | found
-    document = report_document((reported(ledger=LedgerCheck(**check)),), ())
+    document = report_document((reported(trial_log=TrialLogCheck(**check)),), ())
     assert words in Page(report_html(document)).text

@@ -14,13 +14,13 @@ from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.memory.sections import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
+from autotune.memory.sections import ProbedModel, batch_split_words, curve_section, probe_answer, probe_text
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.network.values import Link, ScalingRow
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.sections import profile_text
-from autotune.profiles.values import Standing
+from autotune.profiles.values import Approval
 from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
@@ -54,8 +54,8 @@ def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
 @pytest.mark.parametrize("tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1])
 def test_a_default_global_batch_is_said_to_be_one(tokens):
     profile = but(example_profile(), constraints={"global_batch_tokens": tokens})
-    standing = Standing(state="not reviewed", review=None, present_sha256="a" * 64)
-    for text in (profile_text(profile, standing, intact=True), probe_text([probed(profile)], Path("d"))):
+    approval = Approval(state="not reviewed", review=None, present_sha256="a" * 64)
+    for text in (profile_text(profile, approval, intact=True), probe_text([probed(profile)], Path("d"))):
         assert f"{tokens:,} real tokens" in text
         assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
 
@@ -83,7 +83,7 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
 )
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
     train = example_profile().train.model_copy(update={"global_batch_size": rows, "micro_batch_size": micro})
-    assert words in dealing_words(train, ranks)
+    assert words in batch_split_words(train, ranks)
 
 
 JOINT = JointChoice(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.batch_split import deal
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search import decide as exploration
 from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
 from autotune.search.values import Configuration
@@ -138,13 +138,13 @@ def space(global_rows, ranks, most):
 @given(GLOBAL, RANKS, MOST)
 def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_once(global_rows, ranks, most):
     cells = space(global_rows, ranks, most)
-    own = exploration.with_dealt_rows(UNEXPLORED, global_rows, ranks)
+    own = exploration.with_split_batch(UNEXPLORED, global_rows, ranks)
     assert cells[0] == own
     found = {}
     for cell in cells:
         found.setdefault(cell.kind, []).append(cell.micro_batch_size)
         whole, rows = global_rows[cell.layout], cell.micro_batch_size
-        dealt = deal(whole, rows, ranks)
+        dealt = split_global_batch(whole, rows, ranks)
         assert dealt.rows_per_micro_batch == rows
         assert dealt.micro_batches * rows * ranks - dealt.empty_rows == whole
         useful = exploration.useful_share(cell, global_rows, ranks)
@@ -162,7 +162,7 @@ def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(g
     assert all(1 <= one <= most for one in rows)
     if global_rows >= ranks:
         largest = min(most, -(-global_rows // ranks))
-        assert rows[-1] == deal(global_rows, largest, ranks).rows_per_micro_batch
+        assert rows[-1] == split_global_batch(global_rows, largest, ranks).rows_per_micro_batch
         assert all(2 * 2**exploration.ROW_DOUBLINGS * one >= largest for one in rows)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.errors import Undecided
 from autotune.search.history import FINALISTS
-from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, evidence, prove
+from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, confirm, evidence
 from autotune.trials.values import Crashed, OutOfMemory
 from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
@@ -15,7 +15,7 @@ BROKEN = Crashed(detail="broken")
 def explored(place, rate, instead=lambda *_: None, **changes):
     search = exploring(place, rate, instead, **changes)
     search.run()
-    return search, prove(search)
+    return search, confirm(search)
 
 
 def fails(concerned, outcome=BROKEN):
@@ -261,7 +261,7 @@ def test_what_crashed_has_another_chance_alone_and_once_it_runs_is_read_beside_t
     search, found = explored(tmp_path, rate)
     first = [one for one in search.runner.finished if one.trial.measured["round"] == 0]
     names = set(first[0].trial.measured["beside"])
-    assert len({one.trial.key for one in first if not one.from_ledger}) == len(names)
+    assert len({one.trial.key for one in first if not one.from_trial_log}) == len(names)
     assert taken(search, found).layout == "padded"
 
 

@@ -1,4 +1,4 @@
-"""Trials of the example profile, as a ledger keeps them."""
+"""Trials of the example profile, as a trial log keeps them."""
 
 from typing import Any
 

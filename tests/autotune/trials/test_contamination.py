@@ -79,7 +79,7 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
 )
 def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
     samples = [replace(SAMPLE, process_count=count) for count in counts]
-    assert contamination.describe_company("GPU 3", samples) == words
+    assert contamination.describe_other_processes("GPU 3", samples) == words
 
 
 @pytest.mark.parametrize("kind", [OutOfMemory, HostOutOfMemory, TimedOut, Crashed, Contaminated])

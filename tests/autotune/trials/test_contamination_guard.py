@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
 from autotune.memory.measure import CURVE_STEPS, FIT_STEPS
-from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
+from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, ContaminationGuard, other_users
 from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut, Trial
 from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
 
@@ -37,7 +37,7 @@ class TwiceSampled(FakeGpuSampler):
         return super().take()
 
 
-class Watch:
+class Watchdog:
     """A watched fake machine, and all that surrounds it. The first reading of each GPU is its baseline."""
 
     def __init__(self, *gpus, outcome=RAN, lasts_s=0.0, sampler=FakeGpuSampler):
@@ -50,7 +50,7 @@ class Watch:
 
         self.fake = FakeMachine(simulate)
         monitor, uuids = FakeGpuMonitor(gpus, clock=self.clock), [gpu.facts.uuid for gpu in gpus]
-        self.machine = WatchedMachine(self.fake, monitor, uuids, sampler(monitor, uuids), self.clock)
+        self.machine = ContaminationGuard(self.fake, monitor, uuids, sampler(monitor, uuids), self.clock)
 
     @property
     def waited_s(self):
@@ -60,14 +60,14 @@ class Watch:
 @pytest.mark.parametrize("kind", [Measured, HostOutOfMemory, TimedOut, Crashed, OutOfMemory])
 def test_outcomes_on_a_quiet_gpu_pass_through(kind):
     outcome = RAN if kind is Measured else kind(detail="d")
-    watch = Watch(gpu(reasons=("sw_power_cap",)), outcome=outcome)  # which is how a loaded card works
+    watch = Watchdog(gpu(reasons=("sw_power_cap",)), outcome=outcome)  # which is how a loaded card works
     assert watch.machine.run(TRIAL) is outcome
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == 0
 
 
 def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running():
-    watch = Watch(gpu(IDLE, TAKEN, processes=NEIGHBOUR))
+    watch = Watchdog(gpu(IDLE, TAKEN, processes=NEIGHBOUR))
     outcome = watch.machine.run(TRIAL)
     assert watch.fake.trials == []
     assert watch.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
@@ -78,14 +78,14 @@ def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running(
 
 @pytest.mark.parametrize(("used", "waited_s"), [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)])
 def test_memory_may_come_back_late_before_and_after_a_trial(used, waited_s):
-    watch = Watch(gpu(IDLE, *used))
+    watch = Watchdog(gpu(IDLE, *used))
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == pytest.approx(waited_s)
 
 
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
 def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
-    watch = Watch(gpu(IDLE, IDLE, TAKEN, processes=NEIGHBOUR), outcome=outcome)
+    watch = Watchdog(gpu(IDLE, IDLE, TAKEN, processes=NEIGHBOUR), outcome=outcome)
     found = watch.machine.run(TRIAL)
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
@@ -95,7 +95,7 @@ def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
 
 
 def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
-    watch = Watch(gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE))
+    watch = Watchdog(gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE))
     assert watch.machine.run(TRIAL) is RAN
     assert isinstance(watch.machine.run(TRIAL), Contaminated)
     assert watch.fake.trials == [TRIAL]
@@ -109,16 +109,16 @@ def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
         replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": steps})
         for warmup, steps in (FIT_STEPS, CURVE_STEPS["cuda"])
     )
-    assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
-    assert isinstance(Watch(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
+    assert Watchdog(hot, outcome=outcome).machine.run(fits) is outcome
+    assert isinstance(Watchdog(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
     for trial in (TRIAL, timed):
-        found = Watch(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
+        found = Watchdog(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
         assert isinstance(found, Contaminated)
         assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
 
 
 def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
-    watch = Watch(gpu(IDLE, TAKEN, reasons=("hw_thermal",), counts=(2, 2, 2)))
+    watch = Watchdog(gpu(IDLE, TAKEN, reasons=("hw_thermal",), counts=(2, 2, 2)))
     trace = Trial(job="trace", measured={"sizes": [1]}, timeout_s=60.0)
     assert watch.machine.run(trace) is RAN
     assert watch.fake.trials == [trace]
@@ -131,7 +131,7 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     ids=["never read", "no baseline", "not before", "not after"],
 )
 def test_readings_that_are_missing_contaminate_nothing(readings):
-    watch = Watch(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
+    watch = Watchdog(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == 0
 
@@ -148,26 +148,26 @@ def test_readings_that_are_missing_contaminate_nothing(readings):
     ],
 )  # fmt: skip
 def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
-    found = Watch(*gpus, sampler=TwiceSampled).machine.run(ON_TWO if len(gpus) > 1 else TRIAL)
+    found = Watchdog(*gpus, sampler=TwiceSampled).machine.run(ON_TWO if len(gpus) > 1 else TRIAL)
     assert isinstance(found, Contaminated)
     assert re.fullmatch(said, found.detail)
 
 
 def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
     busy = gpu(IDLE, TAKEN, index=1, reasons=("hw_thermal",), counts=(2, 2, 2))
-    found = Watch(gpu(), busy, outcome=WINDOW).machine.run(TRIAL)
+    found = Watchdog(gpu(), busy, outcome=WINDOW).machine.run(TRIAL)
     assert isinstance(found, Measured)
     assert len(found.figures["gpus"]) == 1
-    assert Watch(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN  # company from before the trial
+    assert Watchdog(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN  # company from before the trial
 
 
 def test_figures_of_a_window_get_what_every_gpu_did_in_it():
-    figures = Watch(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5).machine.run(ON_TWO).figures
+    figures = Watchdog(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5).machine.run(ON_TWO).figures
     assert figures["steps"] == 4
     assert [one["samples"] for one in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0
     assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
-    (figures,) = Watch(gpu(), outcome=WINDOW).machine.run(TRIAL).figures["gpus"]
+    (figures,) = Watchdog(gpu(), outcome=WINDOW).machine.run(TRIAL).figures["gpus"]
     assert (figures["samples"], figures["utilisation_share"]) == (0, None)
     assert figures["lacking"]
 
@@ -176,7 +176,7 @@ def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_
     monitor = FakeGpuMonitor([gpu()])
     machine = Mock(run=Mock(side_effect=BadInput("no such file", next_step="Name another.")))
     sampler = Mock(wraps=FakeGpuSampler(monitor, ["GPU-0"]))
-    watched = WatchedMachine(machine, monitor, ["GPU-0"], sampler, FakeClock())
+    watched = ContaminationGuard(machine, monitor, ["GPU-0"], sampler, FakeClock())
     for _ in range(2):
         with pytest.raises(BadInput):
             watched.run(TRIAL)

@@ -8,8 +8,8 @@ import pytest
 from autotune.cluster.torchrun import on_this_node
 from autotune.errors import MachineLacks
 from autotune.network.decide.link_fit import link_warnings
-from autotune.trials.multirank import TogetherMachine
-from autotune.trials.values import Crashed, ExchangeFigures, LinkFigures, Measured, TimedOut, Trial
+from autotune.trials.multirank import MultirankMachine
+from autotune.trials.values import Crashed, GradientSyncFigures, LinkFigures, Measured, TimedOut, Trial
 from tests.conftest import write_dataset
 from tests.simulators.hosts import hosts, together
 
@@ -24,19 +24,19 @@ def links(**changes):
     return Trial(job="links", measured=LINKS | changes, timeout_s=60.0)
 
 
-def exchange(data, *, travels=True, **parallel):
+def gradient_sync(data, *, travels=True, **parallel):
     config = {
         "model": {"name": "tiny", "config": SHAPE}, "micro_batch_size": 2, "global_batch_size": 8,
         "seq_length_tokens": 32, "layout": "packed", "parallel": parallel,
     }  # fmt: skip
     measured = {"config": config, "steps": 2, "travels": travels, "round": 0, "nodes": 1, "ranks_per_node": 2}
-    return Trial(job="exchange", measured=measured, place={"data_dir": str(data)}, timeout_s=90.0)
+    return Trial(job="gradient_sync", measured=measured, place={"data_dir": str(data)}, timeout_s=90.0)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     start = on_this_node(2, importlib.metadata.version("torch"))
-    with TogetherMachine(start, "cpu", tmp_path_factory.mktemp("ranks") / "scratch") as machine:
+    with MultirankMachine(start, "cpu", tmp_path_factory.mktemp("ranks") / "scratch") as machine:
         yield machine
 
 
@@ -55,8 +55,8 @@ def test_links_are_timed_within_the_node(two_ranks):
 @pytest.mark.system
 def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tmp_path):
     write_dataset(tmp_path / "data", [[5 + number % 90 for number in range(20)]] * 40, vocab_size=128)
-    runs = [two_ranks.run(exchange(tmp_path / "data", travels=travels)) for travels in (True, False)]
-    with_, without = map(ExchangeFigures.of, runs)
+    runs = [two_ranks.run(gradient_sync(tmp_path / "data", travels=travels)) for travels in (True, False)]
+    with_, without = map(GradientSyncFigures.of, runs)
     assert (with_.micro_batches, with_.rows) == (2, 2)
     assert len(with_.step_s) == 2
     assert len(without.compute_s_by_rank) == 2
@@ -65,7 +65,7 @@ def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tm
     assert shares[-1] == pytest.approx(1.0)
     assert sum(elements for elements, _ in without.gradients) == sum(elements for elements, _ in with_.gradients)
     assert with_.tokens_per_step > 0
-    sharded = ExchangeFigures.of(two_ranks.run(exchange(tmp_path / "data", strategy="fsdp2")))
+    sharded = GradientSyncFigures.of(two_ranks.run(gradient_sync(tmp_path / "data", strategy="fsdp2")))
     assert sharded.communication_s is None
     assert sharded.gradients == ()
 
@@ -82,7 +82,7 @@ def test_a_trial_that_fails_costs_only_itself(two_ranks, tmp_path):
 @pytest.mark.system
 def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     start = on_this_node(2, importlib.metadata.version("torch"))
-    with TogetherMachine(start, "cpu", tmp_path / "scratch") as machine:
+    with MultirankMachine(start, "cpu", tmp_path / "scratch") as machine:
         machine.start()
         late = Trial(job="links", measured=LINKS | {"repeats": 10**9, "seconds": 10**9}, timeout_s=0.5)
         assert isinstance(machine.run(late), TimedOut)
@@ -106,6 +106,6 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
 
 @pytest.mark.parametrize(("command", "said"), [("false", "could not be started"), ("no-such", "no-such is not here")])
 def test_ranks_that_cannot_start_say_why(tmp_path, command, said):
-    machine = TogetherMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
+    machine = MultirankMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
     with pytest.raises(MachineLacks, match=said):
         machine.start()

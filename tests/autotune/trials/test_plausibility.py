@@ -67,7 +67,7 @@ OF_TOKENS = 4_000_000 * FLOPS
         ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
         ("feed", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
         ("feed", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
-        ("exchange", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
+        ("gradient_sync", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
          OF_TOKENS),
         ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
         ("feed", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.trials.runner import LEAVING_S
-from autotune.trials.trial_log import Ledger, made_on, records_in
+from autotune.trials.trial_log import TrialLog, made_on, records_in
 from autotune.trials.values import Measured, Trial
 from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.trials.examples import STEP
@@ -43,7 +43,7 @@ def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_
     runner(tmp_path, made_on=made_on(FINGERPRINT)).run(TRIAL, "t")
     [kept], damaged = records_in(tmp_path)
     assert (kept.made_on, damaged) == (made_on(FINGERPRINT), 0)
-    Ledger(tmp_path / "old", "w").append(kept.model_dump(mode="json", exclude={"made_on"}))
+    TrialLog(tmp_path / "old", "w").append(kept.model_dump(mode="json", exclude={"made_on"}))
     [old], _ = records_in(tmp_path / "old")
     assert old.made_on is None
 
@@ -61,7 +61,7 @@ def test_a_rate_that_the_gpu_cannot_reach_is_not_kept_and_one_of_the_ledger_is_m
     possible = {"matmul_flops_per_s": [600e12]}
     again = runner(tmp_path, made_on=ON_GPU, figures=possible)
     assert again.run(LINKS, "t") == Measured(figures=possible)
-    assert not again.finished[0].from_ledger
+    assert not again.finished[0].from_trial_log
 
 
 def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
@@ -73,7 +73,7 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
     assert isinstance(measuring.run(step, "t"), Measured)
 
 
-@pytest.mark.parametrize("job", ["feed", "links", "exchange"])
+@pytest.mark.parametrize("job", ["feed", "links", "gradient_sync"])
 def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
     measuring = runner(tmp_path, made_on=ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"}))
     with pytest.raises(MachineLacks, match="pretended NVIDIA H100 NVL"):

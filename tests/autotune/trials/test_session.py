@@ -8,8 +8,8 @@ import pytest
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.report.stage import build_report
-from autotune.trials.session import Bench, refuse_company
-from autotune.trials.trial_log import Ledger
+from autotune.trials.session import Session, require_idle_gpus
+from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import TimedOut
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
@@ -22,9 +22,9 @@ from trainer.data.dataset import read_manifest
 EXAMPLE = example_profile()
 
 
-def bench_of(manifest=None, host=None) -> Bench:
+def bench_of(manifest=None, host=None) -> Session:
     site = SimpleNamespace(host=host or FakeHost().facts([Path()]))
-    return Bench(site=site, manifest=manifest, server=SimpleNamespace(), machine=SimpleNamespace())
+    return Session(site=site, manifest=manifest, server=SimpleNamespace(), machine=SimpleNamespace())
 
 
 def runner(tmp_path, here=FINGERPRINT, update=lambda *_: None, expected_trials=1):
@@ -50,13 +50,13 @@ def busy(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
 def test_another_gpu_is_named_only_if_one_is_free():
     somebody = GpuProcess(pid=42, used_bytes=2**30)
     with pytest.raises(MachineLacks, match="42") as refused:
-        refuse_company(FakeGpuMonitor([busy("a", 0, somebody)]), ["a"])
+        require_idle_gpus(FakeGpuMonitor([busy("a", 0, somebody)]), ["a"])
     assert refused.value.next_step == "Wait for it to end."
     two = [busy("a", 0, somebody), busy("b", 1, somebody), busy("c", 2)]
     with pytest.raises(MachineLacks) as refused:
-        refuse_company(FakeGpuMonitor(two), ["a"])
+        require_idle_gpus(FakeGpuMonitor(two), ["a"])
     assert refused.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
-    refuse_company(FakeGpuMonitor(two), ["c"])
+    require_idle_gpus(FakeGpuMonitor(two), ["c"])
 
 
 def test_more_trials_than_were_expected_are_not_shown_as_all_of_them_and_trials_say_where_they_are_measured(tmp_path):
@@ -75,10 +75,10 @@ def test_more_trials_than_were_expected_are_not_shown_as_all_of_them_and_trials_
 def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(tmp_path, capsys):
     before = runner(tmp_path)
     trial = record(site=before.site, config={"seq_length_tokens": 8})
-    Ledger(tmp_path / "ledger", "w").append(trial.model_dump(mode="json"))
+    TrialLog(tmp_path / "trials", "w").append(trial.model_dump(mode="json"))
     assert runner(tmp_path).knows(trial.finished().trial) is False  # of another key
     assert "warn" not in capsys.readouterr().err
-    Ledger(tmp_path / "ledger", "v").append(record(site="there", dataset_hash="e").model_dump(mode="json"))
+    TrialLog(tmp_path / "trials", "v").append(record(site="there", dataset_hash="e").model_dump(mode="json"))
     runner(tmp_path)
     assert "warn: 1 trials in" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import asked_config
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.trials.values import Outcome, Trial
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from tests.autotune.search.explorations import Rate, machine_of
@@ -18,10 +18,10 @@ from trainer.data.dataset import read_manifest
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 
 
-def bench_on(machine: FakeMachine, data: Path, **changes) -> Bench:
+def bench_on(machine: FakeMachine, data: Path, **changes) -> Session:
     site = replace(ON_CPU, host=FakeHost().facts([data]), **changes)
     server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0)
-    return Bench(site=site, manifest=read_manifest(data), server=server, machine=machine)
+    return Session(site=site, manifest=read_manifest(data), server=server, machine=machine)
 
 
 def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:

@@ -20,7 +20,7 @@ def view():
 def keeps_up(rate):
     trial = Trial(job="feed", measured={"cached": False}, timeout_s=1.0)
     outcome, label = Measured(figures=FEED | {"tokens_per_s": rate}), "1 loader workers, round 1"
-    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_ledger=False)
+    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False)
 
 
 def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn_none(view):

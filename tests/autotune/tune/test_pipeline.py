@@ -11,7 +11,7 @@ from autotune.memory.measure import ProbeRequest
 from autotune.memory.sections import ProbedModel
 from autotune.memory.stage import asked_config
 from autotune.profiles.values import profile_to_toml
-from autotune.trials.session import Bench
+from autotune.trials.session import Session
 from autotune.tune import pipeline as tune
 from autotune.tune.decide import USUAL_S, least_s
 from autotune.tune.pipeline import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
@@ -102,9 +102,9 @@ class Stages:
         self.reported = [path.stem for path in profiles]
 
     @contextlib.contextmanager
-    def open_bench(self, device, data):
+    def open_session(self, device, data):
         self.benches += 1
-        yield Bench(
+        yield Session(
             site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),
             machine=SimpleNamespace(),
         )  # fmt: skip
@@ -114,7 +114,7 @@ class Stages:
 def stages(monkeypatch, tmp_path):
     found = Stages(tmp_path)
     for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
-                 "compare_recipes", "build_report", "open_bench"):  # fmt: skip
+                 "compare_recipes", "build_report", "open_session"):  # fmt: skip
         monkeypatch.setattr(tune, name, getattr(found, name))
     monkeypatch.setattr(tune, "nodes_here", lambda: 1)
     return found

@@ -47,7 +47,7 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
 def finished(job, measured, figures, label):
     outcome = OutOfMemory(detail="") if figures is None else Measured(figures=figures)
     trial = Trial(job=job, measured=measured, timeout_s=1.0)
-    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_ledger=False)
+    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False)
 
 
 def stepped(rows, rate=None, budget=2**30, device="cpu", **measured):

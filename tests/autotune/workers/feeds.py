@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.machine.measured_device import Site
+from autotune.machine.measured_device import MeasuredDevice
 from autotune.machine.values import SlurmFacts
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import Ledger
+from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
@@ -47,12 +47,14 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
     return figures | changes | ({} if data.num_workers else {"worker_bytes": None})
 
 
-def runner_on(machine: FakeMachine, ledger: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
-    return TrialRunner(**{"machine": machine, "ledger": Ledger(ledger, "w"), "clock": clock, "site": "here"} | changes)
+def runner_on(machine: FakeMachine, trial_log: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
+    return TrialRunner(
+        **{"machine": machine, "trial_log": TrialLog(trial_log, "w"), "clock": clock, "site": "here"} | changes
+    )
 
 
 NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
-ON_CPU = Site(
+ON_CPU = MeasuredDevice(
     device="cpu", gpus=(), host=FakeHost().facts([Path()]), slurm=NO_JOB,
     versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="no driver",
 )  # fmt: skip
@@ -96,4 +98,4 @@ def windows_of(
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
     """A sweep that has not begun; changes are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
-    return Sweep(training=windows_of(**changes), runner=runner_on(machine, directory / "ledger", clock))
+    return Sweep(training=windows_of(**changes), runner=runner_on(machine, directory / "trials", clock))

@@ -37,7 +37,7 @@ LOOPS = (
     Loop("mutated files", mutate_files, 5000, kind="files"),
     Loop("tune SIGKILL", kill_tune, 10, "SIGKILL of its process group, or of the process alone, in each stage from the "
          "probe to the report", "goes on to its end, no finished probe trial runs twice, profile and report always "
-         "whole, nothing left behind; on its ledger alone the same is decided without a trial", kind="tuning"),
+         "whole, nothing left behind; on its trial log alone the same is decided without a trial", kind="tuning"),
     *train.LOOPS,
 )  # fmt: skip
 

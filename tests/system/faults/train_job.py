@@ -81,9 +81,9 @@ class Disturbed:
 def write_samples_down(place: Path) -> None:
     """One line a step: its number, and epoch and number of every sample."""
     from trainer.data.loader import Upcoming
-    from trainer.health.controller import Overseer
+    from trainer.health.controller import HealthController
 
-    used, add = Upcoming.used, Overseer.add
+    used, add = Upcoming.used, HealthController.add
     pairs: list[list[int]] = []
 
     def used_and_noted(upcoming):
@@ -98,7 +98,7 @@ def write_samples_down(place: Path) -> None:
         add(overseer, step, result, samples)
 
     Upcoming.used = used_and_noted
-    Overseer.add = add_and_write
+    HealthController.add = add_and_write
 
 
 def main() -> int:

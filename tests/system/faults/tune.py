@@ -1,7 +1,7 @@
 """``autotune tune``, killed in each of its stages and started again.
 
-Each stage gets the least of the time, whatever the moment of a kill, so that what is decided follows from the ledger
-alone: in the end the same command on a copy of that ledger has to come to the same without one trial.
+Each stage gets the least of the time, whatever the moment of a kill, so that what is decided follows from the trial log
+alone: in the end the same command on a copy of that trial log has to come to the same without one trial.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ import psutil
 from autotune.base.process import start
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_from_tables
-from autotune.trials.trial_log import read_ledger
+from autotune.trials.trial_log import read_trial_log
 from tests.conftest import write_dataset
 from tests.system.faults.kills import children_of
 
@@ -113,7 +113,7 @@ class TunePlace:
         return re.search(f"^tune .*: {stage} ", told, re.MULTILINE) is not None
 
     def trials(self) -> list[dict[str, Any]]:
-        return read_ledger(self.report / "ledger")[0]
+        return read_trial_log(self.report / "trials")[0]
 
 
 def _check_whole(path: Path) -> None:
@@ -186,8 +186,8 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
 
 
 def _replay(place: TunePlace, again: TunePlace) -> int:
-    """The same command where there is nothing but the ledger: it decides the same, and runs no trial."""
-    shutil.copytree(place.report / "ledger", again.report / "ledger")
+    """The same command where there is nothing but the trial log: it decides the same, and runs no trial."""
+    shutil.copytree(place.report / "trials", again.report / "trials")
     again.finish()
     before, after = place.trials(), again.trials()
     new = [one["label"] for one in after[len(before) :]]

@@ -362,7 +362,7 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_comma
     assert "Run the same command again" in err
     again = autotune(*PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json")
     assert json.loads(again.stdout)["exit_code"] == 0
-    lines = [line for file in work.glob("reports/tiny-cpu/ledger/*.jsonl") for line in file.read_text().splitlines()]
+    lines = [line for file in work.glob("reports/tiny-cpu/trials/*.jsonl") for line in file.read_text().splitlines()]
     trials = [json.loads(line)["record"] for line in lines]
     measured = [(one["site"], one["key"]) for one in trials if one.get("outcome", {}).get("kind") == "measured"]
     assert len(measured) == len(set(measured)) > 1  # what was there was not measured again

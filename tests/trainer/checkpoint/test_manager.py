@@ -17,8 +17,8 @@ from trainer.checkpoint.format import (
     read_checkpoint,
     step_of,
 )
-from trainer.checkpoint.manager import Keeper, state_bytes
-from trainer.checkpoint.tensors import held_tensors
+from trainer.checkpoint.manager import CheckpointManager, state_bytes
+from trainer.checkpoint.tensors import tensor_shards
 from trainer.config.train_config import CheckpointSettings
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, TrainingFailed
@@ -36,10 +36,10 @@ def told():
 
 @pytest.fixture
 def keeper_of(training, tmp_path, told):
-    def make(directory=tmp_path, **settings) -> Keeper:
+    def make(directory=tmp_path, **settings) -> CheckpointManager:
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
-        return Keeper(directory, config, training, ranks, attempt=1, tell_event=told.append)
+        return CheckpointManager(directory, config, training, ranks, attempt=1, tell_event=told.append)
 
     return make
 
@@ -256,6 +256,6 @@ def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_w
     assert told[0].values["stall_s"] == told[0].values["seconds"]
     (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
     # Before the first step it has the optimizer's state, too.
-    names = {one.name for one in held_tensors(training, join_ranks(config_of(), environment={}))}
+    names = {one.name for one in tensor_shards(training, join_ranks(config_of(), environment={}))}
     assert any(name.startswith("exp_avg_sq.") for name in names)
     assert read_checkpoint(path).tensors.keys() == names

@@ -7,7 +7,7 @@ from safetensors.torch import load, load_file
 from tests.trainer.checkpoint.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, micro_batches, same, state_of_training, training_of
 from trainer.checkpoint.format import CheckpointWriter, checkpoint_name, read_checkpoint
-from trainer.checkpoint.tensors import Held, HostCopy, held_tensors, make_state, restore
+from trainer.checkpoint.tensors import HostCopy, TensorShard, make_state, restore, tensor_shards
 from trainer.config.train_config import ModelSettings
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.ranks import join_ranks
@@ -33,7 +33,7 @@ def trained(dataset, batches, config=CONFIG):
 
 def written(training, root, parts=1):
     """A checkpoint of a training; with more than one part, as so many ranks would share it out."""
-    held, name = held_tensors(training, RANKS), checkpoint_name(5, 0)
+    held, name = tensor_shards(training, RANKS), checkpoint_name(5, 0)
     for rank in reversed(range(parts)):
         kept = [own for one in held for own in share(one, rank, parts)]
         copy = HostCopy(kept, f"rank-{rank:05d}.safetensors", pinned=False)
@@ -109,7 +109,7 @@ def test_weights_that_are_tied_are_kept_once_and_stay_tied(dataset, batches, tmp
     restore(other, *written(training, tmp_path), RANKS)
     for one in (training, other):
         assert one.model.get_output_embeddings().weight is one.model.get_input_embeddings().weight
-    held = [one for one in held_tensors(training, RANKS) if one.name.startswith("weights.")]
+    held = [one for one in tensor_shards(training, RANKS) if one.name.startswith("weights.")]
     assert [one.shape for one in held].count(tuple(training.model.get_input_embeddings().weight.shape)) == 1
     assert len({one.local.data_ptr() for one in held}) == len(held)
 
@@ -137,7 +137,7 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
         torch.full((5,), 1.5, dtype=torch.bfloat16), torch.tensor([True]), torch.full((1,), 9.0, dtype=torch.float64),
     ]  # fmt: skip
     held = [
-        Held(name=str(number), local=value, shape=tuple(value.shape), begin=0, keeper=True, shared=True)
+        TensorShard(name=str(number), local=value, shape=tuple(value.shape), begin=0, keeper=True, shared=True)
         for number, value in enumerate(values)
     ]
     copy = HostCopy(held, FILE, pinned=False)

@@ -16,9 +16,9 @@ from trainer.config.train_config import DataSettings, TrainConfig
 from trainer.data import loader as feed
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, Supply, make_loader, micro_batch_plans
+from trainer.data.loader import DataWait, MicroBatch, MicroBatchLoader, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.data.masking import IGNORED_LABEL
-from trainer.distributed.ranks import Mark, join_ranks
+from trainer.distributed.ranks import DeviceEvent, join_ranks
 from trainer.errors import BadConfig
 
 LAYOUTS = ("padded", "dynamic", "bucketed", "packed")
@@ -131,11 +131,11 @@ def test_bounded_memory_whatever_was_visited(dataset, layout):
 def supply_of(dataset, make_dataset):
     made = []
 
-    def make(samples=None, **changes) -> Supply:
+    def make(samples=None, **changes) -> MicroBatchLoader:
         config = config_of(micro_batch_size=4, **changes)
         source = dataset if samples is None else TokenDataset.open(make_dataset(samples, vocab_size=128))
         plan = make_plan(config, len(source), world_size=1)
-        made.append(Supply(source, config, plan, join_ranks(config, environment={})))
+        made.append(MicroBatchLoader(source, config, plan, join_ranks(config, environment={})))
         return made[-1]
 
     yield make
@@ -251,7 +251,7 @@ def slow_loader(monkeypatch):
 )  # fmt: skip
 def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, count, came_s, waited_s):
     """The device had come to the end of its work, or not, whenever it is asked."""
-    wait = DataWait(lambda: Mark(came_s))
+    wait = DataWait(lambda: DeviceEvent(came_s))
     if answers is not None:
         wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=answers)))
     assert wait.take(slow_loader, count) == ["batch"] * count
@@ -260,12 +260,12 @@ def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, 
 
 
 def test_a_device_that_ran_dry_has_nothing_until_it_is_given_more(slow_loader):
-    wait = DataWait(lambda: Mark(CAME_S))
+    wait = DataWait(lambda: DeviceEvent(CAME_S))
     wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=[False, True])))
     wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(CAME_S - ENDED_S)
     wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(SLOW_S)
-    wait.gave(Mark(1.0))  # of a CPU, which is always ready
+    wait.gave(DeviceEvent(1.0))  # of a CPU, which is always ready
     wait.take(slow_loader, 1)
     assert wait.read() == pytest.approx(SLOW_S)

@@ -20,7 +20,7 @@ from trainer.data.batch_plan import (
     to_unit,
 )
 from trainer.data.global_batch import in_rows, mean_row
-from trainer.data.sampler import UNKNOWN, Position, RowStream, join_positions
+from trainer.data.sampler import UNKNOWN, Position, SequenceSampler, join_positions
 
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
 
@@ -127,7 +127,7 @@ def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
 def test_a_position_of_another_job_is_not_started_from(lengths, rows, lanes, said):
     index = Lengths(lengths)
     with pytest.raises(ValueError, match=said):
-        next(iter(RowStream(make_plan(index), index, 0, Position(steps=1, rows=rows, lanes=lanes))))
+        next(iter(SequenceSampler(make_plan(index), index, 0, Position(steps=1, rows=rows, lanes=lanes))))
 
 
 def test_positions_of_different_steps_or_with_a_lane_missing_are_not_joined():
@@ -148,7 +148,7 @@ def test_only_the_current_block_of_each_lane_is_located_again():
     index = Counting(np.full(64 * MIN_BLOCK_SAMPLES, 62))
     plan = make_plan(index, global_batch_size=64)
     far = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
-    next(iter(RowStream(plan, index, 0, far)))
+    next(iter(SequenceSampler(plan, index, 0, far)))
     # The current block of each lane, and the one that is packed ahead.
     assert index.located <= 2 * plan.lanes * MIN_BLOCK_SAMPLES
 
@@ -183,7 +183,7 @@ def all_ranks(
     found: list[list[Segments]] = [[] for _ in range(steps)]
     ends = []
     for rank in range(plan.world_size):
-        stream = RowStream(plan, index, rank, position)
+        stream = SequenceSampler(plan, index, rank, position)
         last = None
         for number, micro_batch in enumerate(islice(stream, steps * plan.gradient_accumulation_steps)):
             found[number // plan.gradient_accumulation_steps].append(micro_batch.segments)

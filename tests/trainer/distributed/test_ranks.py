@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.test_preflight import CONFIG
-from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_near
+from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_to_nearest_cpus
 from trainer.distributed.ranks import join_ranks, set_cuda_defaults
 
 ROOT = Path(__file__).parents[2]
@@ -71,11 +71,11 @@ GPU = "0000:DC:00.0"
 PROGRAM = """
 import os, pathlib, sys, threading
 import torch
-from trainer.distributed.cpu_binding import bind_near
+from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 torch.ones(512, 512) @ torch.ones(512, 512)
 ended = threading.Event()
 threading.Thread(target=ended.wait, daemon=True).start()
-near = bind_near("0000:dc:00.0", root=pathlib.Path(sys.argv[1]))
+near = bind_to_nearest_cpus("0000:dc:00.0", root=pathlib.Path(sys.argv[1]))
 found = {frozenset(os.sched_getaffinity(int(one))) for one in os.listdir("/proc/self/task")}
 assert found == {near}, found
 if os.fork() == 0:
@@ -113,7 +113,7 @@ def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node_or_stays_unbou
     bound = {}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
     monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
-    assert bind_near(address, environment, machine(tmp_path, node, "0-1", "4-5,6,7")) == near
+    assert bind_to_nearest_cpus(address, environment, machine(tmp_path, node, "0-1", "4-5,6,7")) == near
     assert bound.get(os.getpid(), set()) == near
 
 
@@ -140,7 +140,7 @@ def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypat
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
 
     monkeypatch.setattr("trainer.distributed.ranks.pick_device", lambda _, local_rank: torch.device("cuda", local_rank))
-    monkeypatch.setattr("trainer.distributed.ranks.bind_near", bind)
+    monkeypatch.setattr("trainer.distributed.ranks.bind_to_nearest_cpus", bind)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
     ranks = join_ranks(CONFIG.model_copy(update={"device": "cuda"}), environment={})

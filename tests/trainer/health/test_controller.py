@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
 from trainer.health import controller as module
-from trainer.health.controller import Overseer, agreed, tell
+from trainer.health.controller import HealthController, agreed, tell
 from trainer.health.events import Action
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -74,9 +74,9 @@ def ranks():
 
 @pytest.fixture
 def overseer_of(events, ranks):
-    def make(**health) -> Overseer:
+    def make(**health) -> HealthController:
         config = config_of(health=HealthSettings(window_steps=16, **health), max_grad_norm=1.0)
-        return Overseer(config, ranks, events.append)
+        return HealthController(config, ranks, events.append)
 
     return make
 
@@ -85,7 +85,7 @@ def overseer_of(events, ranks):
 def ordinary(overseer_of, events, ranks):
     """A function that makes one to which twenty ordinary steps cost no message, and led to nothing."""
 
-    def make(**health) -> Overseer:
+    def make(**health) -> HealthController:
         overseer = overseer_of(**health)
         for step in range(1, 21):
             add(overseer, step, 2.0 + 0.01 * (step % 5))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistStoreError, TCPStore
 
-from trainer.__main__ import leave_word, read_word
+from trainer.__main__ import publish_failure, read_failure
 from trainer.distributed.ranks import lost_ranks
 from trainer.health.failures import explain, out_of_memory
 
@@ -130,17 +130,17 @@ def torchrun():
 
 
 def test_word_that_a_rank_left_is_read_by_others_of_the_same_start(torchrun):
-    assert read_word(torchrun) is None
+    assert read_failure(torchrun) is None
     for word in ((3, "rank 1: no such dataset: “ä”"), (5, "rank 2: no GPU")):
-        leave_word(torchrun, *word)
-        assert read_word(torchrun) == word
-    assert read_word(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
-    assert read_word({key: value for key, value in torchrun.items() if "RESTART" not in key}) is None
+        publish_failure(torchrun, *word)
+        assert read_failure(torchrun) == word
+    assert read_failure(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
+    assert read_failure({key: value for key, value in torchrun.items() if "RESTART" not in key}) is None
 
 
 @pytest.mark.parametrize(("key", "value"), [("TORCHELASTIC_USE_AGENT_STORE", "False"), ("MASTER_PORT", "x")])
 def test_where_no_torchrun_keeps_a_store_nothing_is_left_and_nothing_read(torchrun, key, value):
     for environment in (torchrun | {key: value}, {}):
-        leave_word(environment, 3, "to nobody")
-        assert read_word(environment) is None
-    assert read_word(torchrun) is None
+        publish_failure(environment, 3, "to nobody")
+        assert read_failure(environment) is None
+    assert read_failure(torchrun) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.config.train_config import HealthSettings
 from trainer.health.events import ADVICE, Action, Kind
-from trainer.health.monitor import NO_LIMITS, HealthMonitor, Limits, Vitals
+from trainer.health.monitor import NO_LIMITS, HealthMonitor, Limits, StepMetrics
 
 CLIP = 1.0
 
@@ -18,7 +18,7 @@ def monitor(**changes):
 
 
 def look(health, step, loss=2.0, grad_norm=0.5, *, applied=True):
-    return health.look(Vitals(step=step, loss=loss, grad_norm=grad_norm, applied=applied))
+    return health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=applied))
 
 
 def as_the_device(health, step, loss=2.0, grad_norm=0.5, limits=None):
@@ -233,7 +233,7 @@ def test_training_gives_up_when_rollbacks_do_not_help_until_they_are_forgiven():
         (found,) = as_the_device(health, 101, 3.5)
         assert found.action is Action.GIVE_UP
         assert "2 rollbacks before it did not help" in found.message
-        health.forgive()
+        health.reset_rollback_count()
     assert health.recovery.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 
 

@@ -15,7 +15,7 @@ from tests.trainer.oracles import (
     micro_batches,
     training_of,
 )
-from trainer.build import GraphCounter, keep_less
+from trainer.build import GraphCounter, checkpoint_activations
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
@@ -213,7 +213,7 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
     assert max(kept["full"], kept["selective"]) < kept["none"]
     training.model.supports_gradient_checkpointing = False
     with pytest.raises(BadConfig, match="no activation checkpointing"):
-        keep_less(training.model, config)
+        checkpoint_activations(training.model, config)
 
 
 def _check_compiled(config, dataset):

@@ -90,7 +90,7 @@ class _ThreeRanks(Ranks):
     times: tuple[float, ...] = (1.0, 1.5, 1.0)
     waits: tuple[float, ...] = (0.0, 0.0, 0.0)
 
-    def begin_sum(self, tensor):
+    def all_reduce_async(self, tensor):
         own = float(tensor[5])
         if own:
             tensor[5:11] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
@@ -143,9 +143,9 @@ def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_ar
     rows_of, others, kind, rank
 ):
     meter, _ = rows_of(12, **others)
-    (found,) = meter.take_findings()
+    (found,) = meter.take_diagnoses()
     assert (found.kind, found.values["rank"]) == (kind, rank)
-    assert meter.take_findings() == []
+    assert meter.take_diagnoses() == []
 
 
 def test_rows_of_steps_that_are_undone_are_left_out(rig):

@@ -48,9 +48,9 @@ def test_the_time_left_follows_the_rate_of_the_last_minute(lines_of):
 
 PROGRAM = """
 import sys
-from trainer.record.progress import forgive_closed_streams
+from trainer.record.progress import ignore_closed_streams
 if sys.argv[1] == "forgive":
-    forgive_closed_streams()
+    ignore_closed_streams()
 sys.stdin.readline()
 for size in (1, 100_000, 1):
     for stream in (sys.stderr, sys.stdout):
@@ -60,7 +60,7 @@ sys.exit(9)
 """
 
 
-@pytest.mark.parametrize("how", ["forgive", "do not"])
+@pytest.mark.parametrize("how", ["reset_rollback_count", "do not"])
 def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
@@ -72,5 +72,5 @@ def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
     with process:
         process.stdin.write(b"\n")
         process.stdin.close()
-    assert (process.returncode == 9) == (how == "forgive")
+    assert (process.returncode == 9) == (how == "reset_rollback_count")
     assert process.returncode != 0
