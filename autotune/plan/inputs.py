@@ -188,7 +188,8 @@ def _subject(asked: PlanRequest) -> _Subject:
         if card is None:
             raise UsageError(
                 "a model without a profile needs a card to be planned for",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile PROFILE.toml.",
+                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile "
+                "PROFILE.toml.",
             )
         return _Subject(train=source, card=card, fleet=_on_card(card, asked))
     profile = source.profile
