@@ -3,7 +3,8 @@
 ``benchmarks.tune`` replays explorations against these readings. A round reads cells in an order of chance, in groups
 beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each ratio.
 The first rounds are of all cells, the others of those that may still be the best: there the means must be sure. Run it
-on a machine that does nothing else: it takes about an hour. Interrupted, it resumes from its trial log. Compiled cells are
+on a machine that does nothing else: it takes about an hour. Interrupted,
+it resumes from its trial log. Compiled cells are
 left out: each would take a minute.
 """
 

@@ -98,7 +98,7 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
         "seconds": seconds,
         "tracing_s": traced_s,
     }
-    return ours, [[one.rows, one.fits, one.peak_bytes] for one in search.tried]
+    return ours, [[one.micro_batch_size, one.fits, one.peak_bytes] for one in search.tried]
 
 
 def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:

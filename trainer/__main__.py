@@ -134,7 +134,7 @@ class _Job:
         ending: RunExit | None = None
         try:
             ranks = join_ranks(self.resolved.config)
-            writer = self._learn_of_run(ranks.tell)
+            writer = self._learn_of_run(ranks.broadcast_object)
             self._watch.timeout_s = self.resolved.config.parallel.timeout_s
             self._watch.heartbeat()
             self.clock.ended("process_group")

@@ -51,7 +51,7 @@ def evaluate(
             progressed()
             # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes
             # take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-            empty_rows = 0 if any(ranks.sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
+            empty_rows = 0 if any(ranks.all_reduce_sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break
             if empty_rows:

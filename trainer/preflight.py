@@ -50,7 +50,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
         BadConfig: If ranks differ where training would silently be wrong.
         ProfileRefused: If the profile was tuned for more memory than some rank has.
     """
-    facts = ranks.gather(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
+    facts = ranks.all_gather_object(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)
     for one in facts:
         said = {remark.message for remark in remarks}
@@ -164,7 +164,7 @@ def check_directory(
 ) -> list[EventRow]:
     """See that the run's directory, which has ``there`` checkpoints, can keep them; else raise ``BadConfig``."""
     kept = config.checkpoint.keep_last
-    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.tell(there), kept=kept)
+    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
         message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
@@ -175,12 +175,12 @@ def check_directory(
 
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     """See that the run directory is one and the same for all ranks; else raise ``BadConfig`` if that is ``needed``."""
-    token = ranks.tell(secrets.token_hex(8) if ranks.leads else "")
+    token = ranks.broadcast_object(secrets.token_hex(8) if ranks.leads else "")
     file = place / f".seen-by-all-ranks.{token}"
     if ranks.leads:
         file.touch()
-    ranks.sum(0.0)
-    missing = [rank for rank, misses in enumerate(ranks.each(float(not file.exists()))) if misses]
+    ranks.all_reduce_sum(0.0)
+    missing = [rank for rank, misses in enumerate(ranks.all_gather_float(float(not file.exists()))) if misses]
     if ranks.leads:
         file.unlink()
     if not missing:
@@ -199,7 +199,7 @@ def check_room(
 
     ``BadConfig`` if it does not; a remark if the run has one to go on from, or only fewer than ``kept`` fit.
     """
-    free = ranks.tell(shutil.disk_usage(place).free if ranks.leads else 0)
+    free = ranks.broadcast_object(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
     if free >= max(1, kept + 1 - there) * checkpoint_bytes:
         return []

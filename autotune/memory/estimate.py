@@ -72,7 +72,7 @@ def estimate_model(
     for number in range(MOST_ROUNDS):
         # A single row is a view where several are copied.
         rows = max(2, largest_rows(law, budget_bytes, surroundings, max_micro_batch_size=max_micro_batch_size))
-        if any(abs(trace.rows - rows) <= CLOSE_SHARE * rows for trace in traces):
+        if any(abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
         law, traces, told = _extended(request, machine, traces, (*below, rows))
@@ -85,11 +85,11 @@ def _extended(
 ) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
     """Trace further sizes; return what all traces say that are like the largest, these, and facts of the model."""
     for shift in range(SHIFTS):
-        known = {trace.rows for trace in traces}
+        known = {trace.micro_batch_size for trace in traces}
         sizes = dict.fromkeys(one + shift for one in rows)
         found = _traced(request, machine, tuple(one for one in sizes if one not in known))
         traces = (*traces, *(Trace.of(one) for one in found["traces"]))
-        largest = max(traces, key=lambda trace: trace.rows)
+        largest = max(traces, key=lambda trace: trace.micro_batch_size)
         alike = [trace for trace in traces if trace is largest or fit_memory_model((trace, largest)) is not None]
         law = fit_memory_model(alike)
         if law is not None and len(alike) > 1:

@@ -172,13 +172,13 @@ class Search:
             size = next_rows(self.tried, budget, most, self.prediction)
             if size is None:
                 size = bracket(self.tried).feasible_max
-                peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits]
+                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
                 if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
                     return
             self._try(size)
 
     def _try(self, size: int) -> None:
-        rows, before = size * self.granule, [one.fits for one in self.tried if one.rows == size]
+        rows, before = size * self.granule, [one.fits for one in self.tried if one.micro_batch_size == size]
         label = f"{rows} rows" + (f", try {len(before) + 1}" if before else "")
         trial = step_trial(self.probe, rows, FIT_STEPS, self.probe.memory_budget_bytes, attempt=len(before))
         try:
@@ -189,11 +189,13 @@ class Search:
             known += "" if found.infeasible_min is None else f", {found.infeasible_min * self.granule} do not"
             raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
         if isinstance(outcome, Measured):
-            self.tried.append(SizeTrial(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
+            self.tried.append(
+                SizeTrial(micro_batch_size=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes)
+            )
         elif isinstance(outcome, OutOfMemory):
-            self.tried.append(SizeTrial(rows=size, fits=False))
+            self.tried.append(SizeTrial(micro_batch_size=size, fits=False))
         elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
-            self.tried.append(SizeTrial(rows=size, fits=None))
+            self.tried.append(SizeTrial(micro_batch_size=size, fits=None))
         else:
             raise unmeasured(f"the trial {label!r}", outcome, self.runner)
 
@@ -212,10 +214,10 @@ class Search:
         sizes = range(self.granule, limit + 1, self.granule)
         for _ in range(_MOST_CHOICES):
             choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
-            if any(point.micro_batch_size == choice.rows for point in curve):
+            if any(point.micro_batch_size == choice.micro_batch_size for point in curve):
                 return choice
             try:
-                curve.append(self._point(choice.rows))
+                curve.append(self._point(choice.micro_batch_size))
             except OutOfTime:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
@@ -318,7 +320,9 @@ def probe_model(
         feasible_max=feasible_max,
         infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
         # The second trial of a size says no less than the first.
-        feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.rows == found.feasible_max),
+        feasible_peak_bytes=max(
+            one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == found.feasible_max
+        ),
         predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
         traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
         traced_micro_batch_size=search.predicted_rows(),
@@ -329,7 +333,9 @@ def probe_model(
         gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
         # Measured before the seconds are added up.
-        sustained=next((search.sustained(point) for point in curve if point.micro_batch_size == choice.rows), None),
+        sustained=next(
+            (search.sustained(point) for point in curve if point.micro_batch_size == choice.micro_batch_size), None
+        ),
         seconds=round(runner.seconds, 3),
         mean_tokens_per_sequence=probe.config.seq_length_tokens
         if probe.rows is None
@@ -338,7 +344,7 @@ def probe_model(
         knee_micro_batch_sizes=list(knee_interval(curve) or ()),
         choice=choice.reason,
     )
-    return probe.config.model_copy(update={"micro_batch_size": choice.rows}), evidence
+    return probe.config.model_copy(update={"micro_batch_size": choice.micro_batch_size}), evidence
 
 
 def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:

@@ -215,7 +215,7 @@ class _Tracer:
             config=config,
             **told,
             budget_bytes=budget,
-            rows=rows,
+            micro_batch_size=rows,
             rows_low=min(low, rows),
             rows_high=max(high, rows),
             limited=rows == asked.max_micro_batch_size,

@@ -133,7 +133,7 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     dealing = split_global_batch(train.global_batch_size, train.micro_batch_size, local_ranks)
     words = (
         f"a global batch of {plural(train.global_batch_size, 'row')} is "
-        f"{plural(dealing.micro_batches, 'micro-batch')} of {plural(dealing.rows_per_micro_batch, 'row')}"
+        f"{plural(dealing.gradient_accumulation_steps, 'micro-batch')} of {plural(dealing.micro_batch_size, 'row')}"
     )
     if local_ranks > 1:
         words += f" on each of {local_ranks} ranks"
@@ -321,9 +321,9 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         "", predicted,
         ("model", "l", lambda one: one.model),
         ("parameters", "r", lambda one: f"{one.parameters / 1e6:.1f} M"),
-        ("rows", "r", lambda one: f"at least {one.rows}" if one.limited else str(one.rows)),
+        ("rows", "r", lambda one: f"at least {one.micro_batch_size}" if one.limited else str(one.micro_batch_size)),
         ("range", "r", lambda one: None if one.limited else f"{one.rows_low} to {one.rows_high}"),
-        ("slot tokens", "r", lambda one: format_count(one.rows * one.config.seq_length_tokens)),
+        ("slot tokens", "r", lambda one: format_count(one.micro_batch_size * one.config.seq_length_tokens)),
         ("real tokens", "r", lambda one: format_count(one.non_padding_tokens)),
         ("samples", "r", lambda one: format_count(one.samples)),
         ("peak", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
@@ -353,7 +353,7 @@ def _breakdown(breakdown: MemoryBreakdown) -> Table:
     sizes += [("everything else", rest)] if rest else []
     return table_of(
         "", [*sizes, ("at the peak", breakdown.peak_bytes)],
-        (f"term at {breakdown.rows} rows", "l", lambda item: item[0]),
+        (f"term at {breakdown.micro_batch_size} rows", "l", lambda item: item[0]),
         ("bytes", "r", lambda item: format_bytes(item[1])),
         ("share", "r", lambda item: f"{item[1] / breakdown.peak_bytes:.1%}"),
     )  # fmt: skip

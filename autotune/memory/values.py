@@ -58,7 +58,7 @@ class Allocation:
 class Trace:
     """Allocations in the order in which they were made, and when each was released."""
 
-    rows: int
+    micro_batch_size: int
     predicted_tokens: int
     """Places that the head computes."""
     allocations: tuple[Allocation, ...]
@@ -72,7 +72,7 @@ class Trace:
         terms = sorted({one.term for one in self.allocations})
         number = {term: index for index, term in enumerate(terms)}
         return {
-            "rows": self.rows,
+            "rows": self.micro_batch_size,
             "predicted_tokens": self.predicted_tokens,
             "terms": terms,
             "sizes_bytes": [one.size_bytes for one in self.allocations],
@@ -91,7 +91,7 @@ class Trace:
         """
         terms: Sequence[str] = value["terms"]
         return cls(
-            rows=value["rows"],
+            micro_batch_size=value["rows"],
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
                 Allocation(size_bytes=size, term=terms[term], stream=stream)

@@ -103,7 +103,7 @@ class MeasuredGradientSync:
         step_s, gradient_sync = self.step_s, self.candidate.gradient_sync
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
-        further = max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
+        further = max(0, self.candidate.dealt.gradient_accumulation_steps - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return GradientSyncRow(
             **self.candidate.settings,
@@ -271,7 +271,9 @@ class NetworkTuning:
         if default.step_s is None or compute is None:
             return
         dealt, gradient_sync = default.candidate.dealt, default.candidate.gradient_sync
-        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, gradient_sync, network)
+        time = step_time(
+            compute.of_rank, dealt.micro_batch_size, dealt.gradient_accumulation_steps, gradient_sync, network
+        )
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
@@ -315,8 +317,8 @@ class NetworkTuning:
         config, dealt, ranks = self.request.config, candidate.dealt, self.request.ranks
         if micro_batches_of(config, ranks, config.micro_batch_size) == dealt:
             return config.micro_batch_size
-        found = range(self.request.max_micro_batch_size, dealt.rows, -1)
-        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == dealt), dealt.rows)
+        found = range(self.request.max_micro_batch_size, dealt.micro_batch_size, -1)
+        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == dealt), dealt.micro_batch_size)
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
@@ -334,7 +336,10 @@ class NetworkTuning:
     ) -> GradientSyncFigures:
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
         label = f"{rows} rows, nothing travels" if gradient_sync is None else gradient_sync.name
-        dealt, travels = MicroBatches(micro_batches=micro_batches, rows=rows), gradient_sync is not None
+        dealt, travels = (
+            MicroBatches(gradient_accumulation_steps=micro_batches, micro_batch_size=rows),
+            gradient_sync is not None,
+        )
         trial = self._trial(gradient_sync or GradientSync(), dealt, steps, number, travels=travels)
         outcome = self.reading.run(trial, label)
         return GradientSyncFigures.of(self._measured(outcome, f"a step ({label})"))
@@ -349,12 +354,14 @@ class NetworkTuning:
         travels: bool = True,
         **train: object,
     ) -> Trial:
-        rows, settings = dealt.rows, self.request.config
+        rows, settings = dealt.micro_batch_size, self.request.config
         parallel = parallel_settings(gradient_sync, self.request.ranks_per_node)
         changed = settings.model_copy(
             update={
                 "micro_batch_size": rows,
-                "global_batch_size": rows * min(MOST_MICRO_BATCHES, dealt.micro_batches) * self.request.ranks,
+                "global_batch_size": rows
+                * min(MOST_MICRO_BATCHES, dealt.gradient_accumulation_steps)
+                * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
                 "max_epochs": None,
@@ -393,9 +400,10 @@ def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[
 
 def further_s(compute: RankCompute, dealt: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
     """Return what those micro-batches of a step take that are not measured, weights included; predicted."""
-    few = min(MOST_MICRO_BATCHES, dealt.micro_batches)
+    few = min(MOST_MICRO_BATCHES, dealt.gradient_accumulation_steps)
     whole, part = (
-        step_time(compute, dealt.rows, count, gradient_sync, network) for count in (dealt.micro_batches, few)
+        step_time(compute, dealt.micro_batch_size, count, gradient_sync, network)
+        for count in (dealt.gradient_accumulation_steps, few)
     )
     return whole.step_s - part.step_s
 
@@ -403,4 +411,7 @@ def further_s(compute: RankCompute, dealt: MicroBatches, gradient_sync: Gradient
 def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:
     """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
     micro_batches = -(-config.global_batch_size // (rows * ranks))
-    return MicroBatches(micro_batches=micro_batches, rows=-(-config.global_batch_size // (micro_batches * ranks)))
+    return MicroBatches(
+        gradient_accumulation_steps=micro_batches,
+        micro_batch_size=-(-config.global_batch_size // (micro_batches * ranks)),
+    )

@@ -215,12 +215,14 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure some micro-batches of a row's step, and add what further ones take."""
     dealt, few = (
-        MicroBatches(micro_batches=row.micro_batches, rows=row.rows),
-        min(row.micro_batches, MOST_MICRO_BATCHES),
+        MicroBatches(
+            gradient_accumulation_steps=row.gradient_accumulation_steps, micro_batch_size=row.micro_batch_size
+        ),
+        min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES),
     )
     wide = row.gradient_dtype == "fp32"
     gradient_sync = row.gradient_sync if wide else replace(row.gradient_sync, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.rows, few, gradient_sync, steps=steps)
+    figures = tuning.steps(row.micro_batch_size, few, gradient_sync, steps=steps)
     further = further_s(known.load.compute, dealt, gradient_sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
@@ -230,7 +232,7 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
         "efficiency_high": None,
         "limit_share": None,
         "measured": True,
-        "added_micro_batches": row.micro_batches - few,
+        "added_micro_batches": row.gradient_accumulation_steps - few,
     }
     return row.model_copy(update=update)
 

@@ -66,8 +66,8 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
     gradient_syncs = table_of(
         "Ways to exchange gradients", found.gradient_syncs,
         ("gradient_sync", "l", lambda row: row.gradient_sync.name),
-        ("micro-batches", "r", lambda row: str(row.micro_batches)),
-        ("rows", "r", lambda row: str(row.rows)),
+        ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
+        ("rows", "r", lambda row: str(row.micro_batch_size)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
         ("step measured", "r", lambda row: f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None),
         ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
@@ -95,8 +95,8 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
             "The same as figures", rows,
             ("nodes", "r", lambda row: str(row.nodes)),
             ("gradient_sync", "l", lambda row: row.gradient_sync.name),
-            ("micro-batches", "r", lambda row: str(row.micro_batches)),
-            ("rows", "r", lambda row: str(row.rows)),
+            ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
+            ("rows", "r", lambda row: str(row.micro_batch_size)),
             ("step", "r", lambda row: format_seconds(row.step_s)),
             ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
             ("efficiency", "r", lambda row: format_share(row.efficiency)),
@@ -144,7 +144,7 @@ def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
     if compute is None:
         return ()
     rows: list[list[str | None]] = [
-        ["rows of the micro-batch", str(compute.rows)],
+        ["rows of the micro-batch", str(compute.micro_batch_size)],
         ["forward and backward of it", format_seconds(compute.micro_batch_s)],
         ["part of it that does not grow with rows", format_seconds(compute.fixed_s)],
         ["clipping and update", format_seconds(compute.optimizer_step_s)],

@@ -163,7 +163,7 @@ class LinkEvidence(Table):
 class ComputeEvidence(Table):
     """What a step costs a rank while all ranks compute and no gradient travels."""
 
-    rows: Positive
+    micro_batch_size: Positive
     micro_batch_s: PositiveFloat
     """Forward and backward of a micro-batch of so many rows."""
     fixed_s: NonNegativeFloat
@@ -186,7 +186,7 @@ class ComputeEvidence(Table):
         """The same for any number of rows."""
         parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
         return RankCompute(
-            sequence_s=(self.micro_batch_s - self.fixed_s) / self.rows,
+            sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size,
             micro_batch_s=self.fixed_s,
             optimizer_step_s=self.optimizer_step_s,
             gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
@@ -203,9 +203,9 @@ class GradientSyncSplit(Table):
     shard_ranks: Positive | None = None
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
-    micro_batches: Positive
+    gradient_accumulation_steps: Positive
     """Of an optimizer step, on each rank."""
-    rows: Positive
+    micro_batch_size: Positive
     """Of a micro-batch."""
     added_micro_batches: NonNegative = 0
     """Of a measured step, which were not measured but added as predicted."""

@@ -314,7 +314,7 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
     return AllRanks(
         tokens_per_s=PlanFigure.on("measured", rate.interval, source),
         efficiency=PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source),
-        rows=row.rows,
+        rows=row.micro_batch_size,
     )
 
 

@@ -176,7 +176,7 @@ def knob_space(
 def with_split_batch(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
     """With the rows that a micro-batch really has once the global batch is dealt."""
     dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
-    return knobs.but(micro_batch_size=dealt.rows_per_micro_batch)
+    return knobs.but(micro_batch_size=dealt.micro_batch_size)
 
 
 def micro_batches(global_rows: int, ranks: int, max_micro_batch_size: int) -> list[int]:
@@ -189,11 +189,11 @@ def micro_batches(global_rows: int, ranks: int, max_micro_batch_size: int) -> li
         return []
     asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
     kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
-    return sorted({split_global_batch(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
+    return sorted({split_global_batch(global_rows, rows, ranks).micro_batch_size for rows in kept})
 
 
 def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
     """Part of the computed rows that the global batch fills."""
     dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
-    computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks
+    computed = dealt.gradient_accumulation_steps * dealt.micro_batch_size * ranks
     return global_rows[knobs.layout] / computed

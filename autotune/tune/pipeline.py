@@ -244,8 +244,8 @@ class Tuning:
         refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
         return (
             f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
-            f"{format_count(train.global_batch_size)} is {format_count(dealt.micro_batches)} x "
-            f"{format_count(dealt.rows_per_micro_batch)} rows"
+            f"{format_count(train.global_batch_size)} is {format_count(dealt.gradient_accumulation_steps)} x "
+            f"{format_count(dealt.micro_batch_size)} rows"
         )
 
     def _report(self, _: Stage) -> str:

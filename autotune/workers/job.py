@@ -159,7 +159,7 @@ class ReplayedStep:
         begins_s = self._free_s
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
-            begins_s = self._ranks.max(max(time.perf_counter(), self._free_s))[0]
+            begins_s = self._ranks.all_reduce_max(max(time.perf_counter(), self._free_s))[0]
             self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._row_tokens
             self.wait.gave(_Until(self._free_s))
             batches.append(batch)
@@ -246,8 +246,8 @@ def _measure(
     work = consumer.work if isinstance(consumer, TrainingStep) else None
     non_padding_tokens = slots = taken = 0
     flops = 0.0
-    todo = round(ranks.max(filling(asked.window_s / FIRST_PART, step_s, asked.min_steps))[0])
-    ranks.sum(0.0)
+    todo = round(ranks.all_reduce_max(filling(asked.window_s / FIRST_PART, step_s, asked.min_steps))[0])
+    ranks.all_reduce_sum(0.0)
     start_s = time.monotonic()
     while todo:
         for _ in range(todo):
@@ -257,31 +257,31 @@ def _measure(
             if work is not None:
                 flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
         taken += todo
-        past_s = ranks.max(time.monotonic() - start_s)[0]
+        past_s = ranks.all_reduce_max(time.monotonic() - start_s)[0]
         left_s = asked.window_s - past_s
         todo = filling(left_s, past_s / taken) if left_s > 0 else 0
     consumer.finish()
     end_s = time.monotonic()
     read_after = footprint.storage_read_bytes()
-    (slowest_s,) = ranks.max(end_s - start_s)
-    waited_s = ranks.sum(consumer.wait.read())[0]
+    (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
+    waited_s = ranks.all_reduce_sum(consumer.wait.read())[0]
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
         "steps": taken,
-        "tokens_per_s": ranks.sum(non_padding_tokens)[0] / slowest_s,
-        "padded_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
-        "model_flops_per_s": None if work is None else ranks.sum(flops)[0] / slowest_s,
+        "tokens_per_s": ranks.all_reduce_sum(non_padding_tokens)[0] / slowest_s,
+        "padded_tokens_per_s": ranks.all_reduce_sum(slots)[0] / slowest_s,
+        "model_flops_per_s": None if work is None else ranks.all_reduce_sum(flops)[0] / slowest_s,
         "data_wait_share": min(1.0, waited_s / slowest_s),
-        "window_start_s": -ranks.max(-start_s)[0],
-        "window_end_s": ranks.max(end_s)[0],
+        "window_start_s": -ranks.all_reduce_max(-start_s)[0],
+        "window_end_s": ranks.all_reduce_max(end_s)[0],
         "memory_bytes": _sum(ranks, memory),
-        "worker_bytes": round(ranks.max(max(workers, default=0))[0]) or None,
+        "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
         "storage_bytes_per_s": None if (total := _sum(ranks, read)) is None else total / slowest_s,
     }
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:
     """Over all ranks; None where one does not know."""
-    total = ranks.sum(math.nan if value is None else float(value))[0]
+    total = ranks.all_reduce_sum(math.nan if value is None else float(value))[0]
     return None if math.isnan(total) else round(total)

@@ -122,7 +122,7 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 def step(world: World, train: TrainConfig) -> Step:
     dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks)
-    micro_batches, rows = dealt.micro_batches, dealt.rows_per_micro_batch
+    micro_batches, rows = dealt.gradient_accumulation_steps, dealt.micro_batch_size
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
     launches_s *= FUSED_SHARE["launches"] if train.compile else 1
@@ -242,7 +242,9 @@ def run_of(
                 communication_s=seconds["network"] + seconds["straggling"] + seconds["starving"], **told,
             )
         )  # fmt: skip
-    micro_batches = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks).micro_batches
+    micro_batches = split_global_batch(
+        train.global_batch_size, train.micro_batch_size, world.ranks
+    ).gradient_accumulation_steps
     return run_of_rows(
         train, rows, ranks=world.ranks, gradient_accumulation_steps=micro_batches, parameters=world.parameters,
         device=world.gpu_name or "cpu", peak=peak,

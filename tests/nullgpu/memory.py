@@ -120,7 +120,7 @@ def probed(case: Case) -> dict[str, Any]:
             "predicted_rows": search.predicted_rows(),
             "largest_rows": state.feasible_max,
             "proven": state.closed,
-            "trials": [[one.rows, one.fits] for one in search.tried],
+            "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
             "not_traced": search.not_traced,
             "crashed": crashed,
         }

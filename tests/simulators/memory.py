@@ -103,5 +103,5 @@ def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
         if rows is None:
             return len(tried), bracket(tried).feasible_max == machine.truth
         attempt = machine.attempt(rows)
-        tried.append(SizeTrial(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
+        tried.append(SizeTrial(micro_batch_size=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
     return len(tried), False

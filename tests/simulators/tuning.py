@@ -128,7 +128,8 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
     parallel, train = machine.train.parallel, machine.train
     row = GradientSyncRow(
         strategy=parallel.strategy, gradient_dtype=parallel.gradient_dtype, bucket_cap_mib=parallel.bucket_cap_mib,
-        micro_batches=machine.micro_batches, rows=train.micro_batch_size, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
+        gradient_accumulation_steps=machine.micro_batches, micro_batch_size=train.micro_batch_size, step_s=step_s,
+        steps=STEPS_OF_AN_EXCHANGE,
         compute_share=1 - waiting, communication_share=waiting, outcome="ran",
     )  # fmt: skip
     return NetworkEvidence(
@@ -148,7 +149,8 @@ def _compute(machine: Machine, conditions: Conditions, draw: np.random.Generator
     # The tuner takes the wait for the slowest of these ranks out again.
     alone = 1 / (1 + jitter * expected_largest(machine.world_size))
     return ComputeEvidence(
-        rows=machine.train.micro_batch_size, micro_batch_s=alone * (_step_s(marks) - machine.optimizer_step_s),
+        micro_batch_size=machine.train.micro_batch_size,
+        micro_batch_s=alone * (_step_s(marks) - machine.optimizer_step_s),
         fixed_s=0.0,
         optimizer_step_s=machine.optimizer_step_s, forward_share=1 / 3, jitter_share=jitter, slowdown_share=0.0,
         gradient_elements=[1], gradient_ready_shares=[1.0],

@@ -134,7 +134,7 @@ class CheckpointManager:
         self._join()
         kept = self._kept()
         if not self._writers:
-            self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
+            self._writers = [rank for rank, has in enumerate(self._ranks.all_gather_float(float(bool(kept)))) if has]
         if kept:
             self._begin(kept, state, checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
         if urgent:
@@ -225,7 +225,7 @@ class CheckpointManager:
         busy_ranks = 1.0
         while busy_ranks:
             self._join(_ROUND_S)
-            (busy_ranks,) = self._ranks.sum(float(self.busy))
+            (busy_ranks,) = self._ranks.all_reduce_sum(float(self.busy))
             if not self.busy:
                 self._progressed()  # of a rank that writes, the writing itself is the sign of life
         self._join()
@@ -238,7 +238,7 @@ class CheckpointManager:
 
     def has_saved(self, step: int) -> bool:
         """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
-        return self._ranks.tell(self.newest is not None and step_of(self.newest) == step)
+        return self._ranks.broadcast_object(self.newest is not None and step_of(self.newest) == step)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Put a checkpoint's tensors into the training."""
@@ -255,7 +255,7 @@ class CheckpointManager:
             message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
             next_step = "See what is wrong with that disk."
             self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
-        found = self._ranks.tell(found)
+        found = self._ranks.broadcast_object(found)
         if found is None:
             raise TrainingFailed(
                 "training would have to roll back, and there is no good checkpoint to return to",

@@ -258,7 +258,7 @@ class MicroBatchLoader:
         """Raise ``BadConfig`` if two ranks have the same samples in the next step, which was waited for."""
         segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.gradient_accumulation_steps)]
         numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
-        compare_data(self._ranks.gather(numbers))
+        compare_data(self._ranks.all_gather_object(numbers))
 
     def next_step(self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]) -> list[MicroBatch]:
         """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
@@ -269,7 +269,9 @@ class MicroBatchLoader:
             self.samples = np.concatenate([plan.segments.samples for plan in plans])
             assert plans[-1].after is not None
             self.position = plans[-1].after
-            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.non_padding_tokens for one in batches))):
+            if self._config.max_epochs is None or any(
+                self._ranks.all_reduce_sum(sum(one.non_padding_tokens for one in batches))
+            ):
                 return batches
             # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
             empty_rows += self._config.global_batch_size
@@ -278,7 +280,7 @@ class MicroBatchLoader:
 
     def whole_position(self) -> Position:
         """Where the whole job is, from what each rank knows of it."""
-        return join_positions(self._ranks.gather(self.position))
+        return join_positions(self._ranks.all_gather_object(self.position))
 
     def close(self) -> None:
         """End the loader's processes."""

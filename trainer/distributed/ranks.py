@@ -153,17 +153,17 @@ class Ranks:
             return None
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
-    def sum(self, *values: float) -> list[float]:
+    def all_reduce_sum(self, *values: float) -> list[float]:
         """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
         return self._agree(values, dist.ReduceOp.SUM)
 
-    def max(self, *values: float) -> list[float]:
+    def all_reduce_max(self, *values: float) -> list[float]:
         """The largest of all ranks, number by number; otherwise as ``sum``."""
         return self._agree(values, dist.ReduceOp.MAX)
 
-    def each(self, value: float) -> list[float]:
+    def all_gather_float(self, value: float) -> list[float]:
         """What every rank has, by rank; otherwise as ``sum``."""
-        return self.sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
+        return self.all_reduce_sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
 
     def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's own enum
         if self.world_size == 1:
@@ -172,14 +172,14 @@ class Ranks:
         dist.all_reduce(tensor, operation)
         return [float(value) for value in tensor.tolist()]
 
-    def gather(self, value: ValueT) -> list[ValueT]:
+    def all_gather_object(self, value: ValueT) -> list[ValueT]:
         """Return every rank's value, by rank; the host waits for all hosts."""
         found = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(found, value)
         return found
 
-    def tell(self, value: ValueT) -> ValueT:
+    def broadcast_object(self, value: ValueT) -> ValueT:
         """Return the first rank's value on every rank."""
         told = [value]
         if self.world_size > 1:

@@ -97,7 +97,7 @@ class HealthController:
             findings = self.health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
             own = self._samples.pop(step)
             # All ranks find the same at the same step, so all of them come here.
-            samples = sorted(np.concatenate(self._ranks.gather(own)).tolist()) if findings else []
+            samples = sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist()) if findings else []
             for one in findings:
                 self._tell_event(one.event(step, samples))
             found += [(step, one) for one in findings]

@@ -56,7 +56,7 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
 
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
     batch = now.global_batch_size
-    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).rows
+    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).micro_batch_size
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:

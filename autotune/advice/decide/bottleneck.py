@@ -159,9 +159,12 @@ def _exchange(profile: Profile) -> tuple[float, float] | None:
         if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
             continue
         # Alone: a step of the slowest of these ranks while no gradient travels.
-        one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
+        one_s = (
+            compute.fixed_s
+            + (compute.micro_batch_s - compute.fixed_s) * row.micro_batch_size / compute.micro_batch_size
+        )
         late = 1 + compute.jitter_share * expected_largest(network.nodes * network.ranks_per_node)
-        alone_s = row.micro_batches * one_s * late + compute.optimizer_step_s
+        alone_s = row.gradient_accumulation_steps * one_s * late + compute.optimizer_step_s
         return share, min(share, max(0.0, 1 - alone_s / step_s))
     return None
 

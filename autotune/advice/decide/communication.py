@@ -196,6 +196,6 @@ def slow_link(now: TrainingContext) -> Advice | None:
 
 
 def _exchange_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
-    way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.micro_batches} times {row.rows} rows"
+    way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.gradient_accumulation_steps} times {row.micro_batch_size} rows"
     rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

@@ -176,7 +176,7 @@ class TrainingContext:
         """Rows of a micro-batch as they are dealt: fewer than the setting, where the global batch gives no more."""
         if self.global_batch_size < self.ranks:
             return 1
-        return split_global_batch(self.global_batch_size, micro_batch_size, self.ranks).rows_per_micro_batch
+        return split_global_batch(self.global_batch_size, micro_batch_size, self.ranks).micro_batch_size
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""

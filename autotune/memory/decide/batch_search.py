@@ -27,7 +27,7 @@ Bytes = Callable[[int], float]
 class SizeTrial:
     """A micro-batch and whether it fitted; ``peak_bytes`` is known if it did."""
 
-    rows: int
+    micro_batch_size: int
     fits: bool | None
     """None: the trial failed in a way that says nothing about memory."""
     peak_bytes: int | None = None
@@ -58,9 +58,13 @@ class Bracket:
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. An out of memory counts against every size from its own up, whatever fitted there by luck."""
-    refused = [trial.rows for trial in tried if trial.fits is False]
+    refused = [trial.micro_batch_size for trial in tried if trial.fits is False]
     infeasible_min = min(refused, default=None)
-    fitted = [trial.rows for trial in tried if trial.fits and (infeasible_min is None or trial.rows < infeasible_min)]
+    fitted = [
+        trial.micro_batch_size
+        for trial in tried
+        if trial.fits and (infeasible_min is None or trial.micro_batch_size < infeasible_min)
+    ]
     return Bracket(feasible_max=max(fitted, default=0), infeasible_min=infeasible_min)
 
 
@@ -69,7 +73,7 @@ def next_rows(
 ) -> int | None:
     """Choose the size to try next; None when the largest is proven, nothing fits, or ``max_micro_batch_size`` fits."""
     if tried and tried[-1].fits is None:
-        return tried[-1].rows
+        return tried[-1].micro_batch_size
     state = bracket(tried)
     low, high = state.feasible_max, state.infeasible_min or max_micro_batch_size + 1
     if state.closed or high == 1 or low >= max_micro_batch_size:
@@ -106,8 +110,8 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
 
 def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:
     """Sizes that fitted and their peaks, by size."""
-    fitted = [one for one in tried if one.fits and one.rows <= max_micro_batch_size]
-    return sorted({one.rows: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
+    fitted = [one for one in tried if one.fits and one.micro_batch_size <= max_micro_batch_size]
+    return sorted({one.micro_batch_size: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
 
 
 def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:

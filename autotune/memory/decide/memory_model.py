@@ -107,14 +107,14 @@ class MemoryOverheads:
 class MemoryBreakdown:
     """Where the memory goes at its peak, by term; the terms add up to the peak."""
 
-    rows: int
+    micro_batch_size: int
     terms_bytes: Mapping[str, int]
     peak_bytes: int
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     """Return the law of traces of two or more micro-batches; None if their allocations or their order differ."""
-    ordered = sorted(traces, key=lambda trace: trace.rows)
+    ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
     first = ordered[0]
     of_terms = [one.term for one in first.allocations]
     if any(one.events != first.events or [a.term for a in one.allocations] != of_terms for one in ordered):
@@ -122,7 +122,7 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     terms = sorted(set(of_terms))
     number = {term: index for index, term in enumerate(terms)}
     return MemoryModel(
-        rows=np.array([trace.rows for trace in ordered], dtype=np.int64),
+        rows=np.array([trace.micro_batch_size for trace in ordered], dtype=np.int64),
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
         term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
         terms=tuple(terms),
@@ -159,7 +159,7 @@ def memory_breakdown(law: MemoryModel, rows: int, surroundings: MemoryOverheads)
         terms[Term.OUTSIDE] = surroundings.non_pytorch_bytes
     if peak != sum(terms.values()):
         terms[Term.ROUNDING] = peak - sum(terms.values())
-    return MemoryBreakdown(rows=rows, terms_bytes=terms, peak_bytes=peak)
+    return MemoryBreakdown(micro_batch_size=rows, terms_bytes=terms, peak_bytes=peak)
 
 
 def largest_rows(

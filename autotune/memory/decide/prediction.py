@@ -21,7 +21,7 @@ class PredictedModel:
     """The kernel that the trace took."""
     attention_reason: str
     budget_bytes: int
-    rows: int
+    micro_batch_size: int
     """The largest micro-batch that should fit."""
     rows_low: int
     """The same with everything that is assumed at its most."""

@@ -173,7 +173,7 @@ class AllocationRecorder(TorchDispatchMode):
     def trace(self, rows: int, predicted_tokens: int) -> Trace:
         """What was recorded."""
         return Trace(
-            rows=rows,
+            micro_batch_size=rows,
             predicted_tokens=predicted_tokens,
             allocations=tuple(
                 Allocation(size_bytes=size, term=owner, stream=stream)

@@ -47,7 +47,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     budget = enforce(asked.memory_budget_bytes, ranks, before_bytes)
     step_s, loss, flops = _take_steps(asked, ranks)
     budget.check()
-    figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.sum(flops)[0]}
+    figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.all_reduce_sum(flops)[0]}
     leave_ranks(together=True)
     return figures | {
         "step_s": figures["step_s"][asked.warmup_steps :],
@@ -73,7 +73,7 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
         batches = ready[number % PREPARED]
         if len(spans) >= IN_FLIGHT:
             spans[-IN_FLIGHT][1].wait()  # as far ahead of the device as the trainer
-        ranks.sum(0.0)  # they begin together
+        ranks.all_reduce_sum(0.0)  # they begin together
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
         spans.append((began, mark(ranks.device)))
@@ -108,8 +108,8 @@ def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device
 
 def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> dict[str, Any]:
     """The job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
-    peaks = [round(peak) for peak in ranks.each(budget.peak_bytes())]
-    taken = {round(steps) for steps in ranks.each(len(step_s))}
+    peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
+    taken = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
     non_pytorch_bytes = budget.non_pytorch_bytes
     if len(taken) > 1:
         raise ValueError(f"ranks took different numbers of steps: {sorted(taken)}")
@@ -117,10 +117,10 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
         raise ValueError(f"the loss is {loss}")
     return {
         "optimizer_steps": len(step_s),
-        "step_s": ranks.max(*step_s),
+        "step_s": ranks.all_reduce_max(*step_s),
         "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
-        "non_pytorch_bytes": None if non_pytorch_bytes is None else round(ranks.max(non_pytorch_bytes)[0]),
+        "non_pytorch_bytes": None if non_pytorch_bytes is None else round(ranks.all_reduce_max(non_pytorch_bytes)[0]),
         "local_ranks": ranks.local_world_size,
         "loss": loss,
     }

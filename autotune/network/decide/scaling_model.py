@@ -44,8 +44,8 @@ class Scaling:
 class MicroBatches(NamedTuple):
     """A rank's share of a step: micro-batches, and the rows of each."""
 
-    micro_batches: int
-    rows: int
+    gradient_accumulation_steps: int
+    micro_batch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,14 @@ class Load:
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
-        found = (MicroBatches(micro_batches=count, rows=math.ceil(batch / (count * ranks))) for count in counts)
+        found = (
+            MicroBatches(gradient_accumulation_steps=count, micro_batch_size=math.ceil(batch / (count * ranks)))
+            for count in counts
+        )
         # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
-        return tuple(one for one in found if math.ceil(batch / (one.rows * ranks)) == one.micro_batches)
+        return tuple(
+            one for one in found if math.ceil(batch / (one.micro_batch_size * ranks)) == one.gradient_accumulation_steps
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +102,8 @@ class PredictedStep:
             "strategy": self.gradient_sync.strategy,
             "gradient_dtype": self.gradient_sync.gradient_dtype,
             "bucket_cap_mib": self.gradient_sync.bucket_cap_bytes // MIB,
-            "micro_batches": self.dealt.micro_batches,
-            "rows": self.dealt.rows,
+            "micro_batches": self.dealt.gradient_accumulation_steps,
+            "rows": self.dealt.micro_batch_size,
         }
 
 
@@ -147,10 +152,15 @@ def predict(
     FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
     """
     found = [
-        (step_time(load.compute, dealt.rows, dealt.micro_batches, gradient_sync, network), dealt)
+        (
+            step_time(load.compute, dealt.micro_batch_size, dealt.gradient_accumulation_steps, gradient_sync, network),
+            dealt,
+        )
         for dealt in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
         if not (
-            gradient_sync.strategy == "fsdp2" and gradient_sync.gradient_dtype != "fp32" and dealt.micro_batches > 1
+            gradient_sync.strategy == "fsdp2"
+            and gradient_sync.gradient_dtype != "fp32"
+            and dealt.gradient_accumulation_steps > 1
         )
     ]
     if not found:
@@ -214,7 +224,11 @@ class ScalingModel:
         if self.one_node_rate is None:
             return chosen
         bound_s = hidden_bound_s(
-            load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.gradient_sync, network
+            load.compute,
+            chosen.dealt.micro_batch_size,
+            chosen.dealt.gradient_accumulation_steps,
+            chosen.gradient_sync,
+            network,
         )
         ideal = nodes * self.one_node_rate
         return replace(
@@ -279,7 +293,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
-        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].rows)
+        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size)
     assert known.one_node_rate is not None  # more nodes were dealt the batch
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
@@ -293,7 +307,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     return AllRanks(
         tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
         efficiency=replace(share, basis=derived_basis(rate, share)),
-        rows=found.dealt.rows,
+        rows=found.dealt.micro_batch_size,
         efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
         useful_nodes=useful,
     )

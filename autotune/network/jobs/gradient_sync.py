@@ -66,7 +66,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
         "micro_batches": each,
         "rows": config.micro_batch_size,
-        "tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
+        "tokens_per_step": ranks.all_reduce_sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
         "peak_bytes": memory.peak_bytes(),
     }
 
@@ -102,9 +102,9 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
     exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
     return {
-        "step_s": ranks.max(*each),
-        "optimizer_step_s": ranks.max(statistics.median(updates))[0],
-        "communication_s": ranks.max(statistics.median(exposed))[0] if exposed else None,
+        "step_s": ranks.all_reduce_max(*each),
+        "optimizer_step_s": ranks.all_reduce_max(statistics.median(updates))[0],
+        "communication_s": ranks.all_reduce_max(statistics.median(exposed))[0] if exposed else None,
     }
 
 
@@ -124,15 +124,17 @@ def _of_passes(
         for result, (_, _, ready) in zip(results, passes, strict=True)
     ]
     # A number for each step of each rank: how much ranks differ, and how much steps do.
-    by_rank = [ranks.each(seconds) for seconds in computed]
-    forward, backward = ranks.sum(statistics.median(forwards), statistics.median(one[-1] for one in arrivals))
+    by_rank = [ranks.all_gather_float(seconds) for seconds in computed]
+    forward, backward = ranks.all_reduce_sum(
+        statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
+    )
     # Of the first rank, so that all say the same; means over steps, as a single backward may have been held up.
     shares = [statistics.fmean(one[number] / one[-1] for one in arrivals) for number in range(len(arrivals[0]))]
     return {
         "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
         "forward_share": forward / (forward + backward),
         "gradients": [
-            [elements, min(1.0, max(0.0, ranks.tell(share)))]
+            [elements, min(1.0, max(0.0, ranks.broadcast_object(share)))]
             for (elements, _), share in zip(passes[0][2], shares, strict=True)
         ],
     }

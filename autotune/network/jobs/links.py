@@ -68,7 +68,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         "within": everybody if nodes == 1 else times(within, size, takes_part=True),
         "between": everybody if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
         "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
-        "matmul_flops_per_s": ranks.each(_products(ranks)),
+        "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
         "ranks_per_node": size,
@@ -111,12 +111,12 @@ def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int
 
 def _timed(work: Callable[[], None], times: int, ranks: Ranks, *, takes_part: bool) -> float:
     """Seconds of one of so many in a row, on the slowest rank."""
-    return ranks.max(_own_s(work, times if takes_part else 0, ranks))[0]
+    return ranks.all_reduce_max(_own_s(work, times if takes_part else 0, ranks))[0]
 
 
 def _own_s(work: Callable[[], None], times: int, ranks: Ranks) -> float:
     """Seconds of one of so many in a row on this rank, by the device's clock; all begin together."""
-    ranks.sum(0.0)
+    ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
     for _ in range(times):
         work()
@@ -173,11 +173,11 @@ def _slowdown(ranks: Ranks) -> float:
     lost = []
     for _ in range(SLOWDOWN_ROUNDS):
         alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
-        ranks.sum(0.0)
+        ranks.all_reduce_sum(0.0)
         on_gpu = ranks.device.type == "cuda"
         ends = _travel_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _travel_on_host(message, multiply)
         lost.append(lost_share(*ends, alone_s))
-    return ranks.sum(statistics.median(lost))[0] / ranks.world_size
+    return ranks.all_reduce_sum(statistics.median(lost))[0] / ranks.world_size
 
 
 def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
@@ -199,7 +199,7 @@ def _travel_on_gpu(
     alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)
     count = min(MOST_PRODUCTS, math.ceil(2 * alone_message_s / max(alone_s, 1e-6)) + 1)
     beside = torch.cuda.Stream(ranks.device)
-    ranks.sum(0.0)
+    ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None

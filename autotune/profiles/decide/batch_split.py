@@ -22,7 +22,7 @@ DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
 class MicroBatchChoice:
     """The micro-batch to train with, and why it is not the largest that fits."""
 
-    rows: int
+    micro_batch_size: int
     reason: str
 
 
@@ -66,30 +66,30 @@ def choose_micro_batch(
     least = min(step_s.values())
     rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
     dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
-    if dealt.micro_batches == 1:
-        need = f"your global batch needs {dealt.rows_per_micro_batch} per GPU"
-        return MicroBatchChoice(rows=rows, reason=f"{feasible_max} fit; {need}")
-    split = f"{dealt.micro_batches} micro-batches of {rows} take the least predicted time per optimizer step"
+    if dealt.gradient_accumulation_steps == 1:
+        need = f"your global batch needs {dealt.micro_batch_size} per GPU"
+        return MicroBatchChoice(micro_batch_size=rows, reason=f"{feasible_max} fit; {need}")
+    split = f"{dealt.gradient_accumulation_steps} micro-batches of {rows} take the least predicted time per optimizer step"
     whole = split_global_batch(max(global_rows, ranks), limit, ranks)
     if rows == limit:
         fit = "no more fit" if limit == feasible_max else f"the headroom is left below the {feasible_max} that fit"
-        return MicroBatchChoice(rows=rows, reason=f"{split}; {fit}")
+        return MicroBatchChoice(micro_batch_size=rows, reason=f"{split}; {fit}")
     ratio = _step_s(points, whole) / step_s[rows]
-    others = f"{whole.micro_batches} of {limit} take {ratio:.1%} of it"
-    return MicroBatchChoice(rows=rows, reason=f"{split}; {others}; {feasible_max} fit")
+    others = f"{whole.gradient_accumulation_steps} of {limit} take {ratio:.1%} of it"
+    return MicroBatchChoice(micro_batch_size=rows, reason=f"{split}; {others}; {feasible_max} fit")
 
 
 def _step_s(points: Sequence[CurvePoint], dealt: "GlobalBatchSplit") -> float:
     """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
     seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]  # in rows' tokens, the same for all
-    micro_s = np.interp(dealt.rows_per_micro_batch, [point.micro_batch_size for point in points], seconds)
-    return dealt.micro_batches * float(micro_s)
+    micro_s = np.interp(dealt.micro_batch_size, [point.micro_batch_size for point in points], seconds)
+    return dealt.gradient_accumulation_steps * float(micro_s)
 
 
 def choose_untimed(rows: int) -> MicroBatchChoice:
     """The micro-batch of a pretended GPU, on which throughput cannot be measured: the largest with headroom."""
     reason = "the largest that leaves the headroom, by torch's allocator; a pretended GPU has no throughput"
-    return MicroBatchChoice(rows=rows, reason=reason)
+    return MicroBatchChoice(micro_batch_size=rows, reason=reason)
 
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
@@ -108,8 +108,8 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
 class GlobalBatchSplit:
     """How a global batch is dealt to ranks and micro-batches; it is kept exactly."""
 
-    micro_batches: int
-    rows_per_micro_batch: int
+    gradient_accumulation_steps: int
+    micro_batch_size: int
     empty_rows: int
     """Slots of the last micro-batches that hold nothing."""
     without_empty: tuple[int, ...]
@@ -128,7 +128,7 @@ def split_global_batch(global_rows: int, micro_batch_size: int, ranks: int) -> G
     rows = math.ceil(global_rows / unit)
     empty = rows * unit - global_rows
     nearest = tuple(sorted({max(unit, global_rows // unit * unit), rows * unit})) if empty else ()
-    return GlobalBatchSplit(micro_batches=micro_batches, rows_per_micro_batch=rows, empty_rows=empty, without_empty=nearest)
+    return GlobalBatchSplit(gradient_accumulation_steps=micro_batches, micro_batch_size=rows, empty_rows=empty, without_empty=nearest)
 
 
 def global_batch_size(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:

@@ -103,7 +103,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
 def _is_dealt(profile: Profile) -> bool:
     """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
     network, rows = profile.evidence.network, profile.train.micro_batch_size
-    return network is not None and any(row.rows == rows for row in network.gradient_syncs)
+    return network is not None and any(row.micro_batch_size == rows for row in network.gradient_syncs)
 
 
 def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
@@ -192,7 +192,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     chosen, because = rows, probe.choice
     if probe.curve:
         batch, ranks = profile.train.global_batch_size, probe.local_ranks
-        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).rows
+        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).micro_batch_size
         origin = "measured"
     if rows != chosen and _is_dealt(profile):
         because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
@@ -253,7 +253,7 @@ def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object)
     origin: Origin = "changed"
     for row in found.gradient_syncs:
         kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.tokens_per_s
-        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.micro_batches} micro-batches"
+        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.gradient_accumulation_steps} micro-batches"
         if any(getattr(row, one) != getattr(parallel, one) for one in _OF_EXCHANGE):
             rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} real tokens/s, {row.outcome}")
             continue

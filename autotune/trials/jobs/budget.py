@@ -50,7 +50,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
     (weight @ weight).sum().backward()
     ranks.all_reduce_async(torch.zeros(1, device=device))()
     if device.type == "cuda":
-        ranks.sum(0.0)  # hosts agree over connections of their own
+        ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
     return CpuBudget(budget_bytes)

@@ -67,5 +67,5 @@ class Memory:
             on_gpu = self._ranks.device.type == "cuda"
             highest = torch.cuda.max_memory_reserved(self._ranks.device) if on_gpu else status_bytes("VmHWM")
             own = max(0, highest - self._before_bytes)
-        most = self._ranks.max(own, 1.0 if math.isnan(own) else 0.0)
+        most = self._ranks.all_reduce_max(own, 1.0 if math.isnan(own) else 0.0)
         return None if most[1] else round(most[0])

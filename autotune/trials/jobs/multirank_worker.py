@@ -40,7 +40,7 @@ def serve(directory: Path, device: str) -> int:
     number, measured = 0, True
     while measured:
         place = directory / str(number)
-        told = ranks.tell(_next(place / "trial.json", directory / END, os.getppid()) if ranks.leads else "")
+        told = ranks.broadcast_object(_next(place / "trial.json", directory / END, os.getppid()) if ranks.leads else "")
         if told == END:
             leave_ranks(together=True)
             return 0

@@ -329,7 +329,8 @@ def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
         against = {"ratio_to_default": rounds[1], "ratio_low": rounds[0] * 0.98, "ratio_high": rounds[2] * 1.02}
         rows.append(
             GradientSyncRow(
-                strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, micro_batches=1, rows=64, step_s=step_s,
+                strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, gradient_accumulation_steps=1,
+                micro_batch_size=64, step_s=step_s,
                 steps=20, tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
                 **({} if cap == 25 else against),
             )

@@ -47,15 +47,15 @@ def search_all(
     tried: list[SizeTrial] = []
     while (rows := next_rows(tried, budget, max_micro_batch_size, prediction)) is not None:
         assert 1 <= rows <= max_micro_batch_size
-        failed = fails(rows, sum(one.rows == rows for one in tried))
+        failed = fails(rows, sum(one.micro_batch_size == rows for one in tried))
         fits = None if failed else peak(rows) <= budget
-        tried.append(SizeTrial(rows=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
+        tried.append(SizeTrial(micro_batch_size=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
         assert len(tried) <= most_trials
     return tried
 
 
 def told(tried: list[SizeTrial]) -> list[int]:
-    return [one.rows for one in tried if one.fits is not None]
+    return [one.micro_batch_size for one in tried if one.fits is not None]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_sizes_grow_until_they_show_a_slope_and_the_next_is_near_the_answer(mach
 
 
 def trials(*peaks: tuple[int, int | None]) -> list[SizeTrial]:
-    return [SizeTrial(rows=rows, fits=peak is not None, peak_bytes=peak) for rows, peak in peaks]
+    return [SizeTrial(micro_batch_size=rows, fits=peak is not None, peak_bytes=peak) for rows, peak in peaks]
 
 
 BUDGET = 95 * GB // 10
@@ -106,11 +106,11 @@ def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried
 def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand(predicted):
     machine = Machine(fixed=1e9, per_row=1e8, budget=9e9, constant_error=0.05)
     prediction = machine.prediction if predicted else None
-    smaller = [SizeTrial(rows=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
+    smaller = [SizeTrial(micro_batch_size=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
     others = [
-        SizeTrial(rows=60, fits=True, peak_bytes=8 * GB),
-        SizeTrial(rows=61, fits=False),
-        SizeTrial(rows=20, fits=None),
+        SizeTrial(micro_batch_size=60, fits=True, peak_bytes=8 * GB),
+        SizeTrial(micro_batch_size=61, fits=False),
+        SizeTrial(micro_batch_size=20, fits=None),
     ]
     predict_bytes = search.predict_bytes
     found = predict_bytes([*smaller, *others], 60, prediction)
@@ -174,7 +174,9 @@ def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_
     tried = search_all(peak, budget, most, prediction, fails=lambda rows, again: rows % 3 == 0 and again < 2)
     assert told(tried) == told(smooth)
     assert len(set(told(tried))) == len(told(tried))
-    assert all(one.fits is not None or following.rows == one.rows for one, following in pairwise(tried))
+    assert all(
+        one.fits is not None or following.micro_batch_size == one.micro_batch_size for one, following in pairwise(tried)
+    )
 
 
 @given(

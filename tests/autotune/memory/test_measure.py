@@ -29,7 +29,7 @@ def trace_figures(trial, row_bytes=ROW_BYTES):
     """What a trace of such a model says, without what libraries take."""
     traces = [
         Trace(
-            rows=rows, predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
+            micro_batch_size=rows, predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
             allocations=(
                 Allocation(size_bytes=FIXED_BYTES, term="parameters"),
                 Allocation(size_bytes=row_bytes * rows, term="activations: Linear"),
@@ -302,7 +302,9 @@ def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
             Allocation(size_bytes=SLOT * slots, term=f"head of {rows}" if rows in unlike else "head and loss"),
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
-        trace = Trace(rows=rows, predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1)
+        trace = Trace(
+            micro_batch_size=rows, predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1
+        )
         traces.append(trace.to_json())
     return Measured(figures=OF_MODEL | {"traces": traces})
 

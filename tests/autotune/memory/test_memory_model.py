@@ -50,7 +50,7 @@ def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None 
     """A trace of blocks given as fixed bytes, bytes per row and term."""
     allocations = tuple(Allocation(size_bytes=fixed + rows * by_row, term=term) for fixed, by_row, term in blocks)
     order = tuple(range(len(blocks)) if events is None else events)
-    return Trace(rows=rows, predicted_tokens=rows, allocations=allocations, events=order, repeats_from=0)
+    return Trace(micro_batch_size=rows, predicted_tokens=rows, allocations=allocations, events=order, repeats_from=0)
 
 
 def simple_law(*blocks: tuple[int, int, str], events: list[int] | None = None) -> MemoryModel:

@@ -165,7 +165,7 @@ def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and
     }  # fmt: skip
     found = trace_job.run(measured, {})
     traces = [Trace.of(one) for one in found["traces"]]
-    assert [one.rows for one in traces] == [2, 5]
+    assert [one.micro_batch_size for one in traces] == [2, 5]
     assert [one.to_json() for one in traces] == found["traces"]
     assert found["attention"] == "varlen"
     assert found["parameters"] > 100_000

@@ -33,7 +33,7 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
 )  # fmt: skip
 def test_the_micro_batch_that_is_chosen_says_why(speeds, limit, global_rows, ranks, chosen, reason):
     choice = choose_micro_batch(_curve(speeds), limit, global_rows=global_rows, ranks=ranks)
-    assert choice.rows == chosen
+    assert choice.micro_batch_size == chosen
     assert choice.reason.endswith(reason)
 
 
@@ -49,9 +49,9 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
 
     def step_s(rows):
         dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
-        return dealt.micro_batches * np.interp(dealt.rows_per_micro_batch, points, seconds)
+        return dealt.gradient_accumulation_steps * np.interp(dealt.micro_batch_size, points, seconds)
 
-    chosen = choose_micro_batch(curve, limit, global_rows=global_rows, ranks=ranks, sizes=range(1, limit + 1)).rows
+    chosen = choose_micro_batch(curve, limit, global_rows=global_rows, ranks=ranks, sizes=range(1, limit + 1)).micro_batch_size
     least = min(step_s(rows) for rows in range(1, limit + 1))
     assert step_s(chosen) * 0.98 <= least * (1 + 1e-9)
     assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))
@@ -75,7 +75,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
     rows, micro_batch, ranks
 ):
     dealing = split_global_batch(97, 16, 4)
-    assert (dealing.micro_batches, dealing.rows_per_micro_batch, dealing.empty_rows) == (2, 13, 7)
+    assert (dealing.gradient_accumulation_steps, dealing.micro_batch_size, dealing.empty_rows) == (2, 13, 7)
     assert dealing.without_empty == (96, 104)
     assert split_global_batch(128, 16, 4).without_empty == ()
     if rows < ranks:
@@ -83,10 +83,10 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
             split_global_batch(rows, micro_batch, ranks)
         return
     dealing = split_global_batch(rows, micro_batch, ranks)
-    assert dealing.rows_per_micro_batch <= micro_batch
-    assert dealing.micro_batches * dealing.rows_per_micro_batch * ranks - dealing.empty_rows == rows
+    assert dealing.micro_batch_size <= micro_batch
+    assert dealing.gradient_accumulation_steps * dealing.micro_batch_size * ranks - dealing.empty_rows == rows
     for near in dealing.without_empty:
-        assert near % (dealing.micro_batches * ranks) == 0
+        assert near % (dealing.gradient_accumulation_steps * ranks) == 0
 
 
 def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:

@@ -151,7 +151,8 @@ def _network(note: str) -> NetworkEvidence:
     ]  # fmt: skip
     gradient_syncs = [
         GradientSyncRow(
-            strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, micro_batches=4, rows=64, predicted_step_s=s[0],
+            strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, gradient_accumulation_steps=4,
+            micro_batch_size=64, predicted_step_s=s[0],
             step_s=s[1], steps=12, tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
             peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
         )
@@ -168,7 +169,8 @@ def _network(note: str) -> NetworkEvidence:
         warnings=[f"rank 3 multiplies 4% slower than the others{note}"], matmul_flops_per_s=[6.4e14] * 3 + [6.1e14],
         default_micro_batch_size=64,
         compute=ComputeEvidence(
-            rows=64, micro_batch_s=0.19, fixed_s=0.004, optimizer_step_s=0.006, forward_share=0.34, jitter_share=0.007,
+            micro_batch_size=64, micro_batch_s=0.19, fixed_s=0.004, optimizer_step_s=0.006, forward_share=0.34,
+            jitter_share=0.007,
             slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
         ),
         gradient_syncs=gradient_syncs, scaling=scaling, useful_nodes=16,
@@ -181,8 +183,9 @@ def _network(note: str) -> NetworkEvidence:
 def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
     efficiency = 1 / (1 + 0.0065 * (nodes - 1)) * (0.985 if measured and nodes > 1 else 1.0)
     return ScalingRow(
-        nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=max(1, 16 // nodes),
-        rows=64, step_s=3.06 / nodes / efficiency, tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
+        nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, gradient_accumulation_steps=max(1,
+        16 // nodes),
+        micro_batch_size=64, step_s=3.06 / nodes / efficiency, tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
         efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
         measured=measured,

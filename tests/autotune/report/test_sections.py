@@ -259,7 +259,8 @@ def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, links_only
 
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
-        nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=1, rows=1, step_s=1.0,
+        nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, gradient_accumulation_steps=1,
+        micro_batch_size=1, step_s=1.0,
         tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
         limit="l", measured=measured,
     )  # fmt: skip

@@ -145,10 +145,10 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
         found.setdefault(cell.kind, []).append(cell.micro_batch_size)
         whole, rows = global_rows[cell.layout], cell.micro_batch_size
         dealt = split_global_batch(whole, rows, ranks)
-        assert dealt.rows_per_micro_batch == rows
-        assert dealt.micro_batches * rows * ranks - dealt.empty_rows == whole
+        assert dealt.micro_batch_size == rows
+        assert dealt.gradient_accumulation_steps * rows * ranks - dealt.empty_rows == whole
         useful = exploration.useful_share(cell, global_rows, ranks)
-        assert useful == pytest.approx(whole / (dealt.micro_batches * rows * ranks))
+        assert useful == pytest.approx(whole / (dealt.gradient_accumulation_steps * rows * ranks))
     assert len(found) == 2**5
     for kind, rows in found.items():
         more = {own.micro_batch_size} if kind == own.kind else set()
@@ -162,7 +162,7 @@ def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(g
     assert all(1 <= one <= most for one in rows)
     if global_rows >= ranks:
         largest = min(most, -(-global_rows // ranks))
-        assert rows[-1] == split_global_batch(global_rows, largest, ranks).rows_per_micro_batch
+        assert rows[-1] == split_global_batch(global_rows, largest, ranks).micro_batch_size
         assert all(2 * 2**exploration.ROW_DOUBLINGS * one >= largest for one in rows)
 
 
