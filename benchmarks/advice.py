@@ -46,10 +46,10 @@ NOISE_SHARE = 0.05
 ROUNDS = 3
 
 LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
-    ("batches from memory", "computation", lambda place: train(place, "cached", limit="cached=32")),
-    ("a dataset that sleeps", "input", lambda place: train(place, "sleeping", limit="delay=0.01")),
+    ("batches from memory", "compute", lambda place: train(place, "cached", limit="cached=32")),
+    ("a dataset that sleeps", "data loading", lambda place: train(place, "sleeping", limit="delay=0.01")),
     (
-        "two ranks, of which the second's dataset sleeps", "input",
+        "two ranks, of which the second's dataset sleeps", "data loading",
         lambda place: train(place, "behind", limit="delay=0.01@1", ranks=2),
     ),
     # More layers, as padding costs layers and no head: one head on two layers is half of their work.
@@ -63,7 +63,7 @@ LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
 FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
     ("padding", {"layout": "padded"}, {}, None),
     ("dense-head", {"head": "dense", "last_layer": "all"}, {}, None),
-    ("whole-last-layer", {"last_layer": "all"}, {}, None),
+    ("dense-last-layer", {"last_layer": "all"}, {}, None),
     # What `autotune workers` would find: reading sleeps, so workers sleep beside each other.
     ("more-workers", {}, {"data__loader_workers": 4}, "delay=0.004"),
 )

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 def make_bars(found: dict[str, Any]) -> list[Bar]:
     """Compare figures with their bars."""
-    whole = [one for one in found.values() if one.get("largest_rows")]
+    whole = [one for one in found.values() if one.get("largest_micro_batch_size")]
     errors = {True: _errors(whole, compiled=True), False: _errors(whole, compiled=False)}
     rows = {
         compiled: [_rows_off(one) for one in whole if one["compiled"] is compiled and one["predicted_rows"]]
@@ -123,8 +123,8 @@ def _errors(found: list[dict[str, Any]], *, compiled: bool) -> list[float]:
 
 
 def _rows_off(one: dict[str, Any]) -> tuple[int, float]:
-    off = abs(one["predicted_rows"] - one["largest_rows"])
-    return off, 100 * off / one["largest_rows"] if off > 1 else 0.0
+    off = abs(one["predicted_rows"] - one["largest_micro_batch_size"])
+    return off, 100 * off / one["largest_micro_batch_size"] if off > 1 else 0.0
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -143,7 +143,7 @@ def _rows(found: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             name,
-            *(str(one.get(key)) for key in ("predicted_rows", "largest_rows")),
+            *(str(one.get(key)) for key in ("predicted_rows", "largest_micro_batch_size")),
             f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
             f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
             str(len(one["trials"])),

@@ -41,7 +41,9 @@ def names_of(root: Path) -> dict[str, Any]:
         "bar": {bar["name"]: bar["figure"] for one in figures.values() for bar in one["bars"]},
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
-        "fits": lambda one: f"{one['rows']:,} ({one['rows_low']:,} to {one['rows_high']:,})",
+        "fits": lambda one: (
+            f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to {one['micro_batch_size_high']:,})"
+        ),
         "mean": statistics.fmean,
         "median": statistics.median,
         "named": _named,

@@ -496,9 +496,9 @@ def _memory(name: str, estimated: Mapping[str, Any], probe: ProbeEvidence) -> di
     found: Mapping[str, Any] = next(iter(estimated.get("models", ())), {})
     return {
         "configuration": name,
-        "estimated_least": found.get("rows_low"),
+        "estimated_least": found.get("micro_batch_size_low"),
         "estimated": found.get("rows"),
-        "estimated_most": found.get("rows_high"),
+        "estimated_most": found.get("micro_batch_size_high"),
         "traced": probe.traced_micro_batch_size,
         "largest": probe.feasible_max,
         "traced_peak_bytes": probe.traced_peak_bytes,
@@ -517,7 +517,7 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
 
     profile = profiles.get(name.removesuffix("-compiled"))
     probe = profile.evidence.probe if profile else None
-    promised = probe.promised(run.header.rows_per_microbatch_per_rank) if probe else None
+    promised = probe.promised(run.header.sequences_per_micro_batch) if probe else None
     return {
         "training": name,
         "steps": rows[-1].step if rows else 0,

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None) -> int:
     options = parser("paper_case", "Predict the paper's case.").parse_args(arguments)
     cases = {name: predicted(flags) for name, flags in SETTINGS.items()}
     rows = [
-        [name, model, str(one["rows"]), f"{one['rows_low']} to {one['rows_high']}"]
+        [name, model, str(one["micro_batch_size"]), f"{one['micro_batch_size_low']} to {one['micro_batch_size_high']}"]
         for name, models in cases.items()
         for model, one in models.items()
     ]
@@ -92,7 +92,14 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     models = [word for model in REPORTED_ROWS for word in ("--model", model)]
     command = [sys.executable, "-m", "autotune", "estimate", *models, "--gpu", GPU, "--ranks", str(RANKS)]
     told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
-    kept = ("parameters", "rows", "rows_low", "rows_high", "budget_bytes", "attention")
+    kept = (
+        "parameters",
+        "micro_batch_size",
+        "micro_batch_size_low",
+        "micro_batch_size_high",
+        "budget_bytes",
+        "attention",
+    )
     return {
         one["model"]: {key: one[key] for key in kept} | {"peak_bytes": one["breakdown"]["peak_bytes"]}
         for one in json.loads(told)["models"]

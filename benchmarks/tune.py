@@ -178,7 +178,7 @@ def _request(grid: Grid) -> ExploreRequest:
     return ExploreRequest(
         training=training,
         cells=(grid.starting, *(cell for cell in grid.ratios if cell != grid.starting)),
-        global_rows=rows,
+        global_batch_size=rows,
         real_shares=dict.fromkeys(rows),
         most_trials=60,
     )

@@ -42,7 +42,7 @@ def evaluate(
     plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
     # This rank's loss, hits, tokens to predict, and rows.
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
+    rows_at_once, empty_rows = plan.sequences_per_micro_batch * ranks.world_size, 0
     module.eval()
     # Nor do they pay for compiling the layers once more, for evaluation.
     eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()

@@ -5,13 +5,15 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from autotune.base.interval import Interval
 
-Cause = Literal["input", "padding", "network", "straggler", "host", "memory", "update", "computation"]
-"""What a part of a step's time goes into.
+Cause = Literal[
+    "data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step", "compute"
+]
+"""Name the cause of a part of a step's time.
 
-``input``: devices wait for the loader. ``padding``: places that hold nothing are computed. ``network``: ranks wait for
-gradients. ``straggler``: all wait for the slowest rank. ``host``: the device waits for the program to hand it work
-(launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
-``update``: clipping and the optimizer. ``computation``: what is left, forward and backward of real tokens.
+``data loading``: devices wait for the loader. ``padding``: positions that hold nothing are computed. ``network``: ranks
+wait for gradients. ``straggler``: all wait for the slowest rank. ``launch-bound``: the device waits for the program to
+hand it work (launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
+``optimizer step``: clipping and the optimizer. ``compute``: the rest, forward and backward of non-padding tokens.
 """
 
 
@@ -38,7 +40,7 @@ class Bottleneck:
     """Where a step's time goes, and what limits it."""
 
     limit: Cause
-    """The part that costs most beside computing, or ``computation`` where none costs enough to matter. Of those that
+    """The part that costs most beside computing, or ``compute`` where none costs enough to matter. Of those that
     do, one that sets the pace comes first: a loader, or a program, that is behind the device."""
     decided: bool
     """Whether the interval of the limit lies clear of what would name another one."""

@@ -36,7 +36,7 @@ def cards(incomplete: str) -> list[tuple[str, str]]:
     """Return GPUs that begin so, each with its full name."""
     from autotune.machine.gpu_models import GPU_MODELS
 
-    return [(card.key, card.name) for card in GPU_MODELS if card.key.startswith(incomplete.lower())]
+    return [(gpu_model.key, gpu_model.name) for gpu_model in GPU_MODELS if gpu_model.key.startswith(incomplete.lower())]
 
 
 def profiles(incomplete: str) -> list[str]:

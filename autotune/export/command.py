@@ -75,7 +75,7 @@ def _export_text(export: "Export") -> str:
         [
             f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.rows_per_step:,} rows with "
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.samples_per_microbatch_per_rank} on each "
+            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} on each "
             "rank",
             f"{same} settings mean the same there. Others come near:",
             text_table(("here", "there", "how it differs"), near),

@@ -47,7 +47,7 @@ class ExportedBatch:
     """Mean; None if rows are packed and the dataset is not here."""
     tokens_per_step: float | None
     """Over all ranks, as this trainer takes it."""
-    samples_per_microbatch_per_rank: int
+    per_device_batch_size: int
     gradient_accumulation_steps: int
     exported_samples_per_step: int
     exported_real_tokens_per_step: float | None
@@ -109,7 +109,7 @@ def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatc
         rows_per_step=rows,
         samples_per_row=hold.samples,
         tokens_per_step=hold.non_padding_tokens and rows * hold.non_padding_tokens,
-        samples_per_microbatch_per_rank=each,
+        per_device_batch_size=each,
         gradient_accumulation_steps=steps,
         exported_samples_per_step=exported,
         exported_real_tokens_per_step=known and exported * known,
@@ -148,7 +148,7 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
-    each, steps = batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps
+    each, steps = batch.per_device_batch_size, batch.gradient_accumulation_steps
     packed, bucketed = train.layout == "packed", train.layout == "bucketed"
     other = packed or each != train.micro_batch_size
     rounded = packed or batch.exported_samples_per_step != batch.rows_per_step
@@ -306,7 +306,7 @@ def _calls(train: TrainConfig) -> tuple[str, ...]:
 
 
 def _warnings(train: TrainConfig, batch: ExportedBatch, hold: RowsHold) -> list[str]:
-    each, rows, found = batch.samples_per_microbatch_per_rank, train.micro_batch_size, []
+    each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
     if train.layout == "packed" and batch.samples_per_row is None:
         found.append(
             f"A packed row holds several samples, and how many is not known ({hold.source}): the export takes one for "

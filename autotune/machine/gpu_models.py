@@ -154,17 +154,21 @@ def find_gpu_model(name: str) -> GpuModel:
         BadInput: If no card is named so, or several are.
     """
     wanted = _plain(name)
-    exact = [card for card in GPU_MODELS if wanted in {_plain(one) for one in (card.key, *card.names)}]
-    fitting = exact or [card for card in GPU_MODELS if wanted in _beginnings(card.key)]
+    exact = [
+        gpu_model for gpu_model in GPU_MODELS if wanted in {_plain(one) for one in (gpu_model.key, *gpu_model.names)}
+    ]
+    fitting = exact or [gpu_model for gpu_model in GPU_MODELS if wanted in _beginnings(gpu_model.key)]
     if len(fitting) == 1:
         return fitting[0]
-    spelled = {head: card.key for card in GPU_MODELS for head in (*_beginnings(card.key), _plain(card.key))}
+    spelled = {
+        head: gpu_model.key for gpu_model in GPU_MODELS for head in (*_beginnings(gpu_model.key), _plain(gpu_model.key))
+    }
     near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
-    close = [card.key for card in fitting] or list(dict.fromkeys(near))
+    close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
         f"{name!r} fits {len(fitting)} cards" if fitting else f"no card is called {name!r}",
-        next_step=f"{hint}Known cards: {', '.join(card.key for card in GPU_MODELS)}.",
+        next_step=f"{hint}Known cards: {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}.",
     )
 
 
@@ -173,10 +177,10 @@ def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
 
     The total must be near the card's as well: a part of a GPU may carry the whole one's name.
     """
-    for card in GPU_MODELS:
-        near = abs(total_bytes - card.total_bytes) <= _TOTAL_TOLERANCE * card.total_bytes
-        if near and _plain(gpu_name) in map(_plain, card.names):
-            return card
+    for gpu_model in GPU_MODELS:
+        near = abs(total_bytes - gpu_model.total_bytes) <= _TOTAL_TOLERANCE * gpu_model.total_bytes
+        if near and _plain(gpu_name) in map(_plain, gpu_model.names):
+            return gpu_model
     return None
 
 

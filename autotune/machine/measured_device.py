@@ -53,8 +53,8 @@ class MeasuredDevice:
         """The memory that a CUDA process sees of the GPU, as far as it is known; infinite on a CPU."""
         if self.gpu is None:
             return math.inf
-        card = gpu_model_of(self.gpu.name, self.gpu.total_bytes)
-        return self.gpu.total_bytes if card is None else card.usable_bytes
+        gpu_model = gpu_model_of(self.gpu.name, self.gpu.total_bytes)
+        return self.gpu.total_bytes if gpu_model is None else gpu_model.usable_bytes
 
     @property
     def words(self) -> str:

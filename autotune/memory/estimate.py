@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.corpus.values import RowContents, RowsHold
 from autotune.errors import NotCheckable
-from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_rows
+from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_micro_batch_size
 from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.trials.fork_server import Machine
@@ -39,7 +39,7 @@ PACKED_FULL_SHARE = 0.997
 class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
-    law: MemoryModel
+    memory_model: MemoryModel
     max_micro_batch_size: int
     """The largest micro-batch that is predicted to fit."""
     parameters: int
@@ -55,7 +55,7 @@ def estimate_model(
     request: TraceRequest,
     machine: Machine,
     budget_bytes: float,
-    surroundings: MemoryOverheads,
+    overheads: MemoryOverheads,
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
@@ -68,16 +68,19 @@ def estimate_model(
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
         BadInput: If the configuration cannot be built.
     """
-    law, traces, told = _extended(request, machine, (), FIRST_ROWS)
+    memory_model, traces, told = _extended(request, machine, (), FIRST_ROWS)
     for number in range(MOST_ROUNDS):
         # A single row is a view where several are copied.
-        rows = max(2, largest_rows(law, budget_bytes, surroundings, max_micro_batch_size=max_micro_batch_size))
+        rows = max(
+            2,
+            largest_micro_batch_size(memory_model, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size),
+        )
         if any(abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
-        law, traces, told = _extended(request, machine, traces, (*below, rows))
-    most = largest_rows(law, budget_bytes, surroundings, max_micro_batch_size=max_micro_batch_size)
-    return MemoryEstimate(law=law, max_micro_batch_size=most, **told)
+        memory_model, traces, told = _extended(request, machine, traces, (*below, rows))
+    most = largest_micro_batch_size(memory_model, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
+    return MemoryEstimate(memory_model=memory_model, max_micro_batch_size=most, **told)
 
 
 def _extended(
@@ -91,13 +94,13 @@ def _extended(
         traces = (*traces, *(Trace.of(one) for one in found["traces"]))
         largest = max(traces, key=lambda trace: trace.micro_batch_size)
         alike = [trace for trace in traces if trace is largest or fit_memory_model((trace, largest)) is not None]
-        law = fit_memory_model(alike)
-        if law is not None and len(alike) > 1:
+        memory_model = fit_memory_model(alike)
+        if memory_model is not None and len(alike) > 1:
             break
     else:
         raise _cannot(request, "it allocates in another order at another size")
     told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
-    return law, tuple(alike), told
+    return memory_model, tuple(alike), told
 
 
 def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:

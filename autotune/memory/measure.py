@@ -27,9 +27,9 @@ from autotune.profiles.decide.batch_split import (
     MicroBatchChoice,
     choose_micro_batch,
     choose_untimed,
-    curve_rows,
+    curve_sizes,
     knee_interval,
-    rows_with_headroom,
+    with_headroom,
 )
 from autotune.trials.fork_server import Machine
 from autotune.trials.runner import TrialRunner, unmeasured
@@ -154,8 +154,8 @@ class Search:
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        law, usual = self.estimate.law, expected.usual
-        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(law, rows, usual)))
+        memory_model, usual = self.estimate.memory_model, expected.usual
+        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(memory_model, rows, usual)))
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * self.granule),
             unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
@@ -213,7 +213,7 @@ class Search:
         limit, rows, ranks = curve[-1].micro_batch_size, self.probe.config.global_batch_size, self.probe.local_ranks
         sizes = range(self.granule, limit + 1, self.granule)
         for _ in range(_MOST_CHOICES):
-            choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
+            choice = choose_micro_batch(curve, feasible_max, global_batch_size=rows, ranks=ranks, sizes=sizes)
             if any(point.micro_batch_size == choice.micro_batch_size for point in curve):
                 return choice
             try:
@@ -221,7 +221,7 @@ class Search:
             except OutOfTime:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
-        return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
+        return choose_micro_batch(curve, feasible_max, global_batch_size=rows, ranks=ranks)
 
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
         """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
@@ -279,7 +279,7 @@ class Search:
                 helps.insert(0, "keep fewer activations with --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
-                largest = int(self.estimate.law.largest_parameter_bytes)
+                largest = int(self.estimate.memory_model.largest_parameter_bytes)
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
                 helps += [] if shared is None else [f"share the state by {shared}"]
         what = "not even one row" if rows == 1 else f"not even {rows} rows"
@@ -292,7 +292,7 @@ class Search:
         """Return what a micro-batch is predicted to need, by term; empty without a trace."""
         if self.estimate is None or self.probe.expected is None:
             return {}
-        return dict(memory_breakdown(self.estimate.law, rows, self.probe.expected.usual).terms_bytes)
+        return dict(memory_breakdown(self.estimate.memory_model, rows, self.probe.expected.usual).terms_bytes)
 
 
 def probe_model(
@@ -313,8 +313,8 @@ def probe_model(
     if not found.feasible_max:
         raise search.does_not_fit()
     feasible_max = found.feasible_max * granule
-    limit = max(1, rows_with_headroom(feasible_max, probe.request.headroom_share) // granule)
-    curve = [] if runner.pretended else search.curve([size * granule for size in curve_rows(limit)])
+    limit = max(1, with_headroom(feasible_max, probe.request.headroom_share) // granule)
+    curve = [] if runner.pretended else search.curve([size * granule for size in curve_sizes(limit)])
     choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit * granule)
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
@@ -349,8 +349,8 @@ def probe_model(
 
 def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:
     """Return the trainer's settings of a trial of so many rows."""
-    global_rows = rows * probe.local_ranks * (micro_batches or probe.micro_batches)
-    return probe.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": global_rows})
+    global_batch_size = rows * probe.local_ranks * (micro_batches or probe.micro_batches)
+    return probe.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": global_batch_size})
 
 
 def step_trial(

@@ -22,7 +22,7 @@ from autotune.memory.decide.memory_model import (
     MemoryOverheads,
     expected_on_cpu,
     expected_on_gpu,
-    largest_rows,
+    largest_micro_batch_size,
     memory_breakdown,
     peak_bytes,
 )
@@ -37,7 +37,7 @@ from autotune.memory.estimate import (
 )
 from autotune.memory.values import MemoryPlan, Share, TraceRequest
 from autotune.plan.values import Fleet, PlanFigure
-from autotune.profiles.decide.batch_split import default_layout, default_precision, rows_with_headroom
+from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
@@ -134,13 +134,13 @@ def find_target(asked: PredictionRequest) -> Target:
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
-    card = find_gpu_model(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
-    if card is not None:
+    gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
+    if gpu_model is not None:
         return Target(
-            name=card.name,
-            budget_bytes=card.budget_bytes(budget),
+            name=gpu_model.name,
+            budget_bytes=gpu_model.budget_bytes(budget),
             reserve_bytes=0 if budget else RESERVE_BYTES,
-            expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
+            expected=expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes),
         )
     if budget is None:
         raise UsageError(
@@ -192,19 +192,29 @@ class _Tracer:
         estimate = self._traced(config)
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
-        law, budget, found = estimate.law, target.budget_bytes, memory_breakdown(estimate.law, rows, expected.usual)
+        memory_model, budget, found = (
+            estimate.memory_model,
+            target.budget_bytes,
+            memory_breakdown(estimate.memory_model, rows, expected.usual),
+        )
         # With everything that is assumed at its most, and at its least.
-        unsure = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(law, 1, expected.usual))
-        low = largest_rows(law, budget - unsure, expected.most, max_micro_batch_size=asked.max_micro_batch_size)
-        high = largest_rows(law, budget + unsure, expected.least, max_micro_batch_size=asked.max_micro_batch_size)
+        uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(
+            0, budget - peak_bytes(memory_model, 1, expected.usual)
+        )
+        low = largest_micro_batch_size(
+            memory_model, budget - uncertainty_bytes, expected.most, max_micro_batch_size=asked.max_micro_batch_size
+        )
+        high = largest_micro_batch_size(
+            memory_model, budget + uncertainty_bytes, expected.least, max_micro_batch_size=asked.max_micro_batch_size
+        )
         # Between so many rows and twice as many: of few rows the peak may lie where rows do not count.
-        peaks = [float(law.running_bytes(count).max()) for count in (rows, 2 * rows)]
+        peaks = [float(memory_model.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
             shared = shares(
                 state_of_terms(found.terms_bytes),
                 asked.ranks,
-                largest_layer_bytes=int(law.largest_parameter_bytes),
+                largest_layer_bytes=int(memory_model.largest_parameter_bytes),
                 tensor_ranks=asked.tensor_ranks,
                 pipeline_stages=asked.pipeline_stages,
                 budget_bytes=budget,
@@ -216,14 +226,14 @@ class _Tracer:
             **told,
             budget_bytes=budget,
             micro_batch_size=rows,
-            rows_low=min(low, rows),
-            rows_high=max(high, rows),
+            micro_batch_size_low=min(low, rows),
+            micro_batch_size_high=max(high, rows),
             limited=rows == asked.max_micro_batch_size,
             breakdown=found,
-            per_row_bytes=(peaks[1] - peaks[0]) / rows,
+            bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
-            traces=len(law.rows),
+            traces=len(memory_model.rows),
             shares=shared,
         )
 
@@ -255,7 +265,7 @@ class _Tracer:
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> DoesNotFit:
         """Say which term is the largest, and which single change would make a row fit."""
         budget = self.target.budget_bytes
-        found = memory_breakdown(estimate.law, 1, self.target.expected.usual)
+        found = memory_breakdown(estimate.memory_model, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
         helps = []
         for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("head", "masked")):
@@ -265,7 +275,7 @@ class _Tracer:
         advice = "No single setting is predicted to be enough."
         if helps:
             advice = f"Predicted to fit with {' or '.join(helps)}."
-        largest = int(estimate.law.largest_parameter_bytes)
+        largest = int(estimate.memory_model.largest_parameter_bytes)
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
         otherwise += [] if shared is None else [f"a state that is shared by {shared}"]
@@ -304,7 +314,7 @@ class _Tracer:
                 hold = self.contents(changed)
                 tokens = None if hold.assumed or rows is None else rows * hold.mean_non_padding_tokens
                 shown = settings | {"attention": settings["attention"] if known else "row", "layout": layout}
-                yield {"model": model, **shown, "rows": rows, "non_padding_tokens": tokens, "note": note}
+                yield {"model": model, **shown, "micro_batch_size": rows, "non_padding_tokens": tokens, "note": note}
 
 
 def _is_known(config: TrainConfig) -> bool:
@@ -318,7 +328,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
         return None
     if probe.local_ranks > 1 and train.parallel.strategy != "ddp":  # formulas would divide a share once more
         return None
-    most = rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
+    most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return MemoryPlan(
         parameters=PlanFigure(value=probe.parameters, basis="measured", source="counted by the probe"),
         state=state_of_terms(probe.traced_terms_bytes),
@@ -332,7 +342,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 def traced(
     train: TrainConfig,
     fleet: Fleet,
-    card: GpuModel | None,
+    gpu_model: GpuModel | None,
     contents: RowContents,
     update: Update,
     *,
@@ -341,10 +351,10 @@ def traced(
     """Trace the trainer's step now, as ``autotune estimate`` does."""
     if fleet.device == "cpu":
         usual = expected_on_cpu().usual
-    elif card is None:
+    elif gpu_model is None:
         usual = expected_on_gpu(None, fleet.ranks_per_node).usual
     else:
-        usual = expected_on_gpu(card.compute_capability, fleet.ranks_per_node, card.usable_bytes).usual
+        usual = expected_on_gpu(gpu_model.compute_capability, fleet.ranks_per_node, gpu_model.usable_bytes).usual
     # Under any other strategy a rank's share is traced, and formulas would divide it once more.
     whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
     config = train.model_copy(update={"parallel": whole})
@@ -356,9 +366,9 @@ def traced(
             estimate = _estimated(config, contents, machine, fleet.memory_bytes, usual, ranks=fleet.ranks)
         except CannotTrace as error:
             return error
-    law, parameters, most = estimate.law, estimate.parameters, estimate.max_micro_batch_size
-    with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
-    rows = max(1, min(with_headroom, rows_per_rank))
+    memory_model, parameters, most = estimate.memory_model, estimate.parameters, estimate.max_micro_batch_size
+    fitting = with_headroom(most, HEADROOM_SHARE) if most else 0
+    rows = max(1, min(fitting, rows_per_rank))
     told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
     return MemoryPlan(
         parameters=PlanFigure(
@@ -366,10 +376,10 @@ def traced(
             basis="assumed" if contents.assumed else "predicted",
             source=f"counted in the model as it would be built{told}",
         ),
-        state=state_of_terms(memory_breakdown(law, rows, usual).terms_bytes),
+        state=state_of_terms(memory_breakdown(memory_model, rows, usual).terms_bytes),
         micro_batch_size=rows,
-        max_micro_batch_size=with_headroom,
-        largest_bytes=max(int(law.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
+        max_micro_batch_size=fitting,
+        largest_bytes=max(int(memory_model.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step; what lies around it is assumed",
     )
 
@@ -394,7 +404,7 @@ def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
     whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
     of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_size
     room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_size)
-    return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
+    return max(1, with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
 
 
 def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:

@@ -74,7 +74,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
         **plain(one.evidence),
         "trials": [
             {
-                "rows": done.trial.config["micro_batch_size"],
+                "micro_batch_size": done.trial.config["micro_batch_size"],
                 "label": done.label,
                 "seconds": round(done.seconds, 3),
                 "from_trial_log": done.from_trial_log,
@@ -322,12 +322,13 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         ("model", "l", lambda one: one.model),
         ("parameters", "r", lambda one: f"{one.parameters / 1e6:.1f} M"),
         ("rows", "r", lambda one: f"at least {one.micro_batch_size}" if one.limited else str(one.micro_batch_size)),
-        ("range", "r", lambda one: None if one.limited else f"{one.rows_low} to {one.rows_high}"),
+        ("range", "r",
+        lambda one: None if one.limited else f"{one.micro_batch_size_low} to {one.micro_batch_size_high}"),
         ("slot tokens", "r", lambda one: format_count(one.micro_batch_size * one.config.seq_length_tokens)),
         ("real tokens", "r", lambda one: format_count(one.non_padding_tokens)),
         ("samples", "r", lambda one: format_count(one.samples)),
         ("peak", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
-        ("one more row", "r", lambda one: format_bytes(one.per_row_bytes)),
+        ("one more row", "r", lambda one: format_bytes(one.bytes_per_sequence)),
     )  # fmt: skip
 
 
@@ -364,6 +365,7 @@ def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
     return table_of(
         "What if (rows that are predicted to fit)", what_if,
         *((name, "l", itemgetter(name)) for name in settings),
-        ("rows", "r", lambda one: one["note"] if one["rows"] is None else f"{one['rows']} {one['note']}".rstrip()),
+        ("rows", "r",
+        lambda one: " ".join(str(part) for part in (one["micro_batch_size"], one["note"]) if part)),
         ("real tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     default_layout,
     default_precision,
-    global_batch_size,
+    global_batch_size_of,
     split_global_batch,
 )
 from autotune.profiles.store import profile_paths, relative_data_path, resting_on, with_workers_of, write_profile
@@ -67,14 +67,14 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
     probe = settled_probe(bench, request)
     rows = row_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
-    global_rows = global_batch_size(tokens, rows.mean_non_padding_tokens)
-    split_global_batch(global_rows, 1, probe.local_ranks)
+    global_batch_size = global_batch_size_of(tokens, rows.mean_non_padding_tokens)
+    split_global_batch(global_batch_size, 1, probe.local_ranks)
     left = f" ({format_bytes(RESERVE_BYTES)} of the GPU are left free; --memory sets the budget)"
     sys.stderr.write(
         f"{probe.config.model.name}: memory budget {format_bytes(probe.memory_budget_bytes)} per rank"
         f"{left if bench.site.gpu is not None and request.memory_bytes is None else ''}\n"
     )
-    config = probe.config.model_copy(update={"global_batch_size": global_rows})
+    config = probe.config.model_copy(update={"global_batch_size": global_batch_size})
     return replace(probe, config=config, global_batch_tokens=tokens, rows=rows)
 
 

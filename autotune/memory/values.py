@@ -72,7 +72,7 @@ class Trace:
         terms = sorted({one.term for one in self.allocations})
         number = {term: index for index, term in enumerate(terms)}
         return {
-            "rows": self.micro_batch_size,
+            "micro_batch_size": self.micro_batch_size,
             "predicted_tokens": self.predicted_tokens,
             "terms": terms,
             "sizes_bytes": [one.size_bytes for one in self.allocations],
@@ -91,7 +91,7 @@ class Trace:
         """
         terms: Sequence[str] = value["terms"]
         return cls(
-            micro_batch_size=value["rows"],
+            micro_batch_size=value["micro_batch_size"],
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
                 Allocation(size_bytes=size, term=terms[term], stream=stream)

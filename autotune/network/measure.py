@@ -1,6 +1,6 @@
 """Measure links and training steps of ranks that run together, and find the fastest exchange at the user's batch.
 
-Predicted first, from links and from steps in which nothing travels; then what promises most is measured in rounds.
+Predicted first, from links and from steps in which nothing synchronise; then what promises most is measured in rounds.
 """
 
 import statistics
@@ -103,7 +103,7 @@ class MeasuredGradientSync:
         step_s, gradient_sync = self.step_s, self.candidate.gradient_sync
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
-        further = max(0, self.candidate.dealt.gradient_accumulation_steps - MOST_MICRO_BATCHES)
+        further = max(0, self.candidate.split.gradient_accumulation_steps - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return GradientSyncRow(
             **self.candidate.settings,
@@ -143,7 +143,7 @@ class NetworkTuning:
         self.reading = Rounds(runner=self.runner)
 
     def run(self) -> None:
-        """Measure links, steps in which nothing travels, the loss, and what promises most."""
+        """Measure links, steps in which nothing synchronise, the loss, and what promises most."""
         self.measure_links()
         self.measure_compute()
         plain = self.candidates(sixteen_bit=False)
@@ -185,7 +185,7 @@ class NetworkTuning:
         )
 
     def measure_compute(self) -> None:
-        """Measure steps in which nothing travels, at the profile's micro-batch and at half of it."""
+        """Measure steps in which nothing synchronise, at the profile's micro-batch and at half of it."""
         rows = self.request.config.micro_batch_size
         whole = self.steps(rows)
         fixed_s, whole_s = 0.0, computed_s(whole)
@@ -221,15 +221,15 @@ class NetworkTuning:
             if number < CANDIDATES or best.gradient_sync.strategy not in shown:
                 kept.append(best)
             shown.add(best.gradient_sync.strategy)
-        same = default.gradient_sync, default.dealt
-        return [default, *(one for one in kept if (one.gradient_sync, one.dealt) != same)]
+        same = default.gradient_sync, default.split
+        return [default, *(one for one in kept if (one.gradient_sync, one.split) != same)]
 
     def default(self) -> PredictedStep:
         """Return what the trainer would do untold: DDP at the probed micro-batch."""
         config = self.request.config
         gradient_sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
-        dealt = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
-        found = predict(self.load(), self.network(), gradient_sync, [dealt])
+        split = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
+        found = predict(self.load(), self.network(), gradient_sync, [split])
         assert found is not None
         return found
 
@@ -241,7 +241,7 @@ class NetworkTuning:
         def train(name: str) -> Outcome:
             gradient_sync = replace(default.gradient_sync, gradient_dtype="fp32" if name == names[0] else half)
             label = f"equal loss, {gradient_sync.gradient_dtype}"
-            trial = self._trial(gradient_sync, default.dealt, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
+            trial = self._trial(gradient_sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
             return self.reading.run(trial, label)
 
         verdict = check_loss(names, train)
@@ -255,7 +255,7 @@ class NetworkTuning:
             MeasuredGradientSync(
                 candidate=one,
                 non_padding_tokens=load.non_padding_tokens,
-                further_s=further_s(load.compute, one.dealt, one.gradient_sync, network),
+                further_s=further_s(load.compute, one.split, one.gradient_sync, network),
             )
             for one in candidates
         ]
@@ -270,9 +270,9 @@ class NetworkTuning:
         default, compute = self.tried[0], self.compute
         if default.step_s is None or compute is None:
             return
-        dealt, gradient_sync = default.candidate.dealt, default.candidate.gradient_sync
+        split, gradient_sync = default.candidate.split, default.candidate.gradient_sync
         time = step_time(
-            compute.of_rank, dealt.micro_batch_size, dealt.gradient_accumulation_steps, gradient_sync, network
+            compute.of_rank, split.micro_batch_size, split.gradient_accumulation_steps, gradient_sync, network
         )
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
@@ -284,7 +284,7 @@ class NetworkTuning:
         trials = {}
         for place, one in enumerate(going):
             gradient_sync = one.candidate.gradient_sync
-            trial = self._trial(gradient_sync, one.candidate.dealt, EXCHANGE_STEPS, number)
+            trial = self._trial(gradient_sync, one.candidate.split, EXCHANGE_STEPS, number)
             trials[place] = trial, f"round {number + 1}: {gradient_sync.name}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
@@ -314,11 +314,11 @@ class NetworkTuning:
 
         What is kept is for other numbers of ranks too, so it is no smaller than it must be.
         """
-        config, dealt, ranks = self.request.config, candidate.dealt, self.request.ranks
-        if micro_batches_of(config, ranks, config.micro_batch_size) == dealt:
+        config, split, ranks = self.request.config, candidate.split, self.request.ranks
+        if micro_batches_of(config, ranks, config.micro_batch_size) == split:
             return config.micro_batch_size
-        found = range(self.request.max_micro_batch_size, dealt.micro_batch_size, -1)
-        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == dealt), dealt.micro_batch_size)
+        found = range(self.request.max_micro_batch_size, split.micro_batch_size, -1)
+        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == split), split.micro_batch_size)
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
@@ -335,32 +335,32 @@ class NetworkTuning:
         number: int = 0,
     ) -> GradientSyncFigures:
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
-        label = f"{rows} rows, nothing travels" if gradient_sync is None else gradient_sync.name
-        dealt, travels = (
+        label = f"{rows} rows, nothing synchronise" if gradient_sync is None else gradient_sync.name
+        split, synchronise = (
             MicroBatches(gradient_accumulation_steps=micro_batches, micro_batch_size=rows),
             gradient_sync is not None,
         )
-        trial = self._trial(gradient_sync or GradientSync(), dealt, steps, number, travels=travels)
+        trial = self._trial(gradient_sync or GradientSync(), split, steps, number, synchronise=synchronise)
         outcome = self.reading.run(trial, label)
         return GradientSyncFigures.of(self._measured(outcome, f"a step ({label})"))
 
     def _trial(
         self,
         gradient_sync: GradientSync,
-        dealt: MicroBatches,
+        split: MicroBatches,
         steps: int,
         number: int = 0,
         *,
-        travels: bool = True,
+        synchronise: bool = True,
         **train: object,
     ) -> Trial:
-        rows, settings = dealt.micro_batch_size, self.request.config
+        rows, settings = split.micro_batch_size, self.request.config
         parallel = parallel_settings(gradient_sync, self.request.ranks_per_node)
         changed = settings.model_copy(
             update={
                 "micro_batch_size": rows,
                 "global_batch_size": rows
-                * min(MOST_MICRO_BATCHES, dealt.gradient_accumulation_steps)
+                * min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
                 * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
@@ -370,7 +370,7 @@ class NetworkTuning:
             }
         )
         return self._asked(
-            GradientSyncRequest(config=changed, steps=steps, travels=travels, round=number, **self._ranks)
+            GradientSyncRequest(config=changed, steps=steps, synchronise=synchronise, round=number, **self._ranks)
         )
 
     @property
@@ -398,12 +398,12 @@ def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[
     return found | ({"static_graph": False} if gradient_sync.strategy == "fsdp2" else {})
 
 
-def further_s(compute: RankCompute, dealt: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
+def further_s(compute: RankCompute, split: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
     """Return what those micro-batches of a step take that are not measured, weights included; predicted."""
-    few = min(MOST_MICRO_BATCHES, dealt.gradient_accumulation_steps)
+    few = min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
     whole, part = (
-        step_time(compute, dealt.micro_batch_size, count, gradient_sync, network)
-        for count in (dealt.gradient_accumulation_steps, few)
+        step_time(compute, split.micro_batch_size, count, gradient_sync, network)
+        for count in (split.gradient_accumulation_steps, few)
     )
     return whole.step_s - part.step_s
 

@@ -20,7 +20,7 @@ from autotune.network.decide.scaling_model import (
 )
 from autotune.network.measure import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
 from autotune.network.values import Link, Network, NetworkEvidence, RankCompute, ScalingRow
-from autotune.profiles.decide.batch_split import rows_with_headroom
+from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.values import Profile
 
@@ -73,7 +73,7 @@ def known_of(
     if tokens is None and train.global_batch_samples is not None:
         tokens = profile.constraints.global_batch_tokens  # how long they are, only the dataset knows
     tokens = tokens or train.global_batch_tokens or train.global_batch_size * probe.mean_tokens_per_sequence
-    most = rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
+    most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
         load=Load(
             compute=compute,
@@ -214,7 +214,7 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure some micro-batches of a row's step, and add what further ones take."""
-    dealt, few = (
+    split, few = (
         MicroBatches(
             gradient_accumulation_steps=row.gradient_accumulation_steps, micro_batch_size=row.micro_batch_size
         ),
@@ -223,7 +223,7 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
     wide = row.gradient_dtype == "fp32"
     gradient_sync = row.gradient_sync if wide else replace(row.gradient_sync, gradient_dtype=tuning.request.half)
     figures = tuning.steps(row.micro_batch_size, few, gradient_sync, steps=steps)
-    further = further_s(known.load.compute, dealt, gradient_sync, replace(known.network, nodes=row.nodes))
+    further = further_s(known.load.compute, split, gradient_sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
         "step_s": step_s,

@@ -20,7 +20,7 @@ from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
 from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.network.values import GradientSync, NetworkEvidence, ScalingRow
-from autotune.profiles.decide.batch_split import rows_with_headroom
+from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.trials.multirank import MultirankMachine
@@ -150,7 +150,7 @@ def _network_request(
             f"a global batch of {train.global_batch_size} rows is fewer than the {every} ranks",
             next_step="Measure fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
         )
-    most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
+    most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train,
         data_dir=str(request.data.resolve()),

@@ -122,7 +122,7 @@ class GradientSyncRequest(TrialRequest):
     config: TrainConfig
     """The trainer's settings, with the gradient exchange to try."""
     steps: int
-    travels: bool
+    synchronise: bool
     """Exchange gradients; False skips only that (DDP and ZeRO-1)."""
     round: int
     nodes: int
@@ -161,7 +161,7 @@ class LinkEvidence(Table):
 
 
 class ComputeEvidence(Table):
-    """What a step costs a rank while all ranks compute and no gradient travels."""
+    """What a step costs a rank while all ranks compute and no gradient synchronise."""
 
     micro_batch_size: Positive
     micro_batch_s: PositiveFloat

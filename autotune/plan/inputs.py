@@ -80,7 +80,7 @@ class _Subject:
     stored: StoredProfile | None = None
     measured: Profile | None = None
     """The profile, if its evidence is of these machines."""
-    card: GpuModel | None
+    gpu_model: GpuModel | None
     """None of a CPU, and of a GPU that is not in the table."""
     fleet: Fleet
     said: str = ""
@@ -126,7 +126,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     )
     proven = None if measured is None else memory_of_probe(measured)
     found = proven or traced(
-        train, fleet, subject.card, rows.contents, update, rows_per_rank=-(-known.batch_rows // fleet.ranks)
+        train, fleet, subject.gpu_model, rows.contents, update, rows_per_rank=-(-known.batch_rows // fleet.ranks)
     )
     if isinstance(found, MemoryPlan):
         memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_proven=proven is not None)
@@ -183,26 +183,26 @@ def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
 
 
 def _subject(asked: PlanRequest) -> _Subject:
-    card, source = None if asked.gpu is None else find_gpu_model(asked.gpu), asked.source
+    gpu_model, source = None if asked.gpu is None else find_gpu_model(asked.gpu), asked.source
     if isinstance(source, TrainConfig):
-        if card is None:
+        if gpu_model is None:
             raise UsageError(
                 "a model without a profile needs a card to be planned for",
                 next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile "
                 "PROFILE.toml.",
             )
-        return _Subject(train=source, card=card, fleet=_on_card(card, asked))
+        return _Subject(train=source, gpu_model=gpu_model, fleet=_on_card(gpu_model, asked))
     profile = source.profile
     train, there, own_card = profile.train, profile.fingerprint, None
     if there.gpu_name is not None and there.gpu_total_bytes is not None and not there.gpu_mig:
         own_card = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
-    if card is not None and card is not own_card:
+    if gpu_model is not None and gpu_model is not own_card:
         measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
-        said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {card.name}."
+        said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {gpu_model.name}."
         if train.device == "cpu":
             train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
             said += " It is planned with bf16 there."
-        return _Subject(train=train, stored=source, card=card, fleet=_on_card(card, asked), said=said)
+        return _Subject(train=train, stored=source, gpu_model=gpu_model, fleet=_on_card(gpu_model, asked), said=said)
     on_cpu = there.device == "cpu"
     fleet = Fleet(
         device=there.device,
@@ -212,12 +212,12 @@ def _subject(asked: PlanRequest) -> _Subject:
         cpus_per_rank=there.allotted_cpus / default_ranks(profile) if on_cpu else None,
         memory_bytes=profile.constraints.memory_budget_bytes,
     )
-    return _Subject(train=train, stored=source, measured=profile, card=own_card, fleet=fleet)
+    return _Subject(train=train, stored=source, measured=profile, gpu_model=own_card, fleet=fleet)
 
 
-def _on_card(card: GpuModel, asked: PlanRequest) -> Fleet:
-    ranks, size = asked.ranks_per_node or 1, card.budget_bytes()
-    return Fleet(device="cuda", name=card.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
+def _on_card(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
+    ranks, size = asked.ranks_per_node or 1, gpu_model.budget_bytes()
+    return Fleet(device="cuda", name=gpu_model.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 
 
 def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
@@ -365,12 +365,12 @@ def _on_all(
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:
     """Return the command that measures what is assumed, or that starts what is planned."""
-    stored, fleet, train, card = subject.stored, subject.fleet, subject.train, subject.card
+    stored, fleet, train, gpu_model = subject.stored, subject.fleet, subject.train, subject.gpu_model
     if stored is None or subject.measured is None or stored.profile.evidence.probe is None:
         model = asked.model_argument or train.model.name
-        if memory is not None and not memory.max_micro_batch_size and card is not None:
+        if memory is not None and not memory.max_micro_batch_size and gpu_model is not None:
             return command(
-                "estimate", model=model, gpu=card.key, ranks=fleet.ranks, what_if=True,
+                "estimate", model=model, gpu=gpu_model.key, ranks=fleet.ranks, what_if=True,
                 seq_length=train.seq_length_tokens,
             )  # fmt: skip
         return command("probe", model=model, data=asked.data or "DIR", seq_length=train.seq_length_tokens)

@@ -422,8 +422,8 @@ def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
 
 def _step(profile: Profile) -> str:
     train, ranks = profile.train, 1 if profile.evidence.probe is None else profile.evidence.probe.local_ranks
-    dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
-    return f"{dealt.gradient_accumulation_steps} x {dealt.micro_batch_size} rows" + (
+    split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
+    return f"{split.gradient_accumulation_steps} x {split.micro_batch_size} rows" + (
         f" x {ranks} ranks" if ranks > 1 else ""
     )
 

@@ -39,14 +39,14 @@ _MOST_CURVES = 6
 _STRETCHES = 48
 """A curve of so many means is as good as one of a million steps."""
 CAUSES: dict[Cause, str] = {
-    "computation": "computing real tokens",
+    "compute": "computing real tokens",
     "padding": "computing padding",
-    "input": "waiting for data",
+    "data loading": "waiting for data",
     "network": "waiting for gradients",
     "straggler": "waiting for the slowest rank",
-    "host": "waiting for the program",
+    "launch-bound": "waiting for the program",
     "memory": "waiting for the device's memory",
-    "update": "clipping and update",
+    "optimizer step": "clipping and update",
 }
 """What parts of a step go into, in the order in which bars have them."""
 
@@ -299,7 +299,7 @@ def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...
 
 
 def _limit(name: str, found: Bottleneck) -> list[Words]:
-    limit = "Nothing but computing" if found.limit == "computation" else CAUSES[found.limit].capitalize()
+    limit = "Nothing but computing" if found.limit == "compute" else CAUSES[found.limit].capitalize()
     decided = "" if found.decided else " (the interval leaves it open)"
     mfu = f"MFU {with_interval(found.mfu, format_share)}" if found.mfu else ""
     peak = mfu or "MFU is not known, as the device's peak is not"

@@ -157,7 +157,7 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
 def knob_space(
     starting: Configuration,
     levels: Mapping[str, Sequence[object]],
-    global_rows: Mapping[Layout, int],
+    global_batch_size: Mapping[Layout, int],
     ranks: int,
     max_micro_batch_size: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:
@@ -165,35 +165,35 @@ def knob_space(
 
     The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
     """
-    cells = [with_split_batch(starting, global_rows, ranks)]
+    cells = [with_split_batch(starting, global_batch_size, ranks)]
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
-        sizes = micro_batches(global_rows[one.layout], ranks, max_micro_batch_size(one))
+        sizes = micro_batches(global_batch_size[one.layout], ranks, max_micro_batch_size(one))
         cells += [one.but(micro_batch_size=rows) for rows in sizes]
     return tuple(dict.fromkeys(cells))
 
 
-def with_split_batch(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
+def with_split_batch(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> Configuration:
     """With the rows that a micro-batch really has once the global batch is dealt."""
-    dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
-    return knobs.but(micro_batch_size=dealt.micro_batch_size)
+    split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
+    return knobs.but(micro_batch_size=split.micro_batch_size)
 
 
-def micro_batches(global_rows: int, ranks: int, max_micro_batch_size: int) -> list[int]:
+def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int) -> list[int]:
     """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
 
     None where the global batch would leave a rank without a row.
     """
-    largest = min(max_micro_batch_size, -(-global_rows // ranks))
-    if largest < 1 or global_rows < ranks:
+    largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
+    if largest < 1 or global_batch_size < ranks:
         return []
     asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
     kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
-    return sorted({split_global_batch(global_rows, rows, ranks).micro_batch_size for rows in kept})
+    return sorted({split_global_batch(global_batch_size, rows, ranks).micro_batch_size for rows in kept})
 
 
-def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
+def useful_share(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> float:
     """Part of the computed rows that the global batch fills."""
-    dealt = split_global_batch(global_rows[knobs.layout], knobs.micro_batch_size, ranks)
-    computed = dealt.gradient_accumulation_steps * dealt.micro_batch_size * ranks
-    return global_rows[knobs.layout] / computed
+    split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
+    computed = split.gradient_accumulation_steps * split.micro_batch_size * ranks
+    return global_batch_size[knobs.layout] / computed

@@ -28,7 +28,7 @@ class ExploreRequest:
     """Its configuration is the unexplored one; its budget is for the search and what follows it."""
     cells: tuple[Configuration, ...]
     """The unexplored one first."""
-    global_rows: Mapping[Layout, int]
+    global_batch_size: Mapping[Layout, int]
     """The same global batch, by layout."""
     real_shares: Mapping[Layout, float | None]
     """Part of a row's places that holds real tokens, in the mean of the dataset; None where windows must tell."""
@@ -40,7 +40,7 @@ class ExploreRequest:
 
     def config_of(self, cell: Configuration) -> TrainConfig:
         """The unexplored configuration with the knobs of a cell, at the same global batch."""
-        rows = {"global_batch_size": self.global_rows[cell.layout]}
+        rows = {"global_batch_size": self.global_batch_size[cell.layout]}
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
 
@@ -48,7 +48,7 @@ class ExploreRequest:
         """Real tokens/s of a window, as training has them at the global batch."""
         share = self.real_shares[cell.layout]
         real = figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
-        return real * useful_share(cell, self.global_rows, self.training.limits.local_ranks)
+        return real * useful_share(cell, self.global_batch_size, self.training.limits.local_ranks)
 
 
 @dataclass(slots=True, kw_only=True)

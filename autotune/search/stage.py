@@ -11,7 +11,7 @@ from autotune.errors import DoesNotFit, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import prepare, probed_profile, settled_probe
-from autotune.profiles.decide.batch_split import global_batch_size, rows_with_headroom
+from autotune.profiles.decide.batch_split import global_batch_size_of, with_headroom
 from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure as exploration
@@ -73,10 +73,10 @@ def _settle(
         return stored.profile, replace(explored, adopted=False, refused=error.message)
     probe = probed.evidence.probe
     assert probe is not None
-    most = rows_with_headroom(probe.feasible_max, probed.constraints.headroom_share)
+    most = with_headroom(probe.feasible_max, probed.constraints.headroom_share)
     if chosen.micro_batch_size > most:
         ranks = search.request.training.limits.local_ranks
-        fewer = with_split_batch(chosen.but(micro_batch_size=most), search.request.global_rows, ranks)
+        fewer = with_split_batch(chosen.but(micro_batch_size=most), search.request.global_batch_size, ranks)
         if fewer == search.starting:
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
             return stored.profile, replace(explored, adopted=False, refused=why)
@@ -106,7 +106,9 @@ def explore_request(
             layout: row_statistics(train.model_copy(update={"layout": layout}), dataset) for layout in levels["layout"]
         }
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
-    global_rows = {layout: global_batch_size(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()}
+    global_batch_size = {
+        layout: global_batch_size_of(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()
+    }
     max_micro_batch_size = probe_request.max_micro_batch_size
     most: dict[Configuration, float] = {}
 
@@ -119,7 +121,7 @@ def explore_request(
             alike = replace(probe, rows=rows[cell.layout], config=config)
             try:
                 predicted = alike.trace(bench.machine).max_micro_batch_size
-                most[cell.kind] = rows_with_headroom(predicted, constraints.headroom_share)
+                most[cell.kind] = with_headroom(predicted, constraints.headroom_share)
             except CannotTrace:
                 most[cell.kind] = math.inf
         return cell.micro_batch_size <= most[cell.kind]
@@ -127,9 +129,9 @@ def explore_request(
     return ExploreRequest(
         training=training_windows(bench, train, request, probe.local_ranks),
         cells=knob_space(
-            Configuration.of(train), levels, global_rows, probe.local_ranks, lambda _: max_micro_batch_size
+            Configuration.of(train), levels, global_batch_size, probe.local_ranks, lambda _: max_micro_batch_size
         ),
-        global_rows=global_rows,
+        global_batch_size=global_batch_size,
         real_shares={
             layout: None if layout == "bucketed" else one.mean_non_padding_tokens / width
             for layout, one in rows.items()

@@ -361,7 +361,7 @@ class LinkFigures(_Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSyncFigures(_Measured):
-    """Figures of an ``gradient_sync`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
+    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
 
     step_s: tuple[float, ...]
     """Of each step, of the slowest rank."""
@@ -373,8 +373,8 @@ class GradientSyncFigures(_Measured):
     forward_share: float | None
     gradients: tuple[tuple[int, float], ...]
     """Elements of each gradient, and after which part of backward it was there, in that order."""
-    micro_batches: int
-    rows: int
+    gradient_accumulation_steps: int
+    micro_batch_size: int
     tokens_per_step: float
     """Of all ranks."""
     peak_bytes: int | None

@@ -240,12 +240,12 @@ class Tuning:
         fresh = [one.seconds for one in probed.trials if not one.from_trial_log]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
-        dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
+        split = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
         refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
         return (
             f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
-            f"{format_count(train.global_batch_size)} is {format_count(dealt.gradient_accumulation_steps)} x "
-            f"{format_count(dealt.micro_batch_size)} rows"
+            f"{format_count(train.global_batch_size)} is {format_count(split.gradient_accumulation_steps)} x "
+            f"{format_count(split.micro_batch_size)} rows"
         )
 
     def _report(self, _: Stage) -> str:

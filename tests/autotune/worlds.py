@@ -121,8 +121,8 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 
 def step(world: World, train: TrainConfig) -> Step:
-    dealt = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks)
-    micro_batches, rows = dealt.gradient_accumulation_steps, dealt.micro_batch_size
+    split = split_global_batch(train.global_batch_size, train.micro_batch_size, world.ranks)
+    micro_batches, rows = split.gradient_accumulation_steps, split.micro_batch_size
     products_s, moving_s = _device(world, train, rows)
     launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
     launches_s *= FUSED_SHARE["launches"] if train.compile else 1
@@ -142,7 +142,7 @@ def step(world: World, train: TrainConfig) -> Step:
             # How much longer the second rank waits for its loader, and all others for it.
             "starving": 0.0 if alone else micro_batches * (_wait(late, train, rows, micro_s) - wait_s),
             "network": _exposed(world, train, micro_s),
-            "update": state_bytes / world.memory_bytes_per_s,
+            "optimizer step": state_bytes / world.memory_bytes_per_s,
             "between": world.between_s / train.log_interval_steps,
         },
         busy_share=min(1.0, device_s / micro_s),
@@ -238,7 +238,7 @@ def run_of(
             step_row(
                 number, (true.non_padding_tokens, true.padded_tokens), step_s=sum(seconds.values()), ranks=world.ranks,
                 parameters=world.parameters, peak=peak, data_wait_s=seconds["waiting"],
-                compute_s=seconds["computing"], optimizer_s=seconds["update"],
+                compute_s=seconds["computing"], optimizer_s=seconds["optimizer step"],
                 communication_s=seconds["network"] + seconds["straggling"] + seconds["starving"], **told,
             )
         )  # fmt: skip

@@ -28,7 +28,7 @@ def test_a_promise_is_kept_within_its_interval_and_by_half_of_it_at_least(gain, 
 
 
 def test_bars_of_what_was_not_measured_are_not_held():
-    bars = {bar.name: bar for bar in _bars({"limits": [{"cause": "input", "judged": "network"}]})}
+    bars = {bar.name: bar for bar in _bars({"limits": [{"cause": "data loading", "judged": "network"}]})}
     assert bars["advice_real_causes_right_count"].figure == 0
     assert bars["advice_simulated_causes_right_share"].holds is None
 

@@ -35,7 +35,7 @@ def memory():
 NVML = """
 import pynvml
 pynvml.nvmlInit()
-card = pynvml.nvmlDeviceGetHandleByIndex(0)
+gpu_model = pynvml.nvmlDeviceGetHandleByIndex(0)
 """
 
 
@@ -43,8 +43,10 @@ card = pynvml.nvmlDeviceGetHandleByIndex(0)
 def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
     program = "print(pynvml.nvmlDeviceGetName(card), memory()[1], pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
     ended = null_gpu(name=name).run("-c", CUDART + NVML + program)
-    card = cards()[name]
-    assert ended.out.strip().split("|") == [card.name, str(card.usable_bytes), str(card.total_bytes)], ended
+    gpu_model = cards()[name]
+    assert ended.out.strip().split("|") == [gpu_model.name, str(gpu_model.usable_bytes), str(gpu_model.total_bytes)], (
+        ended
+    )
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"])
@@ -127,7 +129,7 @@ def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes
     program = """
 import pynvml
 pynvml.nvmlInit()
-card = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
+gpu_model = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
 print(*(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card) for _ in range(4)))
 print(pynvml.nvmlDeviceGetMinorNumber(card))
 pynvml.nvmlDeviceGetIndex(card)

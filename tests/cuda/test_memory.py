@@ -26,7 +26,7 @@ def test_the_largest_micro_batch_is_predicted(case):
     found = on_pretended_gpus(case)
     assert found["proven"], found
     assert found["predicted_peak_bytes"] == pytest.approx(found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled])
-    assert found["predicted_rows"] == pytest.approx(found["largest_rows"], rel=PEAK_ERROR[case.compiled])
+    assert found["predicted_rows"] == pytest.approx(found["largest_micro_batch_size"], rel=PEAK_ERROR[case.compiled])
     assert len(found["trials"]) <= 6
 
 

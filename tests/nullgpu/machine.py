@@ -145,8 +145,8 @@ class Machine:
 
     def variables_of_commands(self) -> dict[str, str]:
         """Return the environment that makes a Python of the second environment see these GPUs."""
-        card = find_gpu_model(self.name)
-        memory = card.usable_bytes
+        gpu_model = find_gpu_model(self.name)
+        memory = gpu_model.usable_bytes
         own = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
         inherited = {
             key: value for key, value in os.environ.items() if key not in own and not key.startswith("NULLGPU_")
@@ -161,11 +161,11 @@ class Machine:
         settings |= {
             "cards": self.devices,
             "memory": self.memory or memory,
-            "reserved": card.total_bytes - memory,
-            "name": card.name,
+            "reserved": gpu_model.total_bytes - memory,
+            "name": gpu_model.name,
             **(self._rates() | {"driver": self.driver} if self.driver else {}),
-            "capability": "{}.{}".format(*card.compute_capability),
-            "multiprocessors": _MULTIPROCESSORS[card.key],
+            "capability": "{}.{}".format(*gpu_model.compute_capability),
+            "multiprocessors": _MULTIPROCESSORS[gpu_model.key],
             "context": CONTEXT_BYTES[_USUAL],
             "communicator": COMMUNICATION_BYTES[_USUAL],
             "state": self.folder / "state",

@@ -19,7 +19,7 @@ from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import Expected, expected_on_gpu
 from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
-from autotune.profiles.decide.batch_split import rows_with_headroom
+from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
@@ -93,8 +93,8 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
             return answer or {"error": str(ended)[-2000:]}
 
         found = inside()
-        if case.trained and (largest := found.get("largest_rows")):
-            found["chosen_rows"] = rows_with_headroom(largest, HEADROOM_SHARE)
+        if case.trained and (largest := found.get("largest_micro_batch_size")):
+            found["chosen_rows"] = with_headroom(largest, HEADROOM_SHARE)
             found["trained"] = inside(str(found["chosen_rows"]))
     return found
 
@@ -118,7 +118,7 @@ def probed(case: Case) -> dict[str, Any]:
             "gpu": case.gpu,
             "compiled": case.compiled,
             "predicted_rows": search.predicted_rows(),
-            "largest_rows": state.feasible_max,
+            "largest_micro_batch_size": state.feasible_max,
             "proven": state.closed,
             "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
             "not_traced": search.not_traced,

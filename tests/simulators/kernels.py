@@ -139,9 +139,9 @@ def _work(shape: Shape, name: str, *, backward: bool) -> tuple[float, float]:
     """Operations, and bytes moved."""
     tokens, hidden, width = shape.rows * shape.row_tokens, shape.hidden, 2 if shape.device.on_gpu else 4
     places = tokens * shape.predicted_share
-    products = {"mix": 3, "mix_out": 1, "up": 4, "down": 4}
-    if name in products:
-        ratio = products[name]
+    matmuls = {"mix": 3, "mix_out": 1, "up": 4, "down": 4}
+    if name in matmuls:
+        ratio = matmuls[name]
         return 2.0 * ratio * hidden**2 * tokens, width * (tokens * hidden * (1 + ratio) + ratio * hidden**2)
     if name == "attention":
         # Backward computes the scores again.

@@ -14,7 +14,16 @@ from tests.simulators.kernels import DEVICES, Device, Floats, Kernels, Shape, ke
 from tests.simulators.noise import log_uniform
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
-CAUSES: tuple[Cause, ...] = ("computation", "input", "padding", "network", "straggler", "host", "memory", "update")
+CAUSES: tuple[Cause, ...] = (
+    "compute",
+    "data loading",
+    "padding",
+    "network",
+    "straggler",
+    "launch-bound",
+    "memory",
+    "optimizer step",
+)
 ALSO_PRESSED_PROBABILITY = 0.08
 """Of each part beside the one that is pressed by intent."""
 WORLDS, WORLD_WEIGHTS, RANKS_PER_NODE = (1, 2, 8, 64), (0.3, 0.25, 0.3, 0.15), 8
@@ -145,7 +154,7 @@ class Machine:
 
 def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
     """A machine on which this is pressed, and each other thing by chance; for computing nothing is."""
-    by_chance = 0.0 if cause == "computation" else ALSO_PRESSED_PROBABILITY
+    by_chance = 0.0 if cause == "compute" else ALSO_PRESSED_PROBABILITY
     pressed = {one: one == cause or draw.random() < by_chance for one in CAUSES}
     world = _world_size(cause, draw)
     shape = _shape(cause, pressed["memory"], draw)
@@ -154,7 +163,7 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
     compute_s = float(kernels.seconds().sum())
     step_s = micro_batches * compute_s
     steps = int(log_uniform(draw, STEPS[log_interval]))
-    supply = _supply(pressed["input"], world, shape.device, (step_s, micro_batches), draw)
+    supply = _supply(pressed["data loading"], world, shape.device, (step_s, micro_batches), draw)
     layout = str(draw.choice(("padded", "bucketed"), p=(0.7, 0.3))) if pressed["padding"] else "packed"
     ends, bucket_s = _buckets(pressed["network"], kernels, compute_s, micro_batches, draw)
     return Machine(
@@ -164,7 +173,7 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
         world_size=world,
         steps=min(steps, MOST_STEPS_OF_64) if world > RANKS_PER_NODE else steps,
         micro_batches=micro_batches,
-        host=_host(pressed["host"], kernels, step_s, log_interval, draw),
+        host=_host(pressed["launch-bound"], kernels, step_s, log_interval, draw),
         supply=supply,
         fill=draw.uniform(*FILL[layout]),
         fill_deviation=0.002 if layout == "packed" else 0.4 / math.sqrt(shape.rows),
@@ -174,7 +183,7 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
         bucket_s=bucket_s,
         ring_deviation=log_uniform(draw, RING_DEVIATION),
         pace=_pace(pressed["straggler"], world, draw),
-        optimizer_step_s=step_s * log_uniform(draw, UPDATE[pressed["update"]]),
+        optimizer_step_s=step_s * log_uniform(draw, UPDATE[pressed["optimizer step"]]),
     )
 
 
@@ -272,7 +281,7 @@ def _pace(pressed: bool, world: int, draw: np.random.Generator) -> Pace:
 
 
 def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[int, int]) -> TrainConfig:
-    global_rows, log_interval = batch
+    global_batch_size, log_interval = batch
     on_gpu = shape.device.on_gpu
     model = {"model_type": "bert", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers}
     return TrainConfig.model_validate(
@@ -281,7 +290,7 @@ def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[
             "seq_length_tokens": shape.row_tokens,
             "layout": layout,
             "micro_batch_size": shape.rows,
-            "global_batch_size": global_rows,
+            "global_batch_size": global_batch_size,
             "last_layer": "all",
             "precision": "bf16" if on_gpu else "fp32",
             "device": "cuda" if on_gpu else "cpu",

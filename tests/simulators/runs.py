@@ -27,7 +27,7 @@ from trainer.record.run_record import Run
 
 MARGIN = 0.03
 """Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""
-REMEDIES: tuple[Remedy, ...] = (NOTHING, *(cause for cause in CAUSES if cause != "computation"), LAUNCHES)
+REMEDIES: tuple[Remedy, ...] = (NOTHING, *(cause for cause in CAUSES if cause != "compute"), LAUNCHES)
 MOST_DRAWS = 200
 
 
@@ -49,9 +49,13 @@ class SimulatedRun:
         Tuning takes steps of one node's ranks, and looks at the exchange of all; it tells neither updates, nor slow
         ranks, nor what goes by between steps, nor the padding of rows that are as wide as what they hold.
         """
-        untold = [self.saved["straggler"], self.saved["update"], self.saved["host"] - self.saved[LAUNCHES]]
+        untold = [
+            self.saved["straggler"],
+            self.saved["optimizer step"],
+            self.saved["launch-bound"] - self.saved[LAUNCHES],
+        ]
         slow = self.machine.supply.slow_rank
-        is_elsewhere = self.cause == "input" and slow is not None and slow >= self.machine.local_ranks
+        is_elsewhere = self.cause == "data loading" and slow is not None and slow >= self.machine.local_ranks
         is_bucketed = self.machine.train.layout == "bucketed" and self.saved["padding"] >= MATTERS_SHARE
         return max(untold) < MATTERS_SHARE and not is_elsewhere and not is_bucketed
 
@@ -84,17 +88,17 @@ def simulated_run(seed: int) -> SimulatedRun:
 
 def clear_cause(saved: dict[Remedy, float], machine: Machine) -> Cause | None:
     """What limits a machine; None where that is not clear, or nothing shows it."""
-    causes = [cause for cause in CAUSES if cause != "computation"]
+    causes = [cause for cause in CAUSES if cause != "compute"]
     first, second = sorted(causes, key=lambda cause: -saved[cause])[:2]
     if saved[first] < MATTERS_SHARE - MARGIN:
-        return "computation"
+        return "compute"
     is_clear = saved[first] > MATTERS_SHARE + MARGIN and saved[first] > saved[second] + MARGIN
     return first if is_clear and (machine.device.has_counters or not _is_inside(first, saved)) else None
 
 
 def _is_inside(cause: Cause, saved: dict[Remedy, float]) -> bool:
     """Whether it lies inside of computing, where only counters look."""
-    return cause == "memory" or (cause == "host" and saved[LAUNCHES] > saved["host"] / 2)
+    return cause == "memory" or (cause == "launch-bound" and saved[LAUNCHES] > saved["launch-bound"] / 2)
 
 
 def _saved(marks: Marks, machine: Machine) -> dict[Remedy, float]:

@@ -46,14 +46,18 @@ def followed(scratch: Path) -> list[dict[str, Any]]:
 
 def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     facts = data_facts(raw, SystemHost())
-    (advice,) = (one for one in advise(TrainingContext(train=None, data=facts)) if one.rule == "raw-data")
+    (advice,) = (one for one in advise(TrainingContext(train=None, data=facts)) if one.rule == "tokenise-ahead")
     assert advice.gain is not None
     out = scratch / f"{kind}-ids"
     command = [sys.executable, "-m", "autotune", "data", "prepare", f"{kind}:{raw}", "--out", str(out), "--json"]
     run_program(command, timeout_s=TIMEOUT_S)
     source = json.loads((out / "manifest.json").read_text())["source"]
     return _row(
-        "raw-data", advice.gain.ratio, advice.gain.low, advice.gain.high, source["token_bytes"] / source["raw_bytes"]
+        "tokenise-ahead",
+        advice.gain.ratio,
+        advice.gain.low,
+        advice.gain.high,
+        source["token_bytes"] / source["raw_bytes"],
     )
 
 

@@ -16,7 +16,7 @@ SEEDS = range(16)
 @functools.cache
 def played(seed: int) -> tuple[Machine, Marks]:
     draw = np.random.default_rng(seed)
-    machine = draw_machine("input" if seed % 2 else "network", draw)
+    machine = draw_machine("data loading" if seed % 2 else "network", draw)
     conditions = Conditions(
         steps=20, world_size=machine.world_size, micro_batches=machine.micro_batches, log_interval=1
     )  # fmt: skip
@@ -50,7 +50,7 @@ def test_gradients_are_there_on_all_ranks_at_once_or_with_a_rank_that_is_late(se
 
 def test_without_a_loader_that_makes_wait_nobody_waits() -> None:
     _, marks = played(1)
-    assert marks.waited_s[1:, REMEDIES.index("input")].max() == pytest.approx(0, abs=1e-9)
+    assert marks.waited_s[1:, REMEDIES.index("data loading")].max() == pytest.approx(0, abs=1e-9)
     assert marks.waited_s[1:, REMEDIES.index(NOTHING)].max() > 0
 
 
@@ -84,4 +84,4 @@ class TestRecord:
         one = simulated_run(seed)
         saved = {name: share for name, share in one.saved.items() if name not in (NOTHING, "launches")}
         best = max(saved, key=saved.__getitem__)
-        assert one.cause == (best if saved[best] >= 0.1 else "computation")
+        assert one.cause == (best if saved[best] >= 0.1 else "compute")

@@ -134,10 +134,10 @@ class Timeline:
         self._remedies = remedies
         self._on_gpu = machine.device.on_gpu
         self._equal, self._full = self._is("straggler"), self._is("padding")
-        self._hosts, self._links = self._without("host"), self._without("network")
+        self._hosts, self._links = self._without("launch-bound"), self._without("network")
         self._latency_s = self._links * machine.latency_s
-        self._update_s = self._without("update") * machine.optimizer_step_s
-        launches = self._without("host", LAUNCHES) * machine.host.launch_s
+        self._update_s = self._without("optimizer step") * machine.optimizer_step_s
+        launches = self._without("launch-bound", LAUNCHES) * machine.host.launch_s
         self._launch_s = launches if self._on_gpu else np.zeros_like(launches)
         kernels = machine.kernels
         with_memory, without = kernels.seconds(), kernels.seconds(memory_is_free=True)
@@ -150,7 +150,7 @@ class Timeline:
             self._body = (self._body + launches * self._numbers)[self._ends]
             self._head = self._head[self._ends]
         self._step_s = conditions.micro_batches * float(with_memory.sum())
-        self._loader = _Loader(machine, self._without("input"), self._shape)
+        self._loader = _Loader(machine, self._without("data loading"), self._shape)
 
     def _is(self, *remedies: Remedy) -> np.ndarray:
         return np.array([[not set(remedies).isdisjoint(one.split("+"))] for one in self._remedies])

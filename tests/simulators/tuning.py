@@ -73,7 +73,7 @@ class _Windows:
     """Windows one after the other, on the machine's loader or from memory."""
 
     def __init__(self, machine: Machine, conditions: Conditions, draws: Draws, *, keeps_up: bool) -> None:
-        remedy = "input" if keeps_up else NOTHING
+        remedy = "data loading" if keeps_up else NOTHING
         marks = Timeline(machine, conditions, draws, (remedy,)).run()
         edges = WARM_UP_STEPS + STEPS_OF_A_WINDOW * np.arange(WINDOWS + 1) - 1
         self.seconds = np.diff(marks.updated[edges, 0].max(axis=1))
@@ -121,7 +121,7 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
         micro_batches=machine.micro_batches,
         log_interval=None,
     )
-    marks = Timeline(machine, conditions, draw_events(machine, conditions, draw), ("input",)).run()
+    marks = Timeline(machine, conditions, draw_events(machine, conditions, draw), ("data loading",)).run()
     step_s, exposed = _step_s(marks), (marks.reduced - marks.departed)[WARM_UP_STEPS:, 0]
     # Of the rank that waits longest for gradients after its own have left.
     waiting = min(1.0, float(np.median(exposed, axis=0).max()) / step_s)

@@ -68,7 +68,7 @@ def run(work, data, profile) -> Path:
 def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_says_so(work, probes, profile):
     probed, again = probes
     assert probed["infeasible_min"] == probed["feasible_max"] + 1
-    trials = {(trial["rows"], trial["outcome"]["kind"]): trial["outcome"] for trial in probed["trials"]}
+    trials = {(trial["micro_batch_size"], trial["outcome"]["kind"]): trial["outcome"] for trial in probed["trials"]}
     assert trials[probed["feasible_max"], "measured"]["figures"]["optimizer_steps"] >= 2
     refusal = trials[probed["infeasible_min"], "out_of_memory"]["detail"]
     assert "can't allocate memory" in refusal or "bad_alloc" in refusal

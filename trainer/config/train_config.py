@@ -267,7 +267,7 @@ class BatchSplit(Table):
     world_size: Positive
 
     @property
-    def rows_per_microbatch_per_rank(self) -> int:
+    def sequences_per_micro_batch(self) -> int:
         """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
         return -(-self.global_batch_size // (self.world_size * self.gradient_accumulation_steps))
 

@@ -174,7 +174,7 @@ class BatchPlan(BatchSplit):
     @property
     def padded_tokens(self) -> int:
         """Places for tokens in one optimizer step of all ranks, padding and empty rows included."""
-        return self.rows_per_microbatch_per_rank * self.gradient_accumulation_steps * self.world_size * self.row_tokens
+        return self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size * self.row_tokens
 
     @property
     def lanes(self) -> int:

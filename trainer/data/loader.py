@@ -112,7 +112,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
             step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
             width = min(width, -(-longest // step) * step)
-        ids = np.full(self._plan.rows_per_microbatch_per_rank * width, self._special.pad, dtype=self._dataset.dtype)
+        ids = np.full(self._plan.sequences_per_micro_batch * width, self._special.pad, dtype=self._dataset.dtype)
         starts = segments.rows * width + segments.columns
         ids[starts] = self._special.cls
         ids[starts + tokens + 1] = self._special.sep

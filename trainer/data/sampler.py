@@ -70,7 +70,7 @@ class SequenceSampler:
         self, plan: BatchPlan, index: TokenDataset, rank: int, position: Position | None = None, *, ahead: bool = False
     ) -> None:
         self._plan, self._rank = plan, rank
-        self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.rows_per_microbatch_per_rank
+        self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.sequences_per_micro_batch
         self._position = position or Position.start(plan)
         # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
         packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer") if ahead else None

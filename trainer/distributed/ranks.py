@@ -81,7 +81,7 @@ class GradientTraffic:
         self._device = device
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
-        self.travels = True
+        self.synchronise = True
         """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
         Weights then differ from rank to rank; for measurements only."""
         module.register_comm_hook(None, self._send)
@@ -107,7 +107,7 @@ class GradientTraffic:
             return gradient if reduced is gradient else gradient.copy_(reduced)
 
         sent: torch.futures.Future[Any] = torch.futures.Future()
-        if self.travels:
+        if self.synchronise:
             sent = dist.all_reduce(travelling, async_op=True).get_future()
         else:
             sent.set_result([travelling])
@@ -335,7 +335,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        # Only where nobody names a size does torch make the first bucket small, so that something travels early.
+        # Only where nobody names a size does torch make the first bucket small, so that something synchronise early.
         bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,

@@ -111,7 +111,7 @@ class TrainStep:
         micro-batches, which stays on the device.
 
         With ``part_of_it`` a single rank, too, measures the gradient of its first micro-batch; several always measure
-        each their own. ``told`` is what this rank tells the others; it travels with the number of tokens.
+        each their own. ``told`` is what this rank tells the others; it synchronise with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)

@@ -36,14 +36,14 @@ class ModelWork:
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the operations of one step; ``lengths``, shape (N,), are the real tokens of each document."""
         tokens = float(lengths.sum())
-        products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
+        matmuls = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
         pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
         if self.last_layer_narrow and tokens:
             # In expectation, as every token is equally likely to be predicted.
             pairs[-1] *= predicted / tokens
         # Queries with keys, and weights with values.
         attention = 2 * self.attention_width * sum(pairs)
-        return 3 * 2 * (products + attention)  # forward and backward, each a multiplication and an addition
+        return 3 * 2 * (matmuls + attention)  # forward and backward, each a multiplication and an addition
 
     def six_n_flops(self, tokens: float) -> float:
         """The 6 N convention (Kaplan et al. 2020): embeddings and a head on every token included, attention not."""

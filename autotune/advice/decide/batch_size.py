@@ -12,7 +12,7 @@ from autotune.base.model_work import place_share
 from autotune.base.statistics import difference, of_bounds
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
-from autotune.profiles.decide.batch_split import choose_micro_batch, rows_with_headroom, split_global_batch
+from autotune.profiles.decide.batch_split import choose_micro_batch, split_global_batch, with_headroom
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
@@ -48,7 +48,7 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
             figure("its peak", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
         ),
         cost="none: the global batch stays, in more micro-batches",
-        changes=(SettingChange(key="micro_batch_size", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
+        changes=(SettingChange(key="micro_batch_size", old=rows, new=with_headroom(probe.feasible_max, limit)),),
         would_change="more memory than where it was probed",
         safe=True,
     )
@@ -56,7 +56,9 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
 
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
     batch = now.global_batch_size
-    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).micro_batch_size
+    return choose_micro_batch(
+        probe.curve, probe.feasible_max, global_batch_size=batch, ranks=now.ranks
+    ).micro_batch_size
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:
@@ -266,7 +268,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
     header = now.run.header
-    places = header.gradient_accumulation_steps * header.rows_per_microbatch_per_rank * header.world_size
+    places = header.gradient_accumulation_steps * header.sequences_per_micro_batch * header.world_size
     empty = max(0.0, 1 - header.global_batch_size / places) if places else 0.0
     full = statistics.median(row.packing_efficiency for row in now.run.steps)
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0

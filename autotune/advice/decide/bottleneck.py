@@ -71,8 +71,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     if workers is None or row is None:
         return None
     source = f"windows of training with {row.num_workers} loader workers"
-    shares: dict[Cause, float] = {"input": data_share(row)}
-    keeps_up = 1 - shares["input"]
+    shares: dict[Cause, float] = {"data loading": data_share(row)}
+    keeps_up = 1 - shares["data loading"]
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
     gradient_sync, network = _exchange(profile), profile.evidence.network
     if gradient_sync is not None:
@@ -121,10 +121,10 @@ def _weigh(
     much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
-    every = sorted([*parts, StepPart(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
-    losses = [one for one in every if one.cause != "computation"]
+    every = sorted([*parts, StepPart(cause="compute", share=rest, source=source)], key=lambda one: -one.share)
+    losses = [one for one in every if one.cause != "compute"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
-    sets_the_pace = {"input": loads_ahead, "host": launching >= MATTERS_SHARE}
+    sets_the_pace = {"data loading": loads_ahead, "launch-bound": launching >= MATTERS_SHARE}
     first = [one for one in large if sets_the_pace.get(one.cause)]
     limit = next(iter([*first, *large]), None)
     if limit is None:
@@ -138,7 +138,7 @@ def _weigh(
     if known is not None and known.low is not None:
         known = replace(known, low=max(0.0, known.low))
     return Bottleneck(
-        limit="computation" if limit is None else limit.cause,
+        limit="compute" if limit is None else limit.cause,
         decided=decided,
         parts=tuple(every),
         steps=steps,
@@ -205,13 +205,13 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
     padding_s = sum((1 - row.packing_efficiency) * one_s for row, one_s in zip(rows, own_s, strict=True))
     told_s = [row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s for row in rows]
     seconds: dict[Cause, float] = {
-        "input": own_data_s + others_data_s,
+        "data loading": own_data_s + others_data_s,
         "straggler": own_slow_s + others_slow_s,
         "network": others_s - others_data_s - others_slow_s,
-        "update": sum(row.optimizer_s for row in rows),
+        "optimizer step": sum(row.optimizer_s for row in rows),
         "padding": padding_costs * padding_s,
         # The program's own doings between steps.
-        "host": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, told_s, strict=True)),
+        "launch-bound": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, told_s, strict=True)),
     }
     whole_s = sum(row.step_s for row in rows) or 1.0
     return {cause: part_s / whole_s for cause, part_s in seconds.items()}

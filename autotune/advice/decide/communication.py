@@ -34,7 +34,7 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
     settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _OF_EXCHANGE]
     return Advice(
         claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
-        evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
+        evidence=(_gradient_sync_figure(mine, "as it is"), _gradient_sync_figure(best, "best that is proven")),
         gain=Gain.measured(ratio),
         cost="none that was seen; the sums of gradients are rounded in another order",
         changes=tuple(
@@ -195,7 +195,8 @@ def slow_link(now: TrainingContext) -> Advice | None:
     )
 
 
-def _exchange_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
-    way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.gradient_accumulation_steps} times {row.micro_batch_size} rows"
+def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
+    way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, "
+    way += f"{row.gradient_accumulation_steps} times {row.micro_batch_size} rows"
     rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

@@ -32,10 +32,10 @@ def full_precision(now: TrainingContext) -> Advice | None:
     fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
     if fast is None or slow is None:
         return None
-    share = 0.9 if now.bottleneck is None else now.share("computation", "padding", "memory")
+    share = 0.9 if now.bottleneck is None else now.share("compute", "padding", "memory")
     ratios = [
-        1 / (1 - share + share * ((1 - products) * OTHERS_LEFT + products / max(1.0, reached * fast / slow)))
-        for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
+        1 / (1 - share + share * ((1 - matmuls) * OTHERS_LEFT + matmuls / max(1.0, reached * fast / slow)))
+        for matmuls, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
         claim=f"products are computed in {now_in}: {gpu} does {fast / slow:.1f} times as many in bf16",
@@ -83,7 +83,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     if now.parameters is not None and vocabulary is not None:
         head = now.hidden_size * (now.hidden_size + vocabulary)
         share = head / (head + max(1, now.parameters - head))
-        share *= now.share("computation", "padding") if now.bottleneck is not None else 1.0
+        share *= now.share("compute", "padding") if now.bottleneck is not None else 1.0
         # Something is always left.
         gain = Gain.between(*(1 / (1 - min(0.9, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)))
     return Advice(
@@ -97,7 +97,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     )
 
 
-def whole_last_layer(now: TrainingContext) -> Advice | None:
+def dense_last_layer(now: TrainingContext) -> Advice | None:
     """The last layer, computed where nobody asks for its result.
 
     Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed everywhere.
@@ -107,7 +107,7 @@ def whole_last_layer(now: TrainingContext) -> Advice | None:
         return None
     layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
-    saved *= 1.0 if now.bottleneck is None else now.share("computation", "padding")
+    saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
         claim=f"the last of {layers} layers computes all places, and the loss looks at "
         f"{train.masking_probability:.0%} of them",
@@ -142,12 +142,12 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     )
 
 
-def computing(now: TrainingContext) -> Advice | None:
+def compute_bound(now: TrainingContext) -> Advice | None:
     """Nothing but computing limits the step."""
     found = now.bottleneck
-    if found is None or found.limit != "computation" or not found.decided or now.train is None:
+    if found is None or found.limit != "compute" or not found.decided or now.train is None:
         return None
-    part, mfu = found.part("computation"), now.mfu_figure()
+    part, mfu = found.part("compute"), now.mfu_figure()
     assert part is not None
     told = "" if mfu is None else f", at {mfu.value:.0%} of the device's peak"
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
@@ -161,9 +161,9 @@ def computing(now: TrainingContext) -> Advice | None:
     )
 
 
-def host_bound(now: TrainingContext) -> Advice | None:
+def launch_bound(now: TrainingContext) -> Advice | None:
     """A device that waits for the program."""
-    gaps = now.loss("host", MATTERS_SHARE)
+    gaps = now.loss("launch-bound", MATTERS_SHARE)
     if now.train is None or gaps is None:
         return None
     inside = "counters" in gaps.source
@@ -209,9 +209,9 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     )
 
 
-def update_bound(now: TrainingContext) -> Advice | None:
+def optimizer_bound(now: TrainingContext) -> Advice | None:
     """An optimizer that takes long beside a small step."""
-    updating = now.loss("update", MATTERS_SHARE)
+    updating = now.loss("optimizer step", MATTERS_SHARE)
     if now.train is None or updating is None:
         return None
     ranks = now.run.header.world_size if now.run is not None else 1

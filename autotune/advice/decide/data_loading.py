@@ -25,7 +25,7 @@ TOKENS_PER_RAW: dict[str, Range] = {
 and text and JSON lines were measured; Parquet, which is compressed already, is assumed."""
 
 
-def raw_data(now: TrainingContext) -> Advice | None:
+def tokenise_ahead(now: TrainingContext) -> Advice | None:
     """Raw files that are read for training, where token ids made once would do."""
     data = now.data
     if data is None or data.prepared or not data.kinds or data.raw_bytes is None:
@@ -58,7 +58,7 @@ def staging(now: TrainingContext) -> Advice | None:
     if row is not None and row.storage_bytes_per_s is not None:
         name, windows = "read from storage by one node", len(row.padded_tokens_per_s)
         evidence.append(figure(name, row.storage_bytes_per_s, "bytes/s", "windows of training", n=windows))
-    waits = now.loss("input", STARVED_SHARE)
+    waits = now.loss("data loading", STARVED_SHARE)
     if waits is not None:
         evidence.append(now.part_figure(waits, "waiting for data"))
     if data is not None and data.token_bytes is not None:
@@ -76,7 +76,7 @@ def staging(now: TrainingContext) -> Advice | None:
 
 def more_workers(now: TrainingContext) -> Advice | None:
     """Devices that wait for data."""
-    waits = now.loss("input", STARVED_SHARE)
+    waits = now.loss("data loading", STARVED_SHARE)
     if now.train is None or waits is None or starved_rank(now) is not None:
         return None
     count, workers = now.train.data.num_workers, now.workers
@@ -108,7 +108,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
 
 def starved_rank(now: TrainingContext) -> Advice | None:
     """One rank whose loader is behind all others', step after step."""
-    lost = now.loss("input", STARVED_SHARE)
+    lost = now.loss("data loading", STARVED_SHARE)
     if now.run is None or lost is None:
         return None
     rows = [row for row in rows_of_this_start(now.run) if row.longest_data_wait_s is not None]
@@ -146,7 +146,7 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     if chosen is None or chosen.verdict != "proven" or count <= workers.chosen:
         return None
     if (
-        not workers.keeps_up or now.loss("input", STARVED_SHARE) is not None
+        not workers.keeps_up or now.loss("data loading", STARVED_SHARE) is not None
     ):  # devices starve: this is no time for fewer
         return None
     row, after = now.workers_row(count), chosen.memory_bytes

@@ -79,8 +79,8 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     waiting = 0.0
     if gaps is not None:
         waiting = computing * gaps + uneven
-        before = found["host"].share if "host" in found else 0.0
-        found["host"] = StepPart(cause="host", share=waiting + before, source=counters.source)
+        before = found["launch-bound"].share if "launch-bound" in found else 0.0
+        found["launch-bound"] = StepPart(cause="launch-bound", share=waiting + before, source=counters.source)
         computing *= 1 - gaps
         if "padding" in found:
             found["padding"] = found["padding"].scaled(1 - gaps)
@@ -110,8 +110,8 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | N
     def part(*causes: Cause) -> float:
         return sum(found[cause].share for cause in causes if cause in found)
 
-    keeps_up = max(LEAST_COMPUTING_SHARE, 1 - part("input", "host"))
-    updating = part("update") / keeps_up
+    keeps_up = max(LEAST_COMPUTING_SHARE, 1 - part("data loading", "launch-bound"))
+    updating = part("optimizer step") / keeps_up
     computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / keeps_up - updating)
     gaps = moving = None
     if counters.busy_share is not None:
@@ -119,8 +119,8 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | N
         gaps = max(0.0, HEALTHY_BUSY_SHARE - busy) / HEALTHY_BUSY_SHARE
     if counters.memory_share is not None and counters.tensor_share is not None:
         running = max(LEAST_COMPUTING_SHARE, computing * (1 - (gaps or 0.0)))
-        products = min(1.0, counters.tensor_share / running / PRODUCT_REACH)
+        matmuls = min(1.0, counters.tensor_share / running / PRODUCT_REACH)
         traffic = max(0.0, counters.memory_share - MOVING_REACH * updating) / running
-        beyond = max(0.0, traffic - PRODUCT_TRAFFIC * products) / MOVING_REACH
-        moving = min(1.0, (1 - products + beyond) / 2)
+        beyond = max(0.0, traffic - PRODUCT_TRAFFIC * matmuls) / MOVING_REACH
+        moving = min(1.0, (1 - matmuls + beyond) / 2)
     return gaps, moving

@@ -46,7 +46,7 @@ def thermal(now: TrainingContext) -> Advice | None:
     )
 
 
-def company(now: TrainingContext) -> Advice | None:
+def other_gpu_users(now: TrainingContext) -> Advice | None:
     """Trials that were void because somebody else used the GPU."""
     shared = _void_at_last(now, slowed=False)
     if not shared:
@@ -119,30 +119,30 @@ def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
 
 
 RULES = (
-    AdviceRule(name="raw-data", looks=loader.raw_data, covers=("R1", "input")),
-    AdviceRule(name="staging", looks=loader.staging, covers=("R2", "input")),
-    AdviceRule(name="more-workers", looks=loader.more_workers, covers=("R3", "input")),
-    AdviceRule(name="starved-rank", looks=loader.starved_rank, covers=("input",)),
+    AdviceRule(name="tokenise-ahead", looks=loader.tokenise_ahead, covers=("R1", "data loading")),
+    AdviceRule(name="staging", looks=loader.staging, covers=("R2", "data loading")),
+    AdviceRule(name="more-workers", looks=loader.more_workers, covers=("R3", "data loading")),
+    AdviceRule(name="starved-rank", looks=loader.starved_rank, covers=("data loading",)),
     AdviceRule(name="fewer-workers", looks=loader.fewer_workers, covers=("R3",)),
     AdviceRule(name="undecided-workers", looks=loader.undecided_workers, covers=("R3",)),
     AdviceRule(name="beyond-memory", looks=batch.beyond_memory, covers=("R5",)),
-    AdviceRule(name="below-knee", looks=batch.below_knee, covers=("R5", "host")),
+    AdviceRule(name="below-knee", looks=batch.below_knee, covers=("R5", "launch-bound")),
     AdviceRule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
     AdviceRule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
     AdviceRule(name="padding", looks=batch.padding, covers=("padding",)),
     AdviceRule(name="empty-rows", looks=batch.empty_rows, covers=("padding",)),
-    AdviceRule(name="full-precision", looks=compute.full_precision, covers=("computation", "memory")),
+    AdviceRule(name="full-precision", looks=compute.full_precision, covers=("compute", "memory")),
     AdviceRule(name="half-precision", looks=compute.half_precision),
-    AdviceRule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
-    AdviceRule(name="whole-last-layer", looks=compute.whole_last_layer, covers=("computation",)),
-    AdviceRule(name="attention-dropout", looks=compute.attention_dropout, covers=("computation",)),
-    AdviceRule(name="host-bound", looks=compute.host_bound, covers=("host",)),
+    AdviceRule(name="dense-head", looks=compute.dense_head, covers=("compute",)),
+    AdviceRule(name="dense-last-layer", looks=compute.dense_last_layer, covers=("compute",)),
+    AdviceRule(name="attention-dropout", looks=compute.attention_dropout, covers=("compute",)),
+    AdviceRule(name="launch-bound", looks=compute.launch_bound, covers=("launch-bound",)),
     AdviceRule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
-    AdviceRule(name="update-bound", looks=compute.update_bound, covers=("update",)),
+    AdviceRule(name="optimizer-bound", looks=compute.optimizer_bound, covers=("optimizer step",)),
     AdviceRule(name="foreach-optimizer", looks=compute.foreach_optimizer),
-    AdviceRule(name="computing", looks=compute.computing, covers=("computation",)),
+    AdviceRule(name="compute-bound", looks=compute.compute_bound, covers=("compute",)),
     AdviceRule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
-    AdviceRule(name="gradient_sync", looks=network.gradient_sync, covers=("R4", "network")),
+    AdviceRule(name="gradient-sync", looks=network.gradient_sync, covers=("R4", "network")),
     AdviceRule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
     AdviceRule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
     AdviceRule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
@@ -150,7 +150,7 @@ RULES = (
     AdviceRule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
     AdviceRule(name="slow-link", looks=network.slow_link, covers=("network",)),
     AdviceRule(name="thermal", looks=thermal),
-    AdviceRule(name="company", looks=company),
+    AdviceRule(name="other-gpu-users", looks=other_gpu_users),
     AdviceRule(name="utilisation", looks=utilisation),
     AdviceRule(name="edited", looks=edited),
     AdviceRule(name="not-measured", looks=not_measured),

@@ -82,13 +82,15 @@ def next_rows(
         prediction = None
     decided = sum(one.fits is not None for one in tried)
     fits = _peaks(tried, low)
-    law = _law(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
-    if law is None:
+    memory_model = _law(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
+    if memory_model is None:
         wish = max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
     else:
         # If everything ran out of memory, a size that fits although the prediction is off; further off each time.
         off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
-        largest = partial(largest_within, lambda rows: law(rows) * (1 + off), low=low, top=max_micro_batch_size)
+        largest = partial(
+            largest_within, lambda rows: memory_model(rows) * (1 + off), low=low, top=max_micro_batch_size
+        )
         wish = largest(budget_bytes)
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
@@ -104,8 +106,8 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
         return round(prediction.peak_bytes(rows))
-    law = _law(fits, prediction, SLOPE_BYTES if prediction else 1)
-    return None if law is None else round(law(rows))
+    memory_model = _law(fits, prediction, SLOPE_BYTES if prediction else 1)
+    return None if memory_model is None else round(memory_model(rows))
 
 
 def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:

@@ -131,43 +131,43 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     )
 
 
-def peak_bytes(law: MemoryModel, rows: int, surroundings: MemoryOverheads) -> int:
+def peak_bytes(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
     """The highest use of a device's memory by training with so many rows."""
-    if surroundings.kind == "cpu":
-        return int(law.running_bytes(rows).max()) + surroundings.non_pytorch_bytes
+    if overheads.kind == "cpu":
+        return int(memory_model.running_bytes(rows).max()) + overheads.non_pytorch_bytes
     # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
-    workspaces, sizes = surroundings.workspaces_bytes, law.sizes_bytes(rows).tolist()
-    events = [*range(len(sizes), len(sizes) + len(workspaces)), *law.events.tolist()]
-    sizes, streams = [*sizes, *workspaces], [*law.streams.tolist(), *[0] * len(workspaces)]
-    return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.non_pytorch_bytes
+    workspaces, sizes = overheads.workspaces_bytes, memory_model.sizes_bytes(rows).tolist()
+    events = [*range(len(sizes), len(sizes) + len(workspaces)), *memory_model.events.tolist()]
+    sizes, streams = [*sizes, *workspaces], [*memory_model.streams.tolist(), *[0] * len(workspaces)]
+    return reserve(sizes, events, streams, device_bytes=overheads.device_bytes) + overheads.non_pytorch_bytes
 
 
-def memory_breakdown(law: MemoryModel, rows: int, surroundings: MemoryOverheads) -> MemoryBreakdown:
+def memory_breakdown(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> MemoryBreakdown:
     """The terms of the peak."""
-    peak = peak_bytes(law, rows, surroundings)
-    running = law.running_bytes(rows)
+    peak = peak_bytes(memory_model, rows, overheads)
+    running = memory_model.running_bytes(rows)
     at = int(running.argmax())
-    made = law.events[: at + 1]
+    made = memory_model.events[: at + 1]
     signs = np.where(made >= 0, 1, -1)
     numbers = np.where(made >= 0, made, -1 - made)
-    by_term = np.zeros(len(law.terms), dtype=np.int64)
-    np.add.at(by_term, law.term_of[numbers], signs * law.sizes_bytes(rows)[numbers])
-    terms = {term: int(size) for term, size in zip(law.terms, by_term, strict=True) if size}
-    if surroundings.workspaces_bytes:
-        terms[Term.WORKSPACES] = sum(surroundings.workspaces_bytes)
-    if surroundings.non_pytorch_bytes:
-        terms[Term.OUTSIDE] = surroundings.non_pytorch_bytes
+    by_term = np.zeros(len(memory_model.terms), dtype=np.int64)
+    np.add.at(by_term, memory_model.term_of[numbers], signs * memory_model.sizes_bytes(rows)[numbers])
+    terms = {term: int(size) for term, size in zip(memory_model.terms, by_term, strict=True) if size}
+    if overheads.workspaces_bytes:
+        terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
+    if overheads.non_pytorch_bytes:
+        terms[Term.OUTSIDE] = overheads.non_pytorch_bytes
     if peak != sum(terms.values()):
         terms[Term.ROUNDING] = peak - sum(terms.values())
     return MemoryBreakdown(micro_batch_size=rows, terms_bytes=terms, peak_bytes=peak)
 
 
-def largest_rows(
-    law: MemoryModel, budget_bytes: float, surroundings: MemoryOverheads, *, max_micro_batch_size: int
+def largest_micro_batch_size(
+    memory_model: MemoryModel, budget_bytes: float, overheads: MemoryOverheads, *, max_micro_batch_size: int
 ) -> int:
     """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
     return largest_within(
-        lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_micro_batch_size
+        lambda rows: peak_bytes(memory_model, rows, overheads), budget_bytes, low=0, top=max_micro_batch_size
     )
 
 

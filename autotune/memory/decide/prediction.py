@@ -23,14 +23,14 @@ class PredictedModel:
     budget_bytes: int
     micro_batch_size: int
     """The largest micro-batch that should fit."""
-    rows_low: int
+    micro_batch_size_low: int
     """The same with everything that is assumed at its most."""
-    rows_high: int
+    micro_batch_size_high: int
     """The same with everything that is assumed at its least."""
     limited: bool
     """Whether more may fit, and none was looked for."""
     breakdown: MemoryBreakdown
-    per_row_bytes: float
+    bytes_per_sequence: float
     non_padding_tokens: float | None
     samples: float | None
     traces: int

@@ -41,8 +41,8 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
-        global_rows = rows * measured["micro_batches"] * measured["ranks"]
-        config = measured["config"] | {"micro_batch_size": rows, "global_batch_size": global_rows}
+        global_batch_size = rows * measured["micro_batches"] * measured["ranks"]
+        config = measured["config"] | {"micro_batch_size": rows, "global_batch_size": global_batch_size}
         asked = TraceRequest.of(measured | {"config": config})
         trace, model = trace_steps(
             asked.config, asked.vocab_size, asked.special_ids,

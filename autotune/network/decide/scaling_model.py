@@ -86,7 +86,7 @@ class PredictedStep:
     """The step at so many nodes with one exchange."""
 
     nodes: int
-    dealt: MicroBatches
+    split: MicroBatches
     gradient_sync: GradientSync
     time: StepTime
     tokens_per_s: float
@@ -102,12 +102,12 @@ class PredictedStep:
             "strategy": self.gradient_sync.strategy,
             "gradient_dtype": self.gradient_sync.gradient_dtype,
             "bucket_cap_mib": self.gradient_sync.bucket_cap_bytes // MIB,
-            "micro_batches": self.dealt.gradient_accumulation_steps,
-            "rows": self.dealt.micro_batch_size,
+            "gradient_accumulation_steps": self.split.gradient_accumulation_steps,
+            "micro_batch_size": self.split.micro_batch_size,
         }
 
 
-Limit = Literal["computation", "network", "stragglers", "update"]
+Limit = Literal["compute", "network", "stragglers", "optimizer step"]
 
 
 def limit_of(time: StepTime) -> tuple[Limit, float | None]:
@@ -115,11 +115,11 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
     losses: dict[Limit, float] = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
-        "update": time.optimizer_step_s,
+        "optimizer step": time.optimizer_step_s,
     }
     worst = max(losses, key=lambda name: losses[name])
     share = losses[worst] / time.step_s
-    return (worst, min(1.0, share)) if share > 0.01 else ("computation", None)
+    return (worst, min(1.0, share)) if share > 0.01 else ("compute", None)
 
 
 def gradient_syncs(
@@ -153,21 +153,21 @@ def predict(
     """
     found = [
         (
-            step_time(load.compute, dealt.micro_batch_size, dealt.gradient_accumulation_steps, gradient_sync, network),
-            dealt,
+            step_time(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, gradient_sync, network),
+            split,
         )
-        for dealt in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
+        for split in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
         if not (
             gradient_sync.strategy == "fsdp2"
             and gradient_sync.gradient_dtype != "fp32"
-            and dealt.gradient_accumulation_steps > 1
+            and split.gradient_accumulation_steps > 1
         )
     ]
     if not found:
         return None
-    time, dealt = min(found, key=lambda one: one[0].step_s)
+    time, split = min(found, key=lambda one: one[0].step_s)
     rate = load.non_padding_tokens / time.step_s
-    return PredictedStep(nodes=network.nodes, dealt=dealt, gradient_sync=gradient_sync, time=time, tokens_per_s=rate)
+    return PredictedStep(nodes=network.nodes, split=split, gradient_sync=gradient_sync, time=time, tokens_per_s=rate)
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
@@ -225,8 +225,8 @@ class ScalingModel:
             return chosen
         bound_s = hidden_bound_s(
             load.compute,
-            chosen.dealt.micro_batch_size,
-            chosen.dealt.gradient_accumulation_steps,
+            chosen.split.micro_batch_size,
+            chosen.split.gradient_accumulation_steps,
             chosen.gradient_sync,
             network,
         )
@@ -307,7 +307,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     return AllRanks(
         tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
         efficiency=replace(share, basis=derived_basis(rate, share)),
-        rows=found.dealt.micro_batch_size,
+        rows=found.split.micro_batch_size,
         efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
         useful_nodes=useful,
     )

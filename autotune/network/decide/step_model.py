@@ -24,7 +24,7 @@ from autotune.network.values import (
 from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
-"""DDP's first bucket is small, so that something travels early, where buckets have their default size (torch 2.13,
+"""DDP's first bucket is small, so that something transfer_s early, where buckets have their default size (torch 2.13,
 nn/parallel/distributed.py); where another is asked for, it is as large as the others."""
 FP32_BYTES = 4
 LEAST_PART_ELEMENTS = 2**17
@@ -45,7 +45,7 @@ class StepTime:
     """Waiting for gradients or weights after everything that could be computed meanwhile."""
     optimizer_step_s: float
     exchange_s: float
-    """All that travels, hidden or not; no part of the sum."""
+    """All that transfer_s, hidden or not; no part of the sum."""
 
     @property
     def step_s(self) -> float:
@@ -122,7 +122,7 @@ def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tupl
 
 
 def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
-    """Return what a rank computes, from steps of one micro-batch in which nothing travels."""
+    """Return what a rank computes, from steps of one micro-batch in which nothing transfer_s."""
     ranks = len(whole.compute_s_by_rank)
     # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
     deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
@@ -144,7 +144,7 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
 
 
 def computed_s(figures: GradientSyncFigures) -> float:
-    """Return forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
+    """Return forward and backward of a step in which nothing transfer_s, waiting for the slowest rank included."""
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
@@ -160,18 +160,18 @@ def step_time(
     # A step's micro-batches add up before ranks wait for each other.
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
-        exposed = slowdown = travels = 0.0
+        exposed = slowdown = transfer_s = 0.0
     elif gradient_sync.strategy == "fsdp2":
-        exposed, slowdown, travels = _sharded(compute, alone, micro_batches, gradient_sync, network)
+        exposed, slowdown, transfer_s = _sharded(compute, alone, micro_batches, gradient_sync, network)
     else:
-        exposed, slowdown, travels = _bucketed(compute, alone, gradient_sync, network)
+        exposed, slowdown, transfer_s = _bucketed(compute, alone, gradient_sync, network)
     shards = network.ranks_per_node if gradient_sync.shard_within_nodes else network.ranks
     if gradient_sync.strategy == "zero1":
         weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
-        exposed, travels = exposed + weights, travels + weights
+        exposed, transfer_s = exposed + weights, transfer_s + weights
     update = compute.optimizer_step_s / (1 if gradient_sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
-    return StepTime(compute_s=computed, **parts, exchange_s=travels)
+    return StepTime(compute_s=computed, **parts, exchange_s=transfer_s)
 
 
 def _bucketed(
@@ -181,15 +181,15 @@ def _bucketed(
     forward = alone * compute.forward_share
     backward = alone - forward
     width = ELEMENT_BYTES[gradient_sync.gradient_dtype]
-    free = delayed = travels = 0.0  # from the beginning of backward on
+    free = delayed = transfer_s = 0.0  # from the beginning of backward on
     for bucket in buckets(compute.gradients, gradient_sync.bucket_cap_bytes):
         leaves = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * width, network)
         # Until backward ends; what is later disturbs nobody.
         delayed += compute.slowdown_share * max(0.0, min(leaves + took, backward + delayed) - leaves)
         free = leaves + took
-        travels += took
-    return max(0.0, free - backward - delayed), delayed, travels
+        transfer_s += took
+    return max(0.0, free - backward - delayed), delayed, transfer_s
 
 
 def _sharded(
@@ -206,10 +206,10 @@ def _sharded(
     send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
     forward = alone * compute.forward_share
     backward = alone - forward
-    travels = micro_batches * 2 * gather + send
+    transfer_s = micro_batches * 2 * gather + send
     exposed = micro_batches * max(0.0, gather - forward) + max(0.0, gather + send - backward)
     exposed += (micro_batches - 1) * max(0.0, gather - backward)
-    return exposed, compute.slowdown_share * (travels - exposed), travels
+    return exposed, compute.slowdown_share * (transfer_s - exposed), transfer_s
 
 
 @functools.lru_cache
@@ -233,5 +233,5 @@ def hidden_bound_s(
     """The step if every micro-batch's backward could hide the exchange: no strategy is faster with these gradients."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
-    travels = all_reduce_s(compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype]), network)
-    return micro_batches * alone + max(0.0, travels - backward) + compute.optimizer_step_s
+    transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype]), network)
+    return micro_batches * alone + max(0.0, transfer_s - backward) + compute.optimizer_step_s

@@ -40,10 +40,10 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     manifest = dataset.manifest
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.shared.traffic
-    if not asked.travels:
+    if not asked.synchronise:
         if traffic is None:
             raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
-        traffic.travels = False
+        traffic.synchronise = False
     batches = batches_of(dataset, config, ranks)
     each = gradient_accumulation_steps(config, ranks.world_size)
     make_state(training)
@@ -64,8 +64,8 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         "losses": [float(result.loss) for result in results[WARM_UP_STEPS:]],
         **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
-        "micro_batches": each,
-        "rows": config.micro_batch_size,
+        "gradient_accumulation_steps": each,
+        "micro_batch_size": config.micro_batch_size,
         "tokens_per_step": ranks.all_reduce_sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
         "peak_bytes": memory.peak_bytes(),
     }

@@ -36,19 +36,19 @@ def default_precision(device: Literal["cpu", "cuda"]) -> Precision:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def rows_with_headroom(feasible_max: int, headroom_share: float) -> int:
+def with_headroom(feasible_max: int, headroom_share: float) -> int:
     """The largest micro-batch that leaves the headroom free; one row at least."""
     return max(1, math.floor(feasible_max * (1 - headroom_share)))
 
 
-def curve_rows(limit_rows: int) -> list[int]:
+def curve_sizes(limit_rows: int) -> list[int]:
     """Micro-batches at which throughput is measured: powers of two, and the limit itself."""
     powers = [2**exponent for exponent in range(limit_rows.bit_length()) if 2**exponent < limit_rows]
     return [*powers, limit_rows]
 
 
 def choose_micro_batch(
-    curve: Sequence[CurvePoint], feasible_max: int, *, global_rows: int, ranks: int, sizes: Sequence[int] | None = None
+    curve: Sequence[CurvePoint], feasible_max: int, *, global_batch_size: int, ranks: int, sizes: Sequence[int] | None = None
 ) -> MicroBatchChoice:
     """Return the smallest micro-batch within two per cent of the least predicted time per optimizer step.
 
@@ -59,31 +59,31 @@ def choose_micro_batch(
     points = sorted(curve, key=lambda point: point.micro_batch_size)
     limit = points[-1].micro_batch_size
     step_s = {
-        rows: _step_s(points, split_global_batch(max(global_rows, ranks), rows, ranks))
+        rows: _step_s(points, split_global_batch(max(global_batch_size, ranks), rows, ranks))
         for rows in sizes or [point.micro_batch_size for point in points]
         if rows <= limit
     }
     least = min(step_s.values())
     rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
-    dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
-    if dealt.gradient_accumulation_steps == 1:
-        need = f"your global batch needs {dealt.micro_batch_size} per GPU"
+    split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
+    if split.gradient_accumulation_steps == 1:
+        need = f"your global batch needs {split.micro_batch_size} per GPU"
         return MicroBatchChoice(micro_batch_size=rows, reason=f"{feasible_max} fit; {need}")
-    split = f"{dealt.gradient_accumulation_steps} micro-batches of {rows} take the least predicted time per optimizer step"
-    whole = split_global_batch(max(global_rows, ranks), limit, ranks)
+    words = f"{split.gradient_accumulation_steps} micro-batches of {rows} take the least predicted time per optimizer step"
+    whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
     if rows == limit:
         fit = "no more fit" if limit == feasible_max else f"the headroom is left below the {feasible_max} that fit"
-        return MicroBatchChoice(micro_batch_size=rows, reason=f"{split}; {fit}")
+        return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {fit}")
     ratio = _step_s(points, whole) / step_s[rows]
     others = f"{whole.gradient_accumulation_steps} of {limit} take {ratio:.1%} of it"
-    return MicroBatchChoice(micro_batch_size=rows, reason=f"{split}; {others}; {feasible_max} fit")
+    return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {others}; {feasible_max} fit")
 
 
-def _step_s(points: Sequence[CurvePoint], dealt: "GlobalBatchSplit") -> float:
+def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
     """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
     seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]  # in rows' tokens, the same for all
-    micro_s = np.interp(dealt.micro_batch_size, [point.micro_batch_size for point in points], seconds)
-    return dealt.gradient_accumulation_steps * float(micro_s)
+    micro_s = np.interp(split.micro_batch_size, [point.micro_batch_size for point in points], seconds)
+    return split.gradient_accumulation_steps * float(micro_s)
 
 
 def choose_untimed(rows: int) -> MicroBatchChoice:
@@ -116,21 +116,21 @@ class GlobalBatchSplit:
     """The nearest global batches, below and above, that leave none empty."""
 
 
-def split_global_batch(global_rows: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
+def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
     """Deal a global batch, as the trainer does; ``BadInput`` if there are fewer rows than ranks."""
-    if global_rows < ranks:
+    if global_batch_size < ranks:
         raise BadInput(
-            f"a global batch of {global_rows} rows leaves some of {ranks} ranks without a row",
-            next_step=f"Ask for at least {ranks} rows, or use at most {global_rows} ranks.",
+            f"a global batch of {global_batch_size} rows leaves some of {ranks} ranks without a row",
+            next_step=f"Ask for at least {ranks} rows, or use at most {global_batch_size} ranks.",
         )
-    micro_batches = math.ceil(global_rows / (micro_batch_size * ranks))
+    micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks
-    rows = math.ceil(global_rows / unit)
-    empty = rows * unit - global_rows
-    nearest = tuple(sorted({max(unit, global_rows // unit * unit), rows * unit})) if empty else ()
+    rows = math.ceil(global_batch_size / unit)
+    empty = rows * unit - global_batch_size
+    nearest = tuple(sorted({max(unit, global_batch_size // unit * unit), rows * unit})) if empty else ()
     return GlobalBatchSplit(gradient_accumulation_steps=micro_batches, micro_batch_size=rows, empty_rows=empty, without_empty=nearest)
 
 
-def global_batch_size(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:
+def global_batch_size_of(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:
     """The number of rows whose real tokens come closest to the global batch; one row at least."""
     return max(1, round(global_batch_tokens / mean_tokens_per_sequence))

@@ -10,7 +10,7 @@ from autotune.workers.values import WorkersEvidence
 from autotune.memory.values import ProbeEvidence
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.profiles.values import Profile
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size_of
 from autotune.errors import BadInput
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.config.tables import nearest
@@ -192,7 +192,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     chosen, because = rows, probe.choice
     if probe.curve:
         batch, ranks = profile.train.global_batch_size, probe.local_ranks
-        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).micro_batch_size
+        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks).micro_batch_size
         origin = "measured"
     if rows != chosen and _is_dealt(profile):
         because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
@@ -207,7 +207,7 @@ def _many(count: int, what: str) -> str:
 
 def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
-    rows = global_batch_size(tokens, tokens_per_row)
+    rows = global_batch_size_of(tokens, tokens_per_row)
     follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
     return Explanation(
         origin="constraint" if follows else "changed",

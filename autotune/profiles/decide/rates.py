@@ -223,7 +223,7 @@ def _drift(
 
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
     """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
-    rows = run.header.rows_per_microbatch_per_rank
+    rows = run.header.sequences_per_micro_batch
     # A trial log has trials of other recipes too.
     own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_size": rows}
     alike = []

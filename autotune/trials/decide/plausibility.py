@@ -110,7 +110,7 @@ def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, A
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
     if job == "gradient_sync":
-        rows_of_rank = figures["rows"] * figures["micro_batches"]
+        rows_of_rank = figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
         ranks = max(1.0, config.get("global_batch_size", 0) / rows_of_rank)
         return float(least * figures["tokens_per_step"] / seconds / ranks)
     flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("padded_tokens_per_step", 0))

@@ -107,7 +107,7 @@ def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
 def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     raw = DataFacts(path="RAW", prepared=False, kinds=("elf",), raw_bytes=10**9)
     without_settings = TrainingContext(train=None, data=DATA)
-    yield Scenario("raw-data", "a directory of programs", replace(without_settings, data=raw), without_settings)
+    yield Scenario("tokenise-ahead", "a directory of programs", replace(without_settings, data=raw), without_settings)
 
     shared = replace(gpu, storage_rows_per_s=900.0)
     reading, staged = (ran(one, settings(one, data__loader_workers=8), with_profile=True) for one in (shared, gpu))
@@ -178,7 +178,7 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     for rule, what, changes in (
         ("padding", "every document in a sequence of its own", {"layout": "padded"}),
         ("dense-head", "logits everywhere", {"head": "dense", "last_layer": "all"}),
-        ("whole-last-layer", "a last layer that is not needed", {"last_layer": "all"}),
+        ("dense-last-layer", "a last layer that is not needed", {"last_layer": "all"}),
         ("attention-dropout", "BERT's own dropout, packed", {"attention_dropout": 0.1}),
     ):
         train = settings(gpu, **changes)
@@ -192,13 +192,13 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
 
     gappy, logged = replace(gpu, launch_s=1e-4), replace(gpu, between_s=0.2)
     slow, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile=True)
-    yield Scenario("host-bound", "a host that launches slowly", tuned(gappy, good), tuned_well, _rates(gappy, good))
-    yield Scenario("host-bound", "every step logged at length", ran(logged, good), ran_well, _rates(logged, good))
+    yield Scenario("launch-bound", "a host that launches slowly", tuned(gappy, good), tuned_well, _rates(gappy, good))
+    yield Scenario("launch-bound", "every step logged at length", ran(logged, good), ran_well, _rates(logged, good))
     what = "slow memory under fast products"
     yield Scenario("memory-bound", what, tuned(slow, good), tuned(slow, fused), _rates(slow, good))
     updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
     few = settings(updating, micro_batch_size=4, global_batch_size=32)
-    yield Scenario("update-bound", "small steps of eight ranks", ran(updating, few), ran_well, _rates(updating, few))
+    yield Scenario("optimizer-bound", "small steps of eight ranks", ran(updating, few), ran_well, _rates(updating, few))
     uneven = replace(gpu, ranks_per_node=32, seq_length=8192, mean_document_tokens=3000.0)
     odd, two = (settings(uneven, global_batch_size=rows) for rows in (33, 64))
     yield Scenario("empty-rows", "33 sequences for 32 ranks", ran(uneven, odd), ran(uneven, two), _rates(uneven, odd))
@@ -353,7 +353,7 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
         )
     )
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)
-    yield Scenario("company", "a neighbour on the GPU", shared, hot)
+    yield Scenario("other_gpu_users", "a neighbour on the GPU", shared, hot)
     lazy = replace(gpu, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})
     what = "98 % utilisation at a tenth of the peak"
     yield Scenario("utilisation", what, ran(lazy, good, with_profile=True), ran(gpu, good))

@@ -66,7 +66,7 @@ def found_in(run, counters=None, **changed) -> Bottleneck:
 def test_the_first_step_does_not_count_nor_what_a_later_row_tells_of_it():
     run = trained(GPU)
     slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
-    assert found_in(replace(run, steps=(slow, *run.steps[1:]))).limit == "computation"
+    assert found_in(replace(run, steps=(slow, *run.steps[1:]))).limit == "compute"
     assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
     few = found_in(replace(run, steps=run.steps[:4]))
     assert all(part.low is None for part in few.parts)  # of few steps no spread is known
@@ -76,7 +76,7 @@ def test_the_first_step_does_not_count_nor_what_a_later_row_tells_of_it():
     waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
     late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
     found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
-    assert found.limit == "computation"
+    assert found.limit == "compute"
 
 
 def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
@@ -89,14 +89,14 @@ def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
         longest_data_wait_s=lambda row: row.data_wait_s + late_s,
         longest_data_wait_rank=lambda _: 2,
     )
-    assert found.limit == "input"
-    assert found.part("input").share == pytest.approx(1 / 3, abs=0.03)
+    assert found.limit == "data loading"
+    assert found.part("data loading").share == pytest.approx(1 / 3, abs=0.03)
     assert found.part("network").share < 0.02
     run = trained(replace(RANKS, load_s_per_row=2e-3))  # and a wait of all ranks counts once
     assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)
 
 
-@pytest.mark.parametrize(("workers", "limit"), [(2, "input"), (0, "network")])
+@pytest.mark.parametrize(("workers", "limit"), [(2, "data loading"), (0, "network")])
 def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(workers, limit):
     run = trained(World(gpu_name=None, nodes=2), data__loader_workers=workers)
     step_s = run.steps[0].step_s
@@ -109,7 +109,7 @@ def test_counters_tell_launches_from_computing_and_what_cannot_be_told_apart_is_
     found = found_in(trained(World(nodes=2, node_bytes_per_s=1e11)), communication_s=lambda _: None)
     assert any("gradients" in words for words in found.untold)
     found = found_in(trained(GPU), Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters"))
-    assert found.limit == "host"
+    assert found.limit == "launch-bound"
     assert not any("launches" in words for words in found.untold)
 
 
@@ -136,7 +136,7 @@ def share(of: list[StepRow], cause: str) -> float:
     ("changes", "untold", "cause"),
     [
         ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
-        ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "input"),
+        ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "data loading"),
     ],
 )
 def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(changes, untold, cause):
@@ -177,12 +177,12 @@ def told(counters: dict[str, float], uneven: float = 0.0, **known: float) -> dic
 
 def test_what_is_known_of_waits_and_updates_is_no_wait_of_computing_for_launches_or_memory():
     counters = {"busy_share": 0.54, "tensor_share": 0.4, "memory_share": 0.2}
-    assert told(counters, straggler=0.4)["host"] == pytest.approx(0, abs=1e-9)
-    assert told(counters, straggler=0.0)["host"] == pytest.approx(0.4)
+    assert told(counters, straggler=0.4)["launch-bound"] == pytest.approx(0, abs=1e-9)
+    assert told(counters, straggler=0.0)["launch-bound"] == pytest.approx(0.4)
     # Ranks that wait for another one every time wait for programs.
     found = told({"busy_share": 0.6}, 0.3, straggler=0.3, network=0.1)
     assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
-    assert found["host"] >= 0.3
+    assert found["launch-bound"] >= 0.3
     counters = {"busy_share": 0.95, "tensor_share": 0.35, "memory_share": 0.52}
     assert told(counters, update=0.5)["memory"] < 0.05
     assert told(counters, update=0.0)["memory"] > 0.4

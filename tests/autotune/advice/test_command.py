@@ -42,7 +42,7 @@ def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
     assert "set: train.data.num_workers = 4 (was 1), safe" in said
     assert "would change this:" in said
     found = json.loads(advise(starved(), "--json"))
-    assert found["bottleneck"]["limit"] == "input"
+    assert found["bottleneck"]["limit"] == "data loading"
     assert found["advice"][0]["rule"] == "more-workers"
     assert found["advice"][0]["gain"]["low"] > 1
     assert found["applied"] is None

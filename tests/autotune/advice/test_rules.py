@@ -18,12 +18,12 @@ CONFIDENCES = {0.95, 0.96, 0.98}
 """Of bounds that tell noise, of a ratio of two that decide, and of bounds that decide."""
 READINGS = {"gradient noise scale"}
 """Figures whose bounds are the middle half of what was read."""
-MEASURED = StepPart(cause="input", share=0.2, low=0.18, high=0.22)
+MEASURED = StepPart(cause="data loading", share=0.2, low=0.18, high=0.22)
 GPU = World()
 TOLERANCE = 0.1
 """Of a promise without an interval."""
 PAPER = {"R1", "R2", "R3", "R4", "R5"}
-CAUSES = {"input", "padding", "network", "straggler", "host", "memory", "update", "computation"}
+CAUSES = {"data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step", "compute"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
         assert advice.severity in ("must", "note") or advice.changes or advice.command or said_in_words
         if scenario.delivered is None:
             # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.
-            assert advice.gain is None or rule == "raw-data"
+            assert advice.gain is None or rule == "tokenise-ahead"
             continue
         assert advice.gain is not None
         delivered = scenario.delivered(advice)
@@ -115,7 +115,7 @@ def test_bounds_name_a_confidence_only_where_nothing_is_assumed(all_advice):
     assert any(gain.confidence is None for gain in bounded)
     assert without(MEASURED).confidence == 0.95
     assumed = without(MEASURED, (0.0, 0.5, 1.0))
-    others = (without(StepPart(cause="input", share=0.2)), assumed, times(without(MEASURED), (1.0, 1.1, 1.2)))
+    others = (without(StepPart(cause="data loading", share=0.2)), assumed, times(without(MEASURED), (1.0, 1.1, 1.2)))
     assert [one.confidence for one in others] == [None] * 3
 
 

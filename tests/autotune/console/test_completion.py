@@ -6,7 +6,7 @@ from trainer.config.presets import PRESETS
 def test_models_and_cards_are_those_that_begin_so():
     assert models("bert-m") == ["bert-mini"]
     assert models("") == list(PRESETS)
-    assert [name for name, _ in cards("")] == [card.key for card in GPU_MODELS]
+    assert [name for name, _ in cards("")] == [gpu_model.key for gpu_model in GPU_MODELS]
     assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
 
 

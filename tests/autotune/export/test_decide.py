@@ -97,7 +97,7 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
 def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
     export = _export(_hold(510.0, 2.5), 2, layout="packed", micro_batch_size=8, global_batch_size=32)
     batch = export.batch
-    assert (batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps) == (8, 5)
+    assert (batch.per_device_batch_size, batch.gradient_accumulation_steps) == (8, 5)
     assert (batch.exported_samples_per_step, batch.tokens_per_step) == (80, 32 * 510)
     assert batch.exported_real_tokens_per_step == 80 * 510 / 2.5
     assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
@@ -118,7 +118,7 @@ def test_no_micro_batch_is_larger_than_what_fits_and_the_step_is_as_near_as_whol
 ):
     profile = but(example_profile(), train={"layout": "packed", "micro_batch_size": micro, "global_batch_size": rows})
     batch = exported_batch(profile, _hold(100.0, samples), ranks)
-    each, steps = batch.samples_per_microbatch_per_rank, batch.gradient_accumulation_steps
+    each, steps = batch.per_device_batch_size, batch.gradient_accumulation_steps
     assert 1 <= each <= micro
     assert batch.exported_samples_per_step == each * steps * ranks
     meant = max(1, round(rows * samples))

@@ -22,10 +22,10 @@ def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_
 
 
 def test_everything_is_read_through_the_ports():
-    card, clock = replace(CARD, mig_enabled=True), FakeClock()
-    monitor = FakeGpuMonitor([FakeGpu(facts=card)], clock=clock)
+    gpu_model, clock = replace(CARD, mig_enabled=True), FakeClock()
+    monitor = FakeGpuMonitor([FakeGpu(facts=gpu_model)], clock=clock)
     machine = examine(FakeHost(versions={"torch": "2"}), monitor, read_slurm({}, lambda _: None), clock, [Path("/d")])
     assert machine.time_utc == clock.utc_now()
-    assert [status.facts for status in machine.gpus] == [card]
+    assert [status.facts for status in machine.gpus] == [gpu_model]
     assert "MIG is on for GPU 0" in render(machine, as_json=False)
     assert json.loads(render(machine, as_json=True))["machine"]["versions"] == {"torch": "2"}

@@ -11,16 +11,16 @@ cards = st.sampled_from(GPU_MODELS)
 
 
 @given(cards, st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]), st.sampled_from("-_ "), st.booleans())
-def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(card, frame, separator, shout):
-    spelled = frame.format(card.key.replace("-", separator))
-    assert find_gpu_model(spelled.upper() if shout else spelled) is card
-    assert card.name == card.names[0]
-    for name in card.names:
+def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(gpu_model, frame, separator, shout):
+    spelled = frame.format(gpu_model.key.replace("-", separator))
+    assert find_gpu_model(spelled.upper() if shout else spelled) is gpu_model
+    assert gpu_model.name == gpu_model.names[0]
+    for name in gpu_model.names:
         assert (
             find_gpu_model(name)
             is find_gpu_model(name.removeprefix("NVIDIA "))
-            is gpu_model_of(name, card.total_bytes)
-            is card
+            is gpu_model_of(name, gpu_model.total_bytes)
+            is gpu_model
         )
 
 
@@ -39,7 +39,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
         find_gpu_model(name)
     offered, _, known = caught.value.next_step.rpartition("Known cards: ")
     assert (near in offered) if near else offered == ""
-    assert all(card.key in known for card in GPU_MODELS)
+    assert all(gpu_model.key in known for gpu_model in GPU_MODELS)
 
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
@@ -47,7 +47,7 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
     with pytest.raises(BadInput, match=rf"{name!r} fits \d cards") as caught:
         find_gpu_model(name)
     offered = caught.value.next_step.split("?")[0]
-    assert all((card.key in offered) == card.key.startswith(name.lower() + "-") for card in GPU_MODELS)
+    assert all((gpu_model.key in offered) == gpu_model.key.startswith(name.lower() + "-") for gpu_model in GPU_MODELS)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unl
 
 
 def test_names_are_each_their_cards_own_and_sizes_are_in_order_and_carry_their_sources():
-    names = [name for card in GPU_MODELS for name in (card.key, *card.names)]
+    names = [name for gpu_model in GPU_MODELS for name in (gpu_model.key, *gpu_model.names)]
     assert len(set(names)) == len(names)
-    for card in GPU_MODELS:
-        assert 0.95 * card.total_bytes < card.usable_bytes < card.total_bytes
-        assert card.usable_bytes < int(re.search(r"(\d+)gb$", card.key)[1]) * 2**30
-        for source in (card.total_source, card.usable_source):
+    for gpu_model in GPU_MODELS:
+        assert 0.95 * gpu_model.total_bytes < gpu_model.usable_bytes < gpu_model.total_bytes
+        assert gpu_model.usable_bytes < int(re.search(r"(\d+)gb$", gpu_model.key)[1]) * 2**30
+        for source in (gpu_model.total_source, gpu_model.usable_source):
             assert re.search(r"\S; 20\d\d-\d\d-\d\d$", source)

@@ -25,7 +25,7 @@ class SimulatedNvml(ModuleType):
         super().__init__("pynvml")
         self.__dict__.update(vars(pynvml))
         self.live_samples = 0
-        card = {
+        gpu_model = {
             "nvmlInit": None,
             "nvmlShutdown": None,
             "nvmlDeviceGetCount": 1,
@@ -53,7 +53,7 @@ class SimulatedNvml(ModuleType):
             "nvmlGpmSampleFree": self._free,
             "nvmlGpmMetricsGet": self._metrics,
         }
-        for name, answer in (card | answers).items():
+        for name, answer in (gpu_model | answers).items():
             does = answer if callable(answer) or isinstance(answer, Exception) else None
             setattr(self, name, Mock(side_effect=does, return_value=answer))
 

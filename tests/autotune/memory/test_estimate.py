@@ -42,7 +42,7 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
     peak_bytes = one["breakdown"]["peak_bytes"]
     assert sum(one["breakdown"]["terms_bytes"].values()) == peak_bytes <= one["budget_bytes"]
     assert one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
-    assert 300 < one["rows_low"] <= one["rows"] <= one["rows_high"] < 600
+    assert 300 < one["micro_batch_size_low"] <= one["micro_batch_size"] <= one["micro_batch_size_high"] < 600
     assert (one["attention"], one["traces"]) == ("varlen", 4)
     assert one["parameters"] == pytest.approx(109.5e6, rel=0.01)
 
@@ -54,7 +54,7 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
     model.write_text(json.dumps(BERT))
     found = json.loads(estimate("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"))
     rows = {
-        (one["precision"], one["attention"], one["activation_checkpointing"], one["head"]): one["rows"]
+        (one["precision"], one["attention"], one["activation_checkpointing"], one["head"]): one["micro_batch_size"]
         for one in found["what_if"]
         if one["layout"] == "padded"
     }

@@ -66,9 +66,9 @@ def test_sizes_that_grow_evenly_are_exact_anywhere_and_others_where_traced_and_b
     def traced(rows: int) -> int:
         return 1000 * -(-rows // 7)
 
-    law = fit_memory_model([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
-    assert law is not None
-    (size,) = law.sizes_bytes(rows)
+    memory_model = fit_memory_model([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
+    assert memory_model is not None
+    (size,) = memory_model.sizes_bytes(rows)
     if 3 <= rows <= 40:
         low, high = max(n for n in (3, 11, 40) if n <= rows), min(n for n in (3, 11, 40) if n >= rows)
         assert traced(low) <= size <= traced(high)
@@ -95,34 +95,44 @@ def test_traces_that_are_not_alike_tell_no_law(change):
 
 
 def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allocator_reserves():
-    law = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
-    assert [peak_bytes(law, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)] == [1050, 1059]
-    assert law.largest_parameter_bytes == 1000
-    law = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
-    surroundings = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
+    memory_model = simple_law(
+        (1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2]
+    )
+    assert [peak_bytes(memory_model, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)] == [
+        1050,
+        1059,
+    ]
+    assert memory_model.largest_parameter_bytes == 1000
+    memory_model = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
+    overheads = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
     # 32 + 3 + 17 MiB in pages of 20 MiB.
-    assert [peak_bytes(law, rows, surroundings) for rows in (1, 2)] == [60 * MIB + 5, 80 * MIB + 5]
+    assert [peak_bytes(memory_model, rows, overheads) for rows in (1, 2)] == [60 * MIB + 5, 80 * MIB + 5]
 
 
 @settings(deadline=None)
-@given(law=laws(), rows=st.integers(1, 500), surroundings=SURROUNDINGS)
-def test_the_terms_of_the_ledger_add_up_to_the_peak(law, rows, surroundings):
-    found = memory_breakdown(law, rows, surroundings)
-    assert sum(found.terms_bytes.values()) == found.peak_bytes == peak_bytes(law, rows, surroundings)
+@given(memory_model=laws(), rows=st.integers(1, 500), overheads=SURROUNDINGS)
+def test_the_terms_of_the_ledger_add_up_to_the_peak(memory_model, rows, overheads):
+    found = memory_breakdown(memory_model, rows, overheads)
+    assert sum(found.terms_bytes.values()) == found.peak_bytes == peak_bytes(memory_model, rows, overheads)
     assert all(size > 0 for size in found.terms_bytes.values())
-    assert found.terms_bytes.get(Term.OUTSIDE, 0) == surroundings.non_pytorch_bytes
-    assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(surroundings.workspaces_bytes)
-    if surroundings.kind == "cpu":
+    assert found.terms_bytes.get(Term.OUTSIDE, 0) == overheads.non_pytorch_bytes
+    assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(overheads.workspaces_bytes)
+    if overheads.kind == "cpu":
         assert Term.ROUNDING not in found.terms_bytes
 
 
 @settings(deadline=None)
-@given(law=laws(), surroundings=SURROUNDINGS, share=st.floats(-0.1, 1.1), max_micro_batch_size=st.integers(1, MAX_ROWS))
-def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surroundings, share, max_micro_batch_size):
-    peaks = [peak_bytes(law, rows, surroundings) for rows in range(1, max_micro_batch_size + 1)]
+@given(
+    memory_model=laws(),
+    overheads=SURROUNDINGS,
+    share=st.floats(-0.1, 1.1),
+    max_micro_batch_size=st.integers(1, MAX_ROWS),
+)
+def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(memory_model, overheads, share, max_micro_batch_size):
+    peaks = [peak_bytes(memory_model, rows, overheads) for rows in range(1, max_micro_batch_size + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
     fitting = [rows for rows, peak in enumerate(peaks, start=1) if peak <= budget]
-    found = memory.largest_rows(law, budget, surroundings, max_micro_batch_size=max_micro_batch_size)
+    found = memory.largest_micro_batch_size(memory_model, budget, overheads, max_micro_batch_size=max_micro_batch_size)
     assert found == 0 or found in fitting
     assert found == max_micro_batch_size or peaks[found] > budget
     # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.

@@ -72,7 +72,7 @@ class Cluster:
         compute = replace(COMPUTE, slowdown_share=self.slowdown_share)
         time = step_time(compute, rows, micro_batches, gradient_sync, self.network)
         own_s, steps = micro_batches * COMPUTE.forward_backward_s(rows), measured["steps"]
-        second = time.step_s if measured["travels"] else own_s + 0.01
+        second = time.step_s if measured["synchronise"] else own_s + 0.01
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss
         return Measured(
             figures={
@@ -80,7 +80,7 @@ class Cluster:
                 "communication_s": time.exposed_s, "compute_s_by_rank": [[own_s] * steps] * ranks,
                 "forward_share": COMPUTE.forward_share,
                 "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
-                "micro_batches": micro_batches, "rows": rows,
+                "gradient_accumulation_steps": micro_batches, "micro_batch_size": rows,
                 "tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
                 "losses": [(5.0 - self.fall * number / steps) * factor for number in range(steps)],
             }

@@ -51,9 +51,9 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
             fit_link(found, members)
 
 
-def warnings(neighbours=(), products=(1.0, 1.0), *, reached=None, says=None):
+def warnings(neighbours=(), matmuls=(1.0, 1.0), *, reached=None, says=None):
     links = LinkFigures(
-        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, matmul_flops_per_s=products, nodes=2,
+        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, matmul_flops_per_s=matmuls, nodes=2,
         ranks_per_node=2, backend="gloo", transport="TCP", interface="eth0", interface_bytes_per_s=says,
     )  # fmt: skip
     return link_warnings(links, reached)
@@ -64,7 +64,7 @@ def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
     assert "between nodes 1 and 2 has 30%" in link
     (node,) = warnings([10.0, 3.0, 2.0])
     assert "both links of node 2 have 30%" in node
-    (rank,) = warnings(products=[1.0, 1.0, 1.0, 0.5])
+    (rank,) = warnings(matmuls=[1.0, 1.0, 1.0, 0.5])
     assert "rank 3 (node 1, local rank 1)" in rank
     (interface,) = warnings(reached=1e9, says=3.125e9)
     assert "32%" in interface

@@ -37,9 +37,9 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
 ):
     found = load(rows, most).micro_batch_options(ranks)
     assert bool(found) == (rows >= ranks)
-    for dealt in found:
-        assert dealt.rows <= most
-        assert dealt.rows * dealt.micro_batches * ranks >= rows > dealt.rows * (dealt.micro_batches - 1) * ranks
+    for split in found:
+        assert split.rows <= most
+        assert split.rows * split.micro_batches * ranks >= rows > split.rows * (split.micro_batches - 1) * ranks
 
 
 def test_what_cannot_be_dealt_or_sent_has_no_prediction():
@@ -62,7 +62,7 @@ def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_
     assert limit == "network"
     assert 0.1 < share <= 1
     alone = replace(slow, network=replace(slow.network, ranks_per_node=1))
-    assert limit_of(alone.at(1).time) == ("computation", None)
+    assert limit_of(alone.at(1).time) == ("compute", None)
 
 
 def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import BadInput
 from autotune.profiles.decide import batch_split as choose
-from autotune.profiles.decide.batch_split import choose_micro_batch, curve_rows, split_global_batch, global_batch_size, knee_interval
+from autotune.profiles.decide.batch_split import choose_micro_batch, curve_sizes, split_global_batch, global_batch_size_of, knee_interval
 from autotune.memory.values import CurvePoint
 
 
@@ -19,7 +19,7 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
 
 
 @pytest.mark.parametrize(
-    ("speeds", "limit", "global_rows", "ranks", "chosen", "reason"),
+    ("speeds", "limit", "global_batch_size", "ranks", "chosen", "reason"),
     [
         (KNEE, 8, 800, 1, 4, "200 micro-batches of 4 take the least predicted time per optimizer step; 100 of 8 take "
                              "98.5% of it; 8 fit"),  # the smallest within two per cent of the best
@@ -31,8 +31,8 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
                                                                           "GPU"),
     ],
 )  # fmt: skip
-def test_the_micro_batch_that_is_chosen_says_why(speeds, limit, global_rows, ranks, chosen, reason):
-    choice = choose_micro_batch(_curve(speeds), limit, global_rows=global_rows, ranks=ranks)
+def test_the_micro_batch_that_is_chosen_says_why(speeds, limit, global_batch_size, ranks, chosen, reason):
+    choice = choose_micro_batch(_curve(speeds), limit, global_batch_size=global_batch_size, ranks=ranks)
     assert choice.micro_batch_size == chosen
     assert choice.reason.endswith(reason)
 
@@ -42,16 +42,16 @@ def test_the_micro_batch_that_is_chosen_says_why(speeds, limit, global_rows, ran
     st.integers(1, 500),
     st.integers(1, 8),
 )
-def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_cent(speeds, global_rows, ranks):
+def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_cent(speeds, global_batch_size, ranks):
     curve, limit = _curve(speeds), max(speeds)
     points = sorted(speeds)
     seconds = [rows / speeds[rows] for rows in points]
 
     def step_s(rows):
-        dealt = split_global_batch(max(global_rows, ranks), rows, ranks)
-        return dealt.gradient_accumulation_steps * np.interp(dealt.micro_batch_size, points, seconds)
+        split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
+        return split.gradient_accumulation_steps * np.interp(split.micro_batch_size, points, seconds)
 
-    chosen = choose_micro_batch(curve, limit, global_rows=global_rows, ranks=ranks, sizes=range(1, limit + 1)).micro_batch_size
+    chosen = choose_micro_batch(curve, limit, global_batch_size=global_batch_size, ranks=ranks, sizes=range(1, limit + 1)).micro_batch_size
     least = min(step_s(rows) for rows in range(1, limit + 1))
     assert step_s(chosen) * 0.98 <= least * (1 + 1e-9)
     assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))
@@ -61,12 +61,12 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
 def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_to_it_and_the_batch_is_met_to_half_a_row(
     feasible_max, headroom, tokens, per_row
 ):
-    limit = choose.rows_with_headroom(feasible_max, headroom)
+    limit = choose.with_headroom(feasible_max, headroom)
     assert 1 <= limit <= feasible_max
-    rows = curve_rows(limit)
+    rows = curve_sizes(limit)
     assert rows == sorted(set(rows))
     assert rows[-1] == limit
-    met = global_batch_size(tokens, per_row)
+    met = global_batch_size_of(tokens, per_row)
     assert met == 1 or abs(met * per_row - tokens) <= per_row / 2 + 1e-6
 
 

@@ -153,6 +153,6 @@ def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
     profile, network = explored(adopted=True, micro_batch_size=16), tuned_profile("d").evidence.network
-    network = network.model_copy(update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"rows": 16})]})
+    network = network.model_copy(update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})]})
     profile = but(profile, evidence={"network": network})
     assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_size").because

@@ -138,11 +138,11 @@ def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, repla
 
 @pytest.mark.parametrize(("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")])
 def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_matters(replayed, worst):
-    card = {
+    gpu_model = {
         "gpu_name": "NVIDIA H200", "gpu_count": 8, "gpu_total_bytes": 2**37, "gpu_mig": False,
         "gpu_power_cap_w": 700.0, "driver": "580.1", "cuda": "13.0", "device": "cuda",
     }  # fmt: skip
-    assert compare(FINGERPRINT.model_copy(update=card), FINGERPRINT, replayed=True) == ()
+    assert compare(FINGERPRINT.model_copy(update=gpu_model), FINGERPRINT, replayed=True) == ()
     other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
     found = compare(FINGERPRINT, other, replayed=replayed)
     assert [check.field for check in found] == [worst, "torch", "python"]

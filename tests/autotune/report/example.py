@@ -260,9 +260,10 @@ def _trial(number: int, note: str) -> FinishedTrial:
 def example_bottleneck(source: str, note: str = "") -> Bottleneck:
     """Mostly computing, and some of everything."""
     shares = {
-        "computation": (0.862, 0.855, 0.868, f"compute_s{note}"), "network": (0.071, 0.066, 0.077, "communication_s"),
-        "update": (0.031, 0.030, 0.032, "optimizer_s"), "host": (0.022, 0.015, 0.028, "what is left of step_s"),
-        "input": (0.008, 0.006, 0.011, "data_wait_s"), "padding": (0.006, None, None, "packing_efficiency"),
+        "compute": (0.862, 0.855, 0.868, f"compute_s{note}"), "network": (0.071, 0.066, 0.077, "communication_s"),
+        "optimizer step": (0.031, 0.030, 0.032, "optimizer_s"), "launch-bound": (0.022, 0.015, 0.028,
+        "what is left of step_s"),
+        "data loading": (0.008, 0.006, 0.011, "data_wait_s"), "padding": (0.006, None, None, "packing_efficiency"),
     }  # fmt: skip
     parts = tuple(
         StepPart(cause=cause, share=share, low=low, high=high, source=source)  # type: ignore[arg-type]  # one of them

@@ -96,7 +96,7 @@ def exploring(
     request = ExploreRequest(
         training=windows_of(budget_s=60 * minutes, window_s=2.0, trial_timeout_s=600.0),
         cells=cells,
-        global_rows=GLOBAL_ROWS,
+        global_batch_size=GLOBAL_ROWS,
         real_shares=dict.fromkeys(GLOBAL_ROWS),
         most_trials=most_trials,
         left_out=("attention: a CPU has no varlen kernel",),

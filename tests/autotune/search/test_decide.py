@@ -130,39 +130,39 @@ RANKS = st.integers(1, 8)
 MOST = st.integers(1, 1000)
 
 
-def space(global_rows, ranks, most):
-    return knob_space(UNEXPLORED, LEVELS, global_rows, ranks, lambda knobs: most)
+def space(global_batch_size, ranks, most):
+    return knob_space(UNEXPLORED, LEVELS, global_batch_size, ranks, lambda knobs: most)
 
 
 @settings(max_examples=25)
 @given(GLOBAL, RANKS, MOST)
-def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_once(global_rows, ranks, most):
-    cells = space(global_rows, ranks, most)
-    own = exploration.with_split_batch(UNEXPLORED, global_rows, ranks)
+def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_once(global_batch_size, ranks, most):
+    cells = space(global_batch_size, ranks, most)
+    own = exploration.with_split_batch(UNEXPLORED, global_batch_size, ranks)
     assert cells[0] == own
     found = {}
     for cell in cells:
         found.setdefault(cell.kind, []).append(cell.micro_batch_size)
-        whole, rows = global_rows[cell.layout], cell.micro_batch_size
-        dealt = split_global_batch(whole, rows, ranks)
-        assert dealt.micro_batch_size == rows
-        assert dealt.gradient_accumulation_steps * rows * ranks - dealt.empty_rows == whole
-        useful = exploration.useful_share(cell, global_rows, ranks)
-        assert useful == pytest.approx(whole / (dealt.gradient_accumulation_steps * rows * ranks))
+        whole, rows = global_batch_size[cell.layout], cell.micro_batch_size
+        split = split_global_batch(whole, rows, ranks)
+        assert split.micro_batch_size == rows
+        assert split.gradient_accumulation_steps * rows * ranks - split.empty_rows == whole
+        useful = exploration.useful_share(cell, global_batch_size, ranks)
+        assert useful == pytest.approx(whole / (split.gradient_accumulation_steps * rows * ranks))
     assert len(found) == 2**5
     for kind, rows in found.items():
         more = {own.micro_batch_size} if kind == own.kind else set()
-        assert sorted(rows) == sorted(set(micro_batches(global_rows[kind.layout], ranks, most)) | more)
+        assert sorted(rows) == sorted(set(micro_batches(global_batch_size[kind.layout], ranks, most)) | more)
 
 
 @given(st.integers(1, 5000), RANKS, MOST)
-def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(global_rows, ranks, most):
-    rows = micro_batches(global_rows, ranks, most)
+def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(global_batch_size, ranks, most):
+    rows = micro_batches(global_batch_size, ranks, most)
     assert rows == sorted(set(rows))
     assert all(1 <= one <= most for one in rows)
-    if global_rows >= ranks:
-        largest = min(most, -(-global_rows // ranks))
-        assert rows[-1] == split_global_batch(global_rows, largest, ranks).micro_batch_size
+    if global_batch_size >= ranks:
+        largest = min(most, -(-global_batch_size // ranks))
+        assert rows[-1] == split_global_batch(global_batch_size, largest, ranks).micro_batch_size
         assert all(2 * 2**exploration.ROW_DOUBLINGS * one >= largest for one in rows)
 
 

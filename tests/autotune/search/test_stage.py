@@ -5,7 +5,7 @@ import pytest
 
 from autotune.errors import ProfileRefused
 from autotune.memory.stage import asked_config, probe_models
-from autotune.profiles.decide.batch_split import global_batch_size
+from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
@@ -100,7 +100,7 @@ def test_the_global_batch_stays_what_it_was(make):
     before, after = work.before.profile, stored.profile
     assert after.constraints == before.constraints
     mean = after.evidence.probe.mean_tokens_per_sequence
-    assert after.train.global_batch_size == global_batch_size(before.constraints.global_batch_tokens, mean)
+    assert after.train.global_batch_size == global_batch_size_of(before.constraints.global_batch_tokens, mean)
     assert after.train.global_batch_size > before.train.global_batch_size  # as padded rows hold less
 
 
@@ -177,8 +177,8 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     work = make()
     request = work.request()
     assert request.cells[0].kind == Configuration.of(work.before.profile.train).kind
-    assert set(request.global_rows) == {"packed", "bucketed", "padded"}
-    assert request.global_rows["packed"] < request.global_rows["padded"]
+    assert set(request.global_batch_size) == {"packed", "bucketed", "padded"}
+    assert request.global_batch_size["packed"] < request.global_batch_size["padded"]
     assert request.real_shares["bucketed"] is None
     assert 0 < request.real_shares["padded"] < request.real_shares["packed"] <= 1
     assert request.training.request.budget_s == 600.0

@@ -27,11 +27,11 @@ CONFIG = {"precision": "bf16"}
     ],
 )
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
-    check_rates(NVL, [GpuRate(what="products", per_s=plausibility.SLACK * 835e12)])
+    check_rates(NVL, [GpuRate(what="matmuls", per_s=plausibility.SLACK * 835e12)])
     for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
-        check_rates(unknown, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
+        check_rates(unknown, [GpuRate(what="matmuls", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
     with pytest.raises(Undecided, match=words):
-        check_rates(NVL, [GpuRate(what="products", per_s=per_s, of=of)])
+        check_rates(NVL, [GpuRate(what="matmuls", per_s=per_s, of=of)])
 
 
 BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_size=32, micro_batch_size=4)
@@ -67,7 +67,8 @@ OF_TOKENS = 4_000_000 * FLOPS
         ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
         ("feed", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
         ("feed", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
-        ("gradient_sync", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "rows": 4, "micro_batches": 4},
+        ("gradient_sync", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "micro_batch_size": 4,
+        "gradient_accumulation_steps": 4},
          OF_TOKENS),
         ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
         ("feed", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),

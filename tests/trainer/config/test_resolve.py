@@ -21,8 +21,8 @@ from trainer.errors import BadConfig, ProfileRefused, printable
 def test_the_global_batch_is_kept_and_no_micro_batch_exceeds_what_fits(rows, micro, world):
     config = config_of(micro_batch_size=micro, global_batch_size=rows)
     plan = make_plan(config, 1000, world)
-    assert plan.rows_per_microbatch_per_rank <= micro
-    assert plan.rows_per_microbatch_per_rank * gradient_accumulation_steps(config, world) * world >= rows
+    assert plan.sequences_per_micro_batch <= micro
+    assert plan.sequences_per_micro_batch * gradient_accumulation_steps(config, world) * world >= rows
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def check_places(plan: BatchPlan, segments: Segments) -> None:
     """Samples lie within their rows, in order, without overlap or gap."""
     lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
     assert (segments.rows >= 0).all()
-    assert (segments.rows < plan.rows_per_microbatch_per_rank).all()
+    assert (segments.rows < plan.sequences_per_micro_batch).all()
     assert (segments.columns + lengths <= plan.row_tokens).all()
     flat = segments.rows * plan.row_tokens + segments.columns
     assert (np.diff(flat) >= lengths[:-1]).all()

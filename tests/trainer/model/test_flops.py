@@ -27,10 +27,10 @@ def test_operations_agree_with_torchs_own_count(dataset):
     batch = next(batch for batch in micro_batches(dataset, config, steps=30) if batch.non_padding_tokens == tokens)
     with FlopCounterMode(display=False) as counter:
         training.module(batch).backward()
-    products = sum(count for name, count in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    matmuls = sum(count for name, count in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
     work = training.work
     ours = 6 * (work.weights_per_token * tokens + work.weights_per_predicted_token * batch.predicted_tokens)
-    assert ours == products
+    assert ours == matmuls
     asked = (1 + batch.predicted_tokens / tokens) * tokens * 16
     lengths = batch.tokens_N.numpy().astype(np.int64)
     assert work.step_flops(lengths, batch.predicted_tokens) - ours == pytest.approx(6 * 2 * 32 * asked)
