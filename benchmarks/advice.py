@@ -62,8 +62,8 @@ LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
 
 FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
     ("padding", {"layout": "padded"}, {}, None),
-    ("dense-head", {"head": "dense", "last_layer": "all"}, {}, None),
-    ("dense-last-layer", {"last_layer": "all"}, {}, None),
+    ("dense-head", {"mlm_head": "dense", "last_layer": "dense"}, {}, None),
+    ("dense-last-layer", {"last_layer": "dense"}, {}, None),
     # What `autotune workers` would find: reading sleeps, so workers sleep beside each other.
     ("more-workers", {}, {"data__loader_workers": 4}, "delay=0.004"),
 )

@@ -49,11 +49,11 @@ CASES = (
     Case(model="modernbert-base", attention="sdpa"),
     Case(model="bert-120m", attention="sdpa", dropout=0.1, width=128),
     Case(
-        model="bert-120m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", head="dense",
+        model="bert-120m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", mlm_head="dense",
         micro_batches=1,
     ),
     Case(
-        model="bert-350m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", head="dense",
+        model="bert-350m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", mlm_head="dense",
         micro_batches=1,
     ),
     Case(model="modernbert-base", precision="fp32", attention="sdpa"),

@@ -135,11 +135,11 @@ def place_share(train: TrainConfig, parameters: int | None) -> float:
     multiply-adds with weights; attention's own products are left out. Without a count of parameters nothing is known of
     the vocabulary, and all counts.
     """
-    if parameters is None or train.head == "dense" or train.model.config["model_type"] not in FAMILIES:
+    if parameters is None or train.mlm_head == "dense" or train.model.config["model_type"] not in FAMILIES:
         return 1.0
     hidden, layers, of_layer = _shape(train)
     body = layers * of_layer
     embedded = max(0.0, parameters - body)  # of which the table of embeddings is by far the most
-    narrow = _NARROW_PARTS * of_layer if train.last_layer == "predicted" else 0.0
+    narrow = _NARROW_PARTS * of_layer if train.last_layer == "sparse" else 0.0
     predicted = train.masking_probability * (embedded + hidden**2 + narrow)
     return (body - narrow) / (body - narrow + predicted)

@@ -271,11 +271,13 @@ def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
     """What no argument says: if this profile uses it, with what happens instead."""
     varlen = train.device == "cuda" and train.precision == "bf16" and train.layout == "packed"
     varlen = varlen if train.attention == "auto" else train.attention == "varlen"
-    masked, sparse = train.head == "masked", train.model.config["model_type"] == "modernbert"
+    masked, sparse = train.mlm_head == "sparse", train.model.config["model_type"] == "modernbert"
     saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
     return (
-        _row("head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and "all positions"),
-        _row("last_layer", lost=masked and train.last_layer == "predicted" and "computed for every position"),
+        _row(
+            "mlm_head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and "all positions"
+        ),
+        _row("last_layer", lost=masked and train.last_layer == "sparse" and "computed for every position"),
         _row("attention", lost=varlen and "over whole padded rows under a mask"),
         _row("masks by seed, epoch and sample alone", lost="masks change with ranks, workers and every resume"),
         _row("exact resume at another number of ranks", lost="skips as many micro-batches as were taken"),
@@ -293,7 +295,7 @@ def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 def _calls(train: TrainConfig) -> tuple[str, ...]:
     model_type = str(train.model.config["model_type"])
-    given = ", sparse_prediction=True" if model_type == "modernbert" and train.head == "masked" else ""
+    given = ", sparse_prediction=True" if model_type == "modernbert" and train.mlm_head == "sparse" else ""
     if train.attention_dropout is not None:
         key = "attention_dropout" if model_type == "modernbert" else "attention_probs_dropout_prob"
         given += f", {key}={train.attention_dropout:g}"

@@ -118,9 +118,9 @@ def estimate(
     layout: Layout = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
     activation_checkpointing: Checkpointing = "none",
-    head: Annotated[
-        Literal["masked", "dense"], typer.Option(help="Places that the prediction head computes.")
-    ] = "masked",
+    mlm_head: Annotated[
+        Literal["sparse", "dense"], typer.Option(help="Places that the prediction head computes.")
+    ] = "sparse",
     ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks: their buckets and communication.")] = 1,
     accumulate: Annotated[
         bool, typer.Option(help="Several micro-batches a step: gradients exist while the next one is computed.")
@@ -144,7 +144,7 @@ def estimate(
         name: context.params[name] for name in ("layout", "precision", "attention_dropout", "activation_checkpointing")
     }
     configs = [
-        settings_of_step(one, device, seq_length_tokens=length, attention=attention, head=head, **step)
+        settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
         for one in named.values()
     ]
     asked = request_of(PredictionRequest, context, configs=tuple(configs))
@@ -164,7 +164,7 @@ def estimate(
         max_micro_batch_size=options.max_micro_batch_size,
         accumulate=accumulate,
     )
-    unlike = ["the masked head"] * (head != "masked") + ["the attention that it chooses"] * (attention != "auto")
+    unlike = ["the sparse head"] * (mlm_head != "sparse") + ["the attention that it chooses"] * (attention != "auto")
     if unlike:  # for want of an option
         probe += f"  # measures {' and '.join(unlike)}"
     if as_json:

@@ -268,7 +268,7 @@ class _Tracer:
         found = memory_breakdown(estimate.memory_model, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
         helps = []
-        for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("head", "masked")):
+        for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("mlm_head", "sparse")):
             if getattr(config, option) != value:
                 rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
                 helps += [f"--{option} {value} ({rows} rows)"] if rows else []
@@ -288,14 +288,14 @@ class _Tracer:
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
         on_gpu = self.asked.configs[0].device == "cuda"
         combinations = [
-            (config, dict(zip(("precision", "attention", "activation_checkpointing", "head"), values, strict=True)))
+            (config, dict(zip(("precision", "attention", "activation_checkpointing", "mlm_head"), values, strict=True)))
             for config in self.asked.configs
             for values in itertools.product(
                 ("bf16", "fp32"),
                 # Encoders that this project does not know keep their own attention.
                 (("varlen", "sdpa") if on_gpu else ("sdpa",)) if _is_known(config) else ("auto",),
                 ("none", "selective", "full"),
-                ("masked", "dense"),
+                ("sparse", "dense"),
             )
             if values[:2] != ("fp32", "varlen")  # there is no such kernel
         ]

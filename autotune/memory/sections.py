@@ -337,7 +337,7 @@ def _one(one: PredictedModel) -> Iterator[Block]:
     yield _line(
         f"{config.model.name}: {config.layout} rows of {config.seq_length_tokens}, {config.precision}, "
         f"{one.attention} attention ({one.attention_reason}), checkpointing {config.activation_checkpointing}, "
-        f"{config.head} head, budget {format_bytes(one.budget_bytes)}"
+        f"{config.mlm_head} head, budget {format_bytes(one.budget_bytes)}"
     )
     yield _breakdown(one.breakdown)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
@@ -361,7 +361,7 @@ def _breakdown(breakdown: MemoryBreakdown) -> Table:
 
 
 def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
-    settings = ("model", "precision", "attention", "activation_checkpointing", "head", "layout")
+    settings = ("model", "precision", "attention", "activation_checkpointing", "mlm_head", "layout")
     return table_of(
         "What if (rows that are predicted to fit)", what_if,
         *((name, "l", itemgetter(name)) for name in settings),

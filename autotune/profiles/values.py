@@ -136,7 +136,7 @@ class Provenance(Table):
 class Profile(Table):
     """All tables but the content hash, which is computed from them."""
 
-    schema_version: Literal[1] = PROFILE_SCHEMA_VERSION
+    schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
     train: TrainConfig
     constraints: Constraints
     fingerprint: Fingerprint

@@ -57,7 +57,7 @@ from autotune.search.sections import exploration_section
 from autotune.trials.sections import trials_section
 from autotune.workers.sections import chosen_loader, workers_section
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Document:

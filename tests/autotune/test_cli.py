@@ -41,7 +41,7 @@ def refused(here, capsys):
         (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["nowhere is not a directory"]),
         (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
         *((words, 2, ["Error:"]) for words in (["prob"], ["probe"], ["probe", "--zzz"], ["probe", "--model"],
-                                               ["report", "bild"])),
+                                               ["profile", "aprove"])),
     ],
 )  # fmt: skip
 def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):
@@ -67,7 +67,7 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
     ("old", "new", "words"),
     [
         ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
-        ("schema_version = 1", "schema_version = 2", ("schema version 2", "autotune probe")),
+        ("schema_version = 2", "schema_version = 1", ("schema version 1", "autotune probe")),
         ("micro_batch_size = 2", "micro_batch_size = 0", ("micro_batch_size = 0",)),
         ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
     ],
@@ -102,7 +102,7 @@ def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
 
 
 def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, here):
-    (here / "p.toml").write_text('schema_version = 1\n"\\u001b[2Jx\\u202e" = 1\n[train]\n')
+    (here / "p.toml").write_text('schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n')
     refused("profile", "show", "p.toml", code=3, words=["unknown key", "[2Jx"])
     err = says("profile", "show", "p\x1b[2J.toml", code=3)
     assert "\x1b" not in err

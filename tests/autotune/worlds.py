@@ -161,9 +161,9 @@ def fill(world: World, train: TrainConfig) -> float:
 def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     """Seconds of products, and of moving bytes, of one micro-batch forward and backward."""
     tokens, hidden = rows * world.seq_length, world.hidden
-    places = tokens * (1.0 if train.head == "dense" else train.masking_probability)
+    places = tokens * (1.0 if train.mlm_head == "dense" else train.masking_probability)
     kind = train.precision if train.precision == "bf16" else "tf32" if train.tf32 else "fp32"
-    layers_worked = world.layers - (5 / 6) * (0.0 if train.last_layer == "all" or train.head == "dense" else 0.85)
+    layers_worked = world.layers - (5 / 6) * (0.0 if train.last_layer == "dense" or train.mlm_head == "dense" else 0.85)
     own = train.model.config["attention_probs_dropout_prob"]
     dropout = own if train.attention_dropout is None else train.attention_dropout
     varlen = dropout == 0 and train.layout == "packed" and kind == "bf16"

@@ -112,7 +112,7 @@ import os, time
 from pathlib import Path
 from autotune.errors import MachineLacks
 from autotune.machine.host import SystemHost
-from autotune.measure import nvml
+from autotune.machine import nvml
 from autotune.machine.measured_device import open_device
 began_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5

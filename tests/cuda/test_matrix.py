@@ -70,7 +70,7 @@ def config_changes(case: Case, ranks: int) -> dict[str, object]:
     return {
         **{name: case[name] for name in ("family", "precision", "layout", "activation_checkpointing")},
         "attention": case["attention"] if known else "auto",
-        "head": "masked" if known else "dense",
+        "mlm_head": "sparse" if known else "dense",
         "micro_batch_size": 16 // int(str(case["micro_batches"])) // ranks,
         "global_batch_size": 16,
         "parallel": parallel,

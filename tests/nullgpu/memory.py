@@ -60,7 +60,7 @@ class Case:
     activation_checkpointing: Checkpointing = "none"
     compiled: bool = False
     layout: Layout = "packed"
-    head: Head = "masked"
+    mlm_head: Head = "sparse"
     width: int = 512
     documents: float = 4.0
     micro_batches: int = 2
@@ -154,7 +154,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         device="cuda",
         activation_checkpointing=case.activation_checkpointing,
         attention=case.attention,
-        head=case.head,
+        mlm_head=case.mlm_head,
         compile=case.compiled,
         parallel=ParallelSettings(strategy=case.strategy),
     )

@@ -96,7 +96,7 @@ HEAD_VOCAB_SIZE, LAYER_VOCAB_SIZE = 30_522, 512
 CASES = (
     Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16),
     Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=16),
-    Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=4, settings={"head": "dense"}),
+    Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=4, settings={"mlm_head": "dense"}),
     Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16, settings={"precision": "bf16"}),
     Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16),
     Case(

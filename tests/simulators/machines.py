@@ -291,7 +291,7 @@ def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[
             "layout": layout,
             "micro_batch_size": shape.rows,
             "global_batch_size": global_batch_size,
-            "last_layer": "all",
+            "last_layer": "dense",
             "precision": "bf16" if on_gpu else "fp32",
             "device": "cuda" if on_gpu else "cpu",
             "data": DataSettings(num_workers=supply.workers, prefetch_factor=supply.prefetch).model_dump(),

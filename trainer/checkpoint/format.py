@@ -80,7 +80,7 @@ class TrainingState(Table):
 class CheckpointManifest(Table):
     """``manifest.json``; on disk with a hash of itself."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     written_utc: str
     state: TrainingState
     files: list[FileEntry]
@@ -207,7 +207,7 @@ class CheckpointWriter:
             tensors[name] = entry.model_copy(update={"parts": sorted(parts, key=lambda part: part.begin)})
         files = [one.file for one in shares]
         manifest = CheckpointManifest(
-            schema_version=1, written_utc=utc_now(), state=state, files=files, tensors=tensors
+            schema_version=2, written_utc=utc_now(), state=state, files=files, tensors=tensors
         )
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self.writers[1:]:

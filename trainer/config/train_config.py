@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config.tables import Table
 
-PROFILE_SCHEMA_VERSION: Literal[1] = 1
+PROFILE_SCHEMA_VERSION: Literal[2] = 2
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -22,8 +22,8 @@ Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["auto", "varlen", "sdpa"]
-Head = Literal["masked", "dense"]
-LastLayer = Literal["predicted", "all"]
+Head = Literal["sparse", "dense"]
+LastLayer = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
 Policy = Literal["warn", "skip", "rollback"]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -213,10 +213,10 @@ class TrainConfig(Table):
     under a mask. ``auto`` takes varlen where it can, and the run says which, and why."""
     attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
     """Instead of the model's. Another value is a change of recipe, and is named in the run record."""
-    head: Annotated[Head, Tag.SPEED] = "masked"
+    mlm_head: Annotated[Head, Tag.SPEED] = "sparse"
     """Which positions the prediction head computes: those to predict, or with ``dense`` all. The loss is the same."""
-    last_layer: Annotated[LastLayer, Tag.SPEED] = "predicted"
-    """Which positions the last layer computes, beside keys and values: with a ``masked`` head, those to predict are
+    last_layer: Annotated[LastLayer, Tag.SPEED] = "sparse"
+    """Which positions the last layer computes, beside keys and values: with a ``sparse`` MLM head, those to predict are
     enough, and the loss is the same."""
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
     """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix

@@ -17,7 +17,7 @@ from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, head_slots
 from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, row_queries
 from trainer.model.encoder import family_of, model_layers, window_tokens
-from trainer.model.sparse_last_layer import TimedWindow, make_sparse_layer
+from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
 class MaskedLM(nn.Module):
@@ -36,7 +36,7 @@ class MaskedLM(nn.Module):
         """Micro-batches that needed more slots."""
         family = family_of(model.config)
         self._family = family
-        self._masked_head = config.head == "masked"
+        self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
         self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
@@ -52,7 +52,7 @@ class MaskedLM(nn.Module):
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """What the encoder and its head are computed under, by the kind of device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
-        wanted = config.head == "masked" and config.last_layer == "predicted"
+        wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
         self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
@@ -108,7 +108,7 @@ class MaskedLM(nn.Module):
             output = getattr(self.model, name)(output)
         return output
 
-    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> TimedWindow:
+    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
         if self.attention.kind == "varlen":
             asked = document_queries(inputs, batch, place_K)
             self._let_vary(asked.query_edges)

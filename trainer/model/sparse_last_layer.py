@@ -116,7 +116,7 @@ class DocumentQueries:
         )
 
 
-TimedWindow = RowQueries | DocumentQueries
+LastLayerQueries = RowQueries | DocumentQueries
 
 
 def make_sparse_layer(layer: nn.Module, family: Family) -> None:
@@ -131,7 +131,7 @@ def _forward(
     answer: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
     *others: Any,  # noqa: ANN401 - what transformers passes
-    asked: TimedWindow | None = None,
+    asked: LastLayerQueries | None = None,
     **more: Any,  # noqa: ANN401 - the same
 ) -> torch.Tensor:
     if asked is None:
@@ -147,7 +147,7 @@ def _forward(
 
 def _bert_answer(
     layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: TimedWindow,
+    asked: LastLayerQueries,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: None,  # BERT adds its positions to the embeddings
@@ -168,7 +168,7 @@ def _bert_answer(
 
 def _modernbert_answer(
     layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: TimedWindow,
+    asked: LastLayerQueries,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],

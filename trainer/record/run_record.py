@@ -45,7 +45,7 @@ RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
 MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
 EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
-RUN_SCHEMA_VERSION: Literal[4] = 4
+RUN_SCHEMA_VERSION: Literal[5] = 5
 
 
 RowT = TypeVar("RowT", bound=Table)
@@ -144,7 +144,7 @@ class EvaluationRow(Table):
 class RunHeader(BatchSplit):
     """``run.json``."""
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     name: str
     attempt: int = 1
     """Number of the start, from 1."""

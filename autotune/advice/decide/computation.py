@@ -76,7 +76,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     Products per token, in multiply-adds: the encoder's weights, and for each place of the head hidden² and hidden times
     vocabulary. Attention's own products are left out, so the gain is a little less with long rows.
     """
-    if now.train is None or now.train.head != "dense" or not now.knows_the_model:
+    if now.train is None or now.train.mlm_head != "dense" or not now.knows_the_model:
         return None
     vocabulary = now.data.vocab_size if now.data is not None else None
     places, gain = now.train.masking_probability, None
@@ -91,7 +91,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
         evidence=(figure("places that are predicted", places, "share", "masking_probability", known="assumed"),),
         gain=gain,
         cost="none: the loss is the same, and the largest block of memory goes",
-        changes=(SettingChange(key="head", old="dense", new="masked"),),
+        changes=(SettingChange(key="mlm_head", old="dense", new="sparse"),),
         would_change="a loss on every place",
         safe=True,
     )
@@ -103,7 +103,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed everywhere.
     """
     train = now.train
-    if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
+    if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_model:
         return None
     layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
@@ -114,7 +114,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
         evidence=(figure("layers", layers, "count", "the model's config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
-        changes=(SettingChange(key="last_layer", old="all", new="predicted"),),
+        changes=(SettingChange(key="last_layer", old="dense", new="sparse"),),
         would_change="a use for the last layer's other places",
         safe=True,
     )

@@ -23,7 +23,7 @@ PRECISE_SHARE = 0.05
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
 _PLAIN_STEP = {
-    "precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
+    "precision": "fp32", "tf32": False, "mlm_head": "dense", "last_layer": "dense", "attention": "auto",
     "attention_dropout": None, "activation_checkpointing": "none", "compile": False,
 }  # fmt: skip
 """What torch and transformers do where nobody says otherwise; attention is SDPA, which ``auto`` is in fp32."""

@@ -131,7 +131,7 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
     parts = merged(whole.gradients)
     return ComputeEvidence(
-        micro_batch_size=whole.rows,
+        micro_batch_size=whole.micro_batch_size,
         micro_batch_s=alone * computed_s(whole),
         fixed_s=alone * fixed_s,
         optimizer_step_s=whole.optimizer_step_s,

@@ -28,7 +28,7 @@ FAR_SHARE = 0.1
 """Differences above this are told, noise or not."""
 NOTHING_TO_HOLD = "nothing to hold it against"
 _OF_MEMORY = (
-    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile", "activation_checkpointing",
+    "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile", "activation_checkpointing",
     "attention_dropout",
 )  # fmt: skip
 

@@ -177,8 +177,8 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     tuned_well, ran_well = tuned(gpu, good), ran(gpu, good)
     for rule, what, changes in (
         ("padding", "every document in a sequence of its own", {"layout": "padded"}),
-        ("dense-head", "logits everywhere", {"head": "dense", "last_layer": "all"}),
-        ("dense-last-layer", "a last layer that is not needed", {"last_layer": "all"}),
+        ("dense-head", "logits everywhere", {"mlm_head": "dense", "last_layer": "dense"}),
+        ("dense-last-layer", "a last layer that is not needed", {"last_layer": "dense"}),
         ("attention-dropout", "BERT's own dropout, packed", {"attention_dropout": 0.1}),
     ):
         train = settings(gpu, **changes)

@@ -132,7 +132,7 @@ def change(key: str, old: object, new: object) -> SettingChange:
 
 def test_only_safe_changes_count_and_the_first_of_two_wishes_and_what_are_no_settings_are_refused():
     train = example_profile().train
-    head = change("head", "dense", "masked")  # which it is already
+    head = change("mlm_head", "dense", "sparse")  # which it is already
     wishes = [
         advice(change("micro_batch_size", 2, 4)), advice(change("micro_batch_size", 2, 8), head),
         advice(change("precision", "fp32", "bf16"), safe=False),

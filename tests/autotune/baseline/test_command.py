@@ -45,7 +45,7 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     rows = {row["name"]: row for row in found["rows"]}
     read = {name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()}
     assert read == dict.fromkeys(("paper", "hf-trainer", "tuned"), ("ran", 1))
-    for name, *values in (("hf-trainer", "layout", "dynamic", "packed"), ("paper", "head", "dense", "masked")):
+    for name, *values in (("hf-trainer", "layout", "dynamic", "packed"), ("paper", "mlm_head", "dense", "sparse")):
         difference = dict(zip(("key", "theirs", "tuned", "reason"), (*values, None), strict=True))
         assert difference in rows[name]["differences"]
     stored = read_profile(profile)

@@ -35,7 +35,7 @@ def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_
     assert (config.data.path, config.data.dataset_hash) == ("../data", "d")
     assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
     assert TrainConfig.model_validate(config.model_dump()) == config
-    plain = {"precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
+    plain = {"precision": "fp32", "tf32": False, "mlm_head": "dense", "last_layer": "dense", "attention": "auto",
              "compile": False, "activation_checkpointing": "none"}  # fmt: skip
     assert {name: getattr(config, name) for name in plain} == plain
     assert config.parallel == ParallelSettings(gradient_as_bucket_view=False, timeout_s=900.0)

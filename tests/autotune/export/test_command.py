@@ -72,7 +72,7 @@ def read(tmp_path_factory):
         profiles[name].write_text(profile_to_toml(profile))
     files = [str(place / f"{name}.json") for name in profiles]
     for path, file in zip(profiles.values(), files, strict=True):
-        assert run(["export", str(path), "--to", "hf-trainer", "--out", file, "--nodes", "2"]) == 0
+        assert run(["profile", "export", str(path), "--to", "hf-trainer", "--out", file, "--nodes", "2"]) == 0
     command = [sys.executable, "-c", READ, *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=place, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ def packed(here):
 
 
 def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patterned_dataset):
-    assert run(["export", "p.toml", "--to", "hf-trainer", "--data", str(patterned_dataset), "--json"]) == 0
+    assert run(["profile", "export", "p.toml", "--to", "hf-trainer", "--data", str(patterned_dataset), "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     batch = json.loads(out)["batch"]
@@ -124,13 +124,15 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patte
 
 
 def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed, here, says, capsys):
-    assert run(["export", "p.toml", "--to", "hf-trainer"]) == 0
+    assert run(["profile", "export", "p.toml", "--to", "hf-trainer"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["per_device_train_batch_size"] == 2
     for words in ("No equivalent:", "attend across", "warning: A packed row holds several samples", "--data"):
         assert words in err
-    assert "hf/settings.remarks.json" in says("export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json")
+    assert "hf/settings.remarks.json" in says(
+        "profile", "export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json"
+    )
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
     assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text()) == json.loads(out)
-    assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "head"}
-    assert "hf-trainer" in says("export", "p.toml", "--to", "lightning", code=2)
+    assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "mlm_head"}
+    assert "hf-trainer" in says("profile", "export", "p.toml", "--to", "lightning", code=2)

@@ -52,8 +52,8 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     "changes, setting, equivalence",
     [
         ({"layout": "packed"}, "layout", "none"),
-        ({}, "head", "none"),
-        ({"model": MODERNBERT}, "head", "near"),
+        ({}, "mlm_head", "none"),
+        ({"model": MODERNBERT}, "mlm_head", "near"),
         ({"parallel": ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
         ({"parallel": ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
         (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself

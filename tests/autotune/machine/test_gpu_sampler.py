@@ -25,7 +25,7 @@ def scripted_monitor() -> FakeGpuMonitor:
 
 SCRIPTED = [
     "-c",
-    "from autotune.measure import gpu_sampler\n"
+    "from autotune.machine import gpu_sampler\n"
     "from tests.autotune.machine.test_gpu_sampler import scripted_monitor\n"
     "gpu_sampler.GPM_WINDOW_S = 0.1\n"
     "gpu_sampler.main(scripted_monitor())",

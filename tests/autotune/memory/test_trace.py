@@ -26,7 +26,7 @@ CASES = [
     replace(BASE, settings={"activation_checkpointing": "full"}),
     replace(BASE, dropout=0.1, settings={"activation_checkpointing": "selective", "precision": "bf16"}),
     replace(BASE, dropout=0.1, settings={"layout": "padded"}),
-    replace(BASE, settings={"head": "dense", "last_layer": "all"}),
+    replace(BASE, settings={"mlm_head": "dense", "last_layer": "dense"}),
     replace(BASE, micro_batches=2, documents_per_sequence=3.0),
     replace(BASE, rows=4, width=32, dropout=0.1),
     replace(BASE, family="roberta", dropout=0.1),

@@ -137,7 +137,7 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
 
     assert gpu_drifts(grown)[2].verdict == "drift: more than its trial took"
     others = [
-        replace(done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"head": "dense"}}))
+        replace(done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"mlm_head": "dense"}}))
         for done in example_inputs(320)[0][0].trials
     ]
     memory = gpu_drifts(trials=tuple(others))[2]

@@ -320,7 +320,7 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
         for number in range(30)
     )  # fmt: skip
     header = RunHeader(
-        schema_version=4, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
+        schema_version=5, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
         started_utc="2026-11-22T03:50:00Z", config={}, sources={},
         profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, gradient_accumulation_steps=16,
         global_batch_size=2048, parameters=119_547_648, layout="packed",

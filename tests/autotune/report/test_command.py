@@ -94,7 +94,7 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
 
 def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(full_example, says):
     profile, _, directory = full_example
-    _change(directory / "run.json", '"schema_version": 4', '"schema_version": 3')
+    _change(directory / "run.json", '"schema_version": 5', '"schema_version": 4')
     assert "schema_version" in says("report", profile, "--run", directory, code=3)
     _change(profile, "seconds = 96.0", "seconds = inf")
     said = "evidence.baseline.seconds = inf: not a measured figure"

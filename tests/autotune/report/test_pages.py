@@ -128,7 +128,7 @@ def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
 def test_json_holds_the_numbers_behind_what_is_shown(three):
     _, page, facts = three
     one = facts["profiles"][0]
-    assert facts["schema_version"] == 2
+    assert facts["schema_version"] == 3
     shown = page.text
     assert f"{one['tuned']['value']:,.0f}" in shown
     assert hours(one["pay_back"]["rank_hours"]) in shown

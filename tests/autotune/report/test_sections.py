@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
 
 from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
@@ -25,6 +24,7 @@ from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
 from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
 from autotune.workers.values import JointChoice
+from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as full_profile
 from tests.autotune.report.examples import of_kind, reported
@@ -161,7 +161,7 @@ def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_
 
 
 PAPER = RecipeRow(
-    name="paper", differences=[SettingDifference(key="head", theirs="dense", tuned="masked")],
+    name="paper", differences=[SettingDifference(key="mlm_head", theirs="dense", tuned="sparse")],
     tokens_per_s=[240.0, 250.0, 260.0],
     speedup=4.0, speedup_low=2.0, speedup_high=5.0, data_wait_share=0.01, outcome="ran",
 )  # fmt: skip
@@ -240,7 +240,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     [
         ({}, False, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
                      "seful nodes at this global batch (at least 90 % efficient, predicted):"),
-         "next: autotune network --profile p --predict.toml"),
+         "next: autotune network --profile p.toml --predict or autotune train --profile p.toml --slurm"),
         ({}, True, ("only the links were measured",),
          "next: autotune network --profile p.toml (with training steps, which decide)"),
         ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4}, False,

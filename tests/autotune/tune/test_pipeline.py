@@ -267,7 +267,7 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     path.write_text(profile_to_toml(example_profile()))
     one, many = tune.next_steps([path], nodes=1), tune.next_steps([path], nodes=4)
     assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train --profile '{path}'")
-    assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "train"]
+    assert [step.split()[1] for step in many] == ["advise", "profile", "network", "plan", "train"]
     assert "the network between nodes was not measured" in many[2]
 
 

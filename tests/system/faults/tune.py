@@ -47,7 +47,7 @@ COMMAND_LINE = """
 import sys
 from autotune import cli
 from autotune.tune.values import BUDGET_WEIGHTS
-from autotune.tuning import tune
+from autotune.tune import pipeline as tune
 tune.least_s = lambda *_: 0.0
 tune.share_s = lambda stages, stage, left_s: 6.0 if stage.name in BUDGET_WEIGHTS else None
 sys.exit(cli.run(sys.argv[1:]))

@@ -42,7 +42,7 @@ def test_times_that_no_clock_can_wait_for_are_refused_with_their_key(kind, key, 
 
 
 PROFILE = """
-schema_version = 1
+schema_version = 2
 [train]
 micro_batch_size = 4
 learning_rate = 0.001
@@ -108,7 +108,7 @@ def test_an_assignment_of_another_form_or_key_is_refused_with_an_example_or_the_
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("schema_version = 1", "schema_version = 99", "schema version 99"),
+        ("schema_version = 2", "schema_version = 99", "schema version 99"),
         ("../data", "/data", "relative to the profile"),
         *(
             ("[train.data]", f"[evidence.workers]\nseconds = {number}\n[train.data]", r"evidence\.workers\.seconds")

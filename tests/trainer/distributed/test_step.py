@@ -233,11 +233,11 @@ def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(family, layout, dataset):
-    whole = learned(config_of(family, layout=layout, head="dense", last_layer="all"), dataset)
-    for last_layer in ("all", "predicted"):
-        config = config_of(family, layout=layout, head="masked", last_layer=last_layer)
+    whole = learned(config_of(family, layout=layout, mlm_head="dense", last_layer="dense"), dataset)
+    for last_layer in ("dense", "sparse"):
+        config = config_of(family, layout=layout, mlm_head="sparse", last_layer=last_layer)
         training = training_of(config, dataset)
-        assert training.module.narrow == (last_layer == "predicted")
+        assert training.module.narrow == (last_layer == "sparse")
         check_alike(gradients_of(training, micro_batches(dataset, config)), whole)
 
 

@@ -17,7 +17,7 @@ from trainer.health.watchdog import REQUEUE, TimeBudget, ignore_signals, parse_s
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
 from pathlib import Path
-from trainer import watch
+from trainer.health import watchdog as watch
 watch.PATIENCE_S, watch._LAST_RESORT_S, watch._REARM_EVERY_S = 0.5, 0.7, 0.1
 
 def record(*leaving):
@@ -31,10 +31,10 @@ def keep_the_interpreter():
     ctypes.PyDLL(None).sleep(30)
 
 place = Path(sys.argv[1])
-watching = watch.Watch(timeout_s=float(sys.argv[2]), record=record)
+watching = watch.Watchdog(timeout_s=float(sys.argv[2]), record=record)
 watching.traceback_file = place / "traceback.txt"
 watching.start()
-watching.beat(7)
+watching.heartbeat(7)
 print("ready", flush=True)
 """
 
@@ -115,7 +115,7 @@ ENDS = {
     ),
     "lets no other thread run": ("keep_the_interpreter()", 0.5, 1, "", "in keep_the_interpreter"),
     "shows signs of life": (
-        "for step in range(8, 24): time.sleep(0.1); watching.beat(step)\nwatching.stop()\nprint(watching.step)",
+        "for step in range(8, 24): time.sleep(0.1); watching.heartbeat(step)\nwatching.stop()\nprint(watching.step)",
         1.0, 0, "23\n", "",
     ),
     "takes long after it stopped watching": (
@@ -140,7 +140,7 @@ def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, tim
 def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_not_hang(process, tmp_path):
     one = process(
         "watch._STOPPED_S, watch._LAST_RESORT_S = 1.2, 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
-        "watching.beat()\nsys.stdin.readline()\nwatching.stop()\nprint('end')",
+        "watching.heartbeat()\nsys.stdin.readline()\nwatching.stop()\nprint('end')",
         timeout_s=1.5,
     )
     assert one.stdout.readline() == "set\n"

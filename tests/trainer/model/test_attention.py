@@ -53,7 +53,7 @@ def varlen(monkeypatch):
 def test_a_document_never_influences_another(family, way, dataset, varlen):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
     # Without masks, as the perturbed document is to differ in all its tokens.
-    config = config_of(family, head="dense", micro_batch_size=2, global_batch_size=2)
+    config = config_of(family, mlm_head="dense", micro_batch_size=2, global_batch_size=2)
     training = training_of(config, dataset)
     if way == "varlen":
         training.model.config._attn_implementation = attention.VARLEN_NAME
@@ -76,7 +76,7 @@ def test_a_document_never_influences_another(family, way, dataset, varlen):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
-@pytest.mark.parametrize("last_layer", ["predicted", "all"])
+@pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
     family, layout, last_layer, dataset, varlen, monkeypatch
 ):
@@ -193,7 +193,7 @@ def test_computing_activations_again_changes_neither_loss_nor_gradient(shape, ac
     check_alike(again, learned(config_of(model=model), dataset), loss=1e-7)
 
 
-@pytest.mark.parametrize("last_layer", ["predicted", "all"])
+@pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
     kept: dict[str, int] = {}
     for activation_checkpointing in ("none", "selective", "full"):
