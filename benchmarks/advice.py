@@ -65,7 +65,7 @@ FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
     ("dense-head", {"mlm_head": "dense", "last_layer": "dense"}, {}, None),
     ("dense-last-layer", {"last_layer": "dense"}, {}, None),
     # What `autotune workers` would find: reading sleeps, so workers sleep beside each other.
-    ("more-workers", {}, {"data__loader_workers": 4}, "delay=0.004"),
+    ("more-workers", {}, {"data__num_workers": 4}, "delay=0.004"),
 )
 """Rule, settings before, what its command would find beside its changes, and the limit of both runs."""
 

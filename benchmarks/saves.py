@@ -26,7 +26,7 @@ from trainer.distributed.ranks import join_ranks
 from trainer.health.events import EventRow
 
 _PROFILE = """\
-schema_version = 1
+schema_version = 2
 [train]
 seq_length_tokens = 512
 layout = "packed"

@@ -43,7 +43,7 @@ def show(
         if key is None and stored.profile.evidence.explore is not None:
             print(f"\n{exploration_text(stored.profile.evidence.explore)}")
     elif as_json:
-        print(answer_json({**plain(stored.profile), "intact": stored.intact, "review": stored.approval.state}))
+        print(answer_json({**plain(stored.profile), "intact": stored.intact, "approval": stored.approval.state}))
     else:
         print(profile_text(stored.profile, stored.approval, intact=stored.intact))
 
@@ -81,7 +81,7 @@ def verify(
     finally:
         monitor.close()
     if as_json:
-        said = {"profile": profile, "intact": stored.intact, "review": stored.approval.state}
+        said = {"profile": profile, "intact": stored.intact, "approval": stored.approval.state}
         print(answer_json({**said, "trial_log": trial_log, "checks": found.checks}))
     else:
         print(verification_text(found, stored.approval, intact=stored.intact))

@@ -50,7 +50,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     ]
     here = profile.fingerprint
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
-    origin = (("measured on", (place,)), ("content", (_EDITED[intact],)), ("review", (approval_line(approval),)))
+    origin = (("measured on", (place,)), ("content", (_EDITED[intact],)), ("approval", (approval_line(approval),)))
     table = Table(caption="", headers=("setting", "value", "why"), rows=tuple(decisions))
     return console_text((table, Pairs(pairs=origin)))
 
@@ -83,9 +83,9 @@ def verification_text(verification: Verification, approval: Approval, *, intact:
     ]
     edited = _EDITED[intact] + ("" if intact else ", so its figures may be of other settings")
     table = Table(caption="", headers=("what", "result", "in the profile", "here"), rows=tuple(rows))
-    trial_log = () if verification.trial_log is None else (("trial_log", (trial_log_words(verification.trial_log),)),)
+    trial_log = () if verification.trial_log is None else (("trial log", (trial_log_words(verification.trial_log),)),)
     content = ("content", (f"{short(approval.present_sha256)}, {edited}",))
-    return console_text((table, Pairs(pairs=(content, *trial_log, ("review", (approval_line(approval),))))))
+    return console_text((table, Pairs(pairs=(content, *trial_log, ("approval", (approval_line(approval),))))))
 
 
 def trial_log_words(found: TrialLogCheck) -> str:

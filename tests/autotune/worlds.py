@@ -284,7 +284,7 @@ def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvid
     ceiling = step(replace(alone, load_s_per_row=0.0, storage_rows_per_s=math.inf), few)
     rows = []
     for count in (0, 1, 2, 4, 8):
-        one = step(alone, settings_with(few, data__loader_workers=count))
+        one = step(alone, settings_with(few, data__num_workers=count))
         ratio = ceiling.step_s / one.step_s * _noise(draw, NOISE_SHARE / 2)
         waits = one.seconds["waiting"] / one.step_s
         # Over the whole window, in which nothing is busy while data is waited for.

@@ -130,8 +130,9 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
 def _some_elsewhere(misses, leads=True):
     """The first of some, of which those after it may not see its files; or one that is not the first."""
     return SimpleNamespace(
-        leads=leads, tell=lambda text: text if leads else "0a0b", sum=lambda *values: list(values),
-        each=lambda value: [value, *misses] if leads else [*misses, value],
+        leads=leads, broadcast_object=lambda text: text if leads else "0a0b",
+        all_reduce_sum=lambda *values: list(values),
+        all_gather_float=lambda value: [value, *misses] if leads else [*misses, value],
     )  # fmt: skip
 
 

@@ -110,15 +110,15 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     yield Scenario("tokenise-ahead", "a directory of programs", replace(without_settings, data=raw), without_settings)
 
     shared = replace(gpu, storage_rows_per_s=900.0)
-    reading, staged = (ran(one, settings(one, data__loader_workers=8), with_profile=True) for one in (shared, gpu))
+    reading, staged = (ran(one, settings(one, data__num_workers=8), with_profile=True) for one in (shared, gpu))
     what = "eight nodes read one shared file system"
-    yield Scenario("staging", what, reading, staged, _rates(shared, settings(shared, data__loader_workers=8)))
+    yield Scenario("staging", what, reading, staged, _rates(shared, settings(shared, data__num_workers=8)))
 
     slow = replace(gpu, load_s_per_row=2e-3)
-    starved, many = (tuned(slow, settings(slow, data__loader_workers=workers)) for workers in (1, 8))
-    enough = tuned(slow, settings(slow, data__loader_workers=1), data__loader_workers=8)
+    starved, many = (tuned(slow, settings(slow, data__num_workers=workers)) for workers in (1, 8))
+    enough = tuned(slow, settings(slow, data__num_workers=1), data__num_workers=8)
     what = "one worker for a device that could take several times as much"
-    yield Scenario("more-workers", what, starved, enough, _rates(slow, settings(slow, data__loader_workers=1)))
+    yield Scenario("more-workers", what, starved, enough, _rates(slow, settings(slow, data__num_workers=1)))
 
     def memory(advice: Advice) -> float:
         after, before = (2**30 + int(count) * 2**29 for count in (advice.changes[0].new, advice.changes[0].old))
@@ -135,7 +135,7 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     good = settings(cluster)
     yield Scenario(
         "starved-rank", "the loader of one rank of sixteen is a hundred times as slow as the others'",
-        ran(hindered, good), ran(even, settings(even, data__loader_workers=1)),
+        ran(hindered, good), ran(even, settings(even, data__num_workers=1)),
         lambda _: _speed(cluster, good) / _speed(hindered, good),
     )  # fmt: skip
 
@@ -184,7 +184,7 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
         train = settings(gpu, **changes)
         yield Scenario(rule, what, ran(gpu, train), ran_well, _rates(gpu, train))
     ran_padded = ran(gpu, settings(gpu, layout="padded"))
-    yield Scenario("computing", "good settings", ran_well, ran_padded)
+    yield Scenario("compute-bound", "good settings", ran_well, ran_padded)
     yield Scenario(NOTHING, "good settings, all measured", ran_well, ran_padded)
     exact, halved = settings(gpu, precision="fp32"), settings(gpu, parallel__gradient_dtype="fp16")
     yield Scenario("full-precision", "TF32 on an H100", tuned(gpu, exact), tuned_well, _rates(gpu, exact))
@@ -275,7 +275,7 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
         return _simulated_step_s(cap.old, seed=1) / _simulated_step_s(cap.new, seed=2)
 
     small, large = (_exchanges(gpu, cap_mib) for cap_mib in (5, 100))
-    yield Scenario("gradient_sync", "default buckets where others were measured to be faster", small, large, bucketed)
+    yield Scenario("gradient-sync", "default buckets where others were measured to be faster", small, large, bucketed)
 
 
 def _of_spread(world: World) -> Iterator[Scenario]:
@@ -353,7 +353,7 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
         )
     )
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)
-    yield Scenario("other_gpu_users", "a neighbour on the GPU", shared, hot)
+    yield Scenario("other-gpu-users", "a neighbour on the GPU", shared, hot)
     lazy = replace(gpu, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})
     what = "98 % utilisation at a tenth of the peak"
     yield Scenario("utilisation", what, ran(lazy, good, with_profile=True), ran(gpu, good))

@@ -98,7 +98,7 @@ def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
 
 @pytest.mark.parametrize(("workers", "limit"), [(2, "data loading"), (0, "network")])
 def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(workers, limit):
-    run = trained(World(gpu_name=None, nodes=2), data__loader_workers=workers)
+    run = trained(World(gpu_name=None, nodes=2), data__num_workers=workers)
     step_s = run.steps[0].step_s
     waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
     changed = {key: lambda _, value=value: value for key, value in (waits | {"slowest_rank_ratio": 1.0}).items()}
@@ -184,7 +184,7 @@ def test_what_is_known_of_waits_and_updates_is_no_wait_of_computing_for_launches
     assert (found["straggler"], found["network"]) == (0, pytest.approx(0.1))
     assert found["launch-bound"] >= 0.3
     counters = {"busy_share": 0.95, "tensor_share": 0.35, "memory_share": 0.52}
-    assert told(counters, update=0.5)["memory"] < 0.05
+    assert told(counters, **{"optimizer step": 0.5})["memory"] < 0.05
     assert told(counters, update=0.0)["memory"] > 0.4
 
 

@@ -20,7 +20,7 @@ def write_profile(path: str, world: World = WORLD, **changes) -> Path:
 
 
 def starved(path: str = "profiles/p.toml", **changes) -> Path:
-    return write_profile(path, SLOW, data__loader_workers=1, **changes)
+    return write_profile(path, SLOW, data__num_workers=1, **changes)
 
 
 def write_run(place: str, **changes) -> str:
@@ -38,7 +38,7 @@ def advise(says):
 
 def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
     said = advise(starved())
-    assert "limited by input" in said
+    assert "limited by data loading" in said
     assert "set: train.data.num_workers = 4 (was 1), safe" in said
     assert "would change this:" in said
     found = json.loads(advise(starved(), "--json"))
@@ -75,7 +75,7 @@ def test_figures_of_another_micro_batch_are_dropped(advise):
 
 
 def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_measured(advise):
-    path = write_profile("p.toml", data__loader_workers=1)
+    path = write_profile("p.toml", data__num_workers=1)
     assert "the profile is as it was" in advise(path, "--apply")
     path = starved()
     path.write_text(path.read_text().replace("seed = 0", "seed = 1"))

@@ -97,8 +97,8 @@ REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
 )
 def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried, known, wanted):
     assert next_rows(tried, BUDGET, MAX_ROWS, known and Prediction(peak_bytes=known)) in wanted
-    refused = min(one.rows for one in tried if not one.fits)
-    fitting = max((one.rows for one in tried if one.rows < refused), default=0)
+    refused = min(one.micro_batch_size for one in tried if not one.fits)
+    fitting = max((one.micro_batch_size for one in tried if one.micro_batch_size < refused), default=0)
     assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=refused)
 
 

@@ -30,9 +30,9 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
     assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*on_a_card)
     assert "left free" not in estimate(*on_a_card, "--memory", "94GB")
-    text = estimate(*words, "--memory", "20GB", "--head", "dense")
+    text = estimate(*words, "--memory", "20GB", "--mlm-head", "dense")
     assert "at least 8" in text
-    assert "--memory 20GB --seq-length 64 --max-micro-batch-size 8  # measures the masked head" in text
+    assert "--memory 20GB --seq-length 64 --max-micro-batch-size 8  # measures the sparse head" in text
 
 
 @pytest.mark.system

@@ -99,7 +99,7 @@ def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_t
     machine = FakeMachine(simulate)
     found = probe(machine)
     assert bracket(found) == (35, 36)
-    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
+    assert [point.micro_batch_size for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
     assert found.sustained is None  # on a CPU a few steps are enough
     assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
     verified = next(trial.measured for trial in machine.trials if rows_of(trial) == 35)
@@ -136,7 +136,7 @@ def test_sizes_are_multiples_of_the_granularity(probe):
     found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
     assert bracket(found) == (32, 40)
     assert all(rows_of(trial) % 8 == 0 for trial in machine.trials if trial.job == "step")
-    assert [point.rows for point in found.curve] == [8, 16, 24]
+    assert [point.micro_batch_size for point in found.curve] == [8, 16, 24]
 
 
 def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
@@ -150,9 +150,9 @@ def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_
     found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
     timed = [trial.measured for trial in machine.trials if is_timed(trial)]
     assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
-    cold = next(point for point in found.curve if point.rows == probe.chosen_rows)
+    cold = next(point for point in found.curve if point.micro_batch_size == probe.chosen_rows)
     assert found.sustained.timed_steps * found.sustained.step_s >= 60
-    assert found.sustained.rows == probe.chosen_rows
+    assert found.sustained.micro_batch_size == probe.chosen_rows
     assert found.sustained.padded_tokens_per_s == pytest.approx(cold.padded_tokens_per_s / 1.05)
 
 
@@ -281,7 +281,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
         probed_within(search_trials - 1)
     found = probed_within(search_trials + 1)
     assert bracket(found) == (35, 36)
-    assert [point.rows for point in found.curve] == [probe.chosen_rows] == [33]
+    assert [point.micro_batch_size for point in found.curve] == [probe.chosen_rows] == [33]
 
 
 REQUEST = TraceRequest(

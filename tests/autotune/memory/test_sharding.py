@@ -10,7 +10,7 @@ from autotune.memory.values import StateBytes
 sizes = st.integers(0, 10**12)
 ranks = st.integers(1, 64)
 stages = st.integers(0, 3)
-TERMS = ("parameters", "gradients", "optimizer", "activations", "head_and_loss", "temporaries", "outside")
+TERMS = ("parameters", "gradients", "optimizer", "activations", "head_and_loss", "temporaries", "non_pytorch")
 states = st.builds(StateBytes, **{f"{name}_bytes": sizes for name in TERMS})
 GB = 10**9
 

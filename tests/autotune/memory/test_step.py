@@ -14,8 +14,8 @@ def figures_of(steps=2.0, loss=1.5):
     """Rank 0 of two, with the numbers of the other one."""
     each, most = iter((300.0, steps)), iter(([0.1, 0.4], [9.0]))
     ranks = SimpleNamespace(
-        local_world_size=2, each=lambda value: [value, next(each)],
-        max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
+        local_world_size=2, all_gather_float=lambda value: [value, next(each)],
+        all_reduce_max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
     )  # fmt: skip
     budget = SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100)
     return step._of_all(ranks, budget, [0.2, 0.3], loss)
@@ -79,7 +79,7 @@ def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
     config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
     asked = StepRequest.model_construct(config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10)
-    ranks = SimpleNamespace(device="cuda", rank=0, sum=lambda _: None)
+    ranks = SimpleNamespace(device="cuda", rank=0, all_reduce_sum=lambda _: None)
     seconds, loss, flops = step._take_steps(asked, ranks)
     assert (loss, flops) == (1.5, 7.0)
     assert len(made) == step.PREPARED

@@ -14,7 +14,7 @@ def two_ranks(device):
     """The first of two ranks, each a node of its own."""
     return SimpleNamespace(
         device=torch.device(device), rank=0, local_rank=0, local_world_size=1, world_size=2,
-        sum=lambda *values: list(values), max=lambda *values: list(values),
+        all_reduce_sum=lambda *values: list(values), all_reduce_max=lambda *values: list(values),
     )  # fmt: skip
 
 

@@ -38,8 +38,12 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
     found = load(rows, most).micro_batch_options(ranks)
     assert bool(found) == (rows >= ranks)
     for split in found:
-        assert split.rows <= most
-        assert split.rows * split.micro_batches * ranks >= rows > split.rows * (split.micro_batches - 1) * ranks
+        assert split.micro_batch_size <= most
+        assert (
+            split.micro_batch_size * split.gradient_accumulation_steps * ranks
+            >= rows
+            > split.micro_batch_size * (split.gradient_accumulation_steps - 1) * ranks
+        )
 
 
 def test_what_cannot_be_dealt_or_sent_has_no_prediction():

@@ -23,14 +23,14 @@ def here(made_here):
 def test_show_names_decisions_and_how_the_profile_stands(here, says):
     out = says("profile", "show", "p.toml")
     assert "micro-batch rows" in out
-    assert "review: not reviewed" in out
+    assert "approval: not reviewed" in out
     verify = ["profile", "verify", "p.toml", "--require-approved"]
     assert "nobody has reviewed" in says(*verify, code=6)
     says("profile", "approve", "p.toml", "--by", "reviewer")
     says(*verify)
-    assert "review: approved by reviewer" in says("profile", "show", "p.toml")
+    assert "approval: approved by reviewer" in says("profile", "show", "p.toml")
     told = json.loads(says("profile", "show", "p.toml", "--json"))
-    assert (told["intact"], told["review"]) == (True, "approved")
+    assert (told["intact"], told["approval"]) == (True, "approved")
     _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     says(*verify, code=6)
 

@@ -18,7 +18,7 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
     assert every[0] == tuned_rate(with_evidence(probe=True, workers=True, baseline=True))
     assert tuned_rate(with_evidence()) is None
     profile = with_evidence(probe=True)
-    point = next(point for point in profile.evidence.probe.curve if point.rows == 64)
+    point = next(point for point in profile.evidence.probe.curve if point.micro_batch_size == 64)
     found = tuned_rate(profile).interval
     assert (found.value, found.low, found.high) == pytest.approx(
         (0.994 * point.padded_tokens_per_s, 0.994 * point.padded_tokens_per_s_low, 0.994 * point.padded_tokens_per_s_high)

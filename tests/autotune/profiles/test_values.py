@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parents[3] / "profiles"
 def test_a_profile_reads_back_as_it_was_written_and_a_hand_edit_is_noticed_and_not_refused():
     written = profile_to_toml(example_profile())
     assert profile_from_tables(tomllib.loads(written), where="p") == (example_profile(), True)
-    edited = written.replace("micro_batch_size = 2", "micro_batch_size = 1")
+    edited = written.replace("micro_batch_size = 2", "micro_batch_size = 1", 1)
     changed = but(example_profile(), train={"micro_batch_size": 1})
     assert profile_from_tables(tomllib.loads(edited), where="p") == (changed, False)
 
@@ -27,7 +27,7 @@ def test_a_profile_reads_back_as_it_was_written_and_a_hand_edit_is_noticed_and_n
         ("micro_batch_size", "micro_batch_row", "'micro_batch_size'"),
         ("feasible_max", "feasable_max", "'feasible_max'"),
         (r"\[constraints\]", "[constraint]", "'constraints'"),
-        ("num_workers = 1", "loader_worker = 1", "'num_workers'"),
+        ("num_workers = 1", "num_worker = 1", "'num_workers'"),
         *((f"{key} = .*", "", key) for key in ("torch", "allotted_cpus", "dataset_hash", "trial_log_sha256")),
     ],
 )

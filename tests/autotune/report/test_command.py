@@ -116,7 +116,7 @@ def state(says):
 
 
 def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept):
-    assert "standing: not reviewed" in says(*REVIEW)
+    assert "approval: not reviewed" in says(*REVIEW)
     assert not kept.exists()
     out = says(*APPROVE, "--note", "fits the H100s")
     assert "approved by reviewer at 20" in out

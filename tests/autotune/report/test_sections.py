@@ -174,7 +174,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     lines = baseline_text(FOUND, Path("p.toml")).splitlines()
     assert "Tuned, against paper: 4.00 (2.00 to 5.00, 95 %) times the real tokens per second." in lines
     assert "Tuned, against hf-trainer: n/a (out of memory, even with one row)." in lines
-    assert "paper: head: dense instead of masked" in lines
+    assert "paper: mlm_head: dense instead of sparse" in lines
     assert "hf-trainer: nothing differs from the tuned settings" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
@@ -240,7 +240,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     [
         ({}, False, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
                      "seful nodes at this global batch (at least 90 % efficient, predicted):"),
-         "next: autotune network --profile p.toml --predict or autotune train --profile p.toml --slurm"),
+         "next: autotune network --profile p.toml --predict, or autotune train --profile p.toml --slurm"),
         ({}, True, ("only the links were measured",),
          "next: autotune network --profile p.toml (with training steps, which decide)"),
         ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4}, False,

@@ -24,12 +24,12 @@ def links(**changes):
     return Trial(job="links", measured=LINKS | changes, timeout_s=60.0)
 
 
-def gradient_sync(data, *, travels=True, **parallel):
+def gradient_sync(data, *, synchronise=True, **parallel):
     config = {
         "model": {"name": "tiny", "config": SHAPE}, "micro_batch_size": 2, "global_batch_size": 8,
         "seq_length_tokens": 32, "layout": "packed", "parallel": parallel,
     }  # fmt: skip
-    measured = {"config": config, "steps": 2, "travels": travels, "round": 0, "nodes": 1, "ranks_per_node": 2}
+    measured = {"config": config, "steps": 2, "synchronise": synchronise, "round": 0, "nodes": 1, "ranks_per_node": 2}
     return Trial(job="gradient_sync", measured=measured, place={"data_dir": str(data)}, timeout_s=90.0)
 
 
@@ -55,9 +55,9 @@ def test_links_are_timed_within_the_node(two_ranks):
 @pytest.mark.system
 def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tmp_path):
     write_dataset(tmp_path / "data", [[5 + number % 90 for number in range(20)]] * 40, vocab_size=128)
-    runs = [two_ranks.run(gradient_sync(tmp_path / "data", travels=travels)) for travels in (True, False)]
+    runs = [two_ranks.run(gradient_sync(tmp_path / "data", synchronise=travels)) for travels in (True, False)]
     with_, without = map(GradientSyncFigures.of, runs)
-    assert (with_.micro_batches, with_.rows) == (2, 2)
+    assert (with_.gradient_accumulation_steps, with_.micro_batch_size) == (2, 2)
     assert len(with_.step_s) == 2
     assert len(without.compute_s_by_rank) == 2
     shares = [ready for _, ready in without.gradients]

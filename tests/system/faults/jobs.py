@@ -32,7 +32,7 @@ END_S = 120.0
 """No job takes so long."""
 # Several buckets of gradients, accumulation, dropout, more than one epoch.
 PROFILE = f"""\
-schema_version = 1
+schema_version = 2
 [train]
 seq_length_tokens = 64
 layout = "packed"
