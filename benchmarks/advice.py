@@ -19,7 +19,7 @@ from typing import Any
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import situation_of_run
+from autotune.advice.sources import context_of_run
 from autotune.advice.values import Advice, Bottleneck, Cause, Gain
 from autotune.machine.host import SystemHost
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
@@ -196,7 +196,7 @@ def _followed(
 
 
 def _advice(run: Run, place: CacheDirectory, rule: str) -> Advice:
-    found = advise(situation_of_run(run, SystemHost(), data=place.data))
+    found = advise(context_of_run(run, SystemHost(), data=place.data))
     return next(one for one in found if one.rule == rule)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from autotune.base.files import write_atomically
 from autotune.base.statistics import location, residuals_of
 from autotune.memory.measure import ProbeRequest
-from autotune.memory.stage import asked_config, probe_models
+from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
 from autotune.search.history import ExploreRequest
 from autotune.search.stage import explore_request
@@ -160,7 +160,7 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
     """Probe a model, and read every cell around what the probe came to."""
     step = {"seq_length_tokens": case.seq_length_tokens, "global_batch_tokens": case.global_batch_tokens}
     asked = ProbeRequest(
-        config=asked_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
+        config=requested_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
     )
     with open_session("cpu", data) as bench:
         (probed,) = probe_models(bench, [asked], place / "profiles")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import Clock, SystemClock
-from autotune.machine import values as hardware
+from autotune.machine import values
 from autotune.machine.gpu_sampler import Reading, series_of
 from autotune.machine.nvml import GpuMonitor
 from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, GpuSeries, HostFacts, Unavailable
@@ -18,7 +18,7 @@ HOST = HostFacts(
     cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_total_bytes=32 * 2**30,
     ram_available_bytes=24 * 2**30, ram_limit_source="the system", ram_limit_bytes=None, shm_free_bytes=16 * 2**30,
     cpu_model="Example CPU", platform="Linux", python_version="3.11.0", load_average_1min=0.1, disks=(),
-    nics=(hardware.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
+    nics=(values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
 )  # fmt: skip
 CARD = GpuFacts(
     uuid="GPU-0", index=0, name="GpuModel", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
@@ -75,8 +75,7 @@ class FakeHost:
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         disks = (
-            hardware.DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False)
-            for path in paths
+            values.DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False) for path in paths
         )
         return replace(HOST, disks=tuple(disks))
 

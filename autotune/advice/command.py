@@ -47,7 +47,7 @@ def advise(
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
     from autotune.advice.sections import advice_text, rules_text
-    from autotune.advice.sources import read_foreign, situation_of
+    from autotune.advice.sources import context_of, read_foreign
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from trainer.record.run_record import RUN_FILE
@@ -68,7 +68,7 @@ def advise(
     for option, why in idle.items():
         if why:
             raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
-    now = situation_of(
+    now = context_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
     if hf_args is not None:
@@ -107,9 +107,9 @@ def _profiles() -> list[Path]:
 
 def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
-    from autotune.advice.decide.apply import safe_changes, with_advice
+    from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
-    from autotune.profiles.store import rebased, write_profile
+    from autotune.profiles.store import rebase_data_path, write_profile
 
     if now.profile is None:
         raise UsageError(
@@ -129,7 +129,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
-    kept = write_profile(path, rebased(with_advice(now.profile, changes), old, path))
+    kept = write_profile(path, rebase_data_path(apply_advice(now.profile, changes), old, path))
     return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
 
 

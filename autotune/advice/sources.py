@@ -28,7 +28,7 @@ from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 MOST_FOREIGN_BYTES = 2**20
 
 
-def situation_of(
+def context_of(
     place: Path,
     host: Host,
     *,
@@ -50,7 +50,7 @@ def situation_of(
     if place.is_file():
         found = read_profile(place)
         trials = read_trials(place, found.profile, reports)[0]
-        return situation_of_profile(found, trials, host, data=data, nodes=nodes)
+        return context_of_profile(found, trials, host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
         run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
@@ -59,7 +59,7 @@ def situation_of(
                 f"{place} was not trained as {profile} says: {', '.join(others)}",
                 next_step="Name the profile it was started from, or none: autotune advise RUN.",
             )
-        return situation_of_run(run, host, stored=stored, data=data)
+        return context_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
     if facts is None or not (facts.prepared or facts.kinds):
         raise BadInput(
@@ -81,7 +81,7 @@ def read_measured_run(directory: Path) -> Run:
     return run
 
 
-def situation_of_profile(
+def context_of_profile(
     stored: StoredProfile,
     trials: Sequence[FinishedTrial],
     host: Host,
@@ -104,7 +104,7 @@ def situation_of_profile(
     )
 
 
-def situation_of_run(
+def context_of_run(
     run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
 ) -> TrainingContext:
     """Return what is known after, or in the middle of, a run, and of the profile that it was started from."""

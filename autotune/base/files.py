@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import BadInput
-from trainer import files as disk
+from trainer import files
 
 _SHORT_CHARACTERS = 600
 
@@ -40,7 +40,7 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.write_atomically(path, text)
+        files.write_atomically(path, text)
 
 
 def check_writable(directory: Path) -> None:

@@ -19,7 +19,7 @@ from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.memory.values import StepRequest
-from autotune.trials.runner import Rounds, TrialRunner, unmeasured
+from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
 from autotune.trials.values import FeedFigures, HostOutOfMemory, Measured, Outcome, OutOfMemory, Trial, describe
 from autotune.workers.measure import TrainingWindows, feed_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
@@ -169,7 +169,7 @@ class BaselineRunner:
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
             if name == TUNED and not isinstance(outcome, Measured):
-                raise unmeasured("the window of the tuned settings", outcome, self.runner)
+                raise could_not_measure("the window of the tuned settings", outcome, self.runner)
 
         found: dict[RecipeName, FeedFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():

@@ -7,7 +7,7 @@ from autotune.base.files import write_atomically
 from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
+from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
@@ -42,5 +42,5 @@ def compare_recipes(
             device_used_before_bytes=bench.used_before(ranks),
             runner=trial_runner,
         ).run()
-    write_atomically(stored.path, profile_to_toml(with_evidence(stored.profile, "baseline", found, trial_runner)))
+    write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)))
     return found

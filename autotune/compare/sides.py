@@ -34,7 +34,7 @@ from autotune.profiles.decide.rates import settled_steps, training_rates
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, records_in
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord
 from trainer.config.tables import canonical_sha256, flat_table
 from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
@@ -226,7 +226,7 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
 
 
 def _tuning_side(path: Path) -> Side:
-    every, damaged = records_in(path / TRIAL_LOG_DIRECTORY)
+    every, damaged = read_trial_records(path / TRIAL_LOG_DIRECTORY)
     measured = [one for one in every if one.job in ("step", "feed") and one.outcome["kind"] == "measured"]
     if not measured:
         raise BadInput(

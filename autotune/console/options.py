@@ -134,7 +134,7 @@ class ModelOptions(StepOptions):
         """Return what to probe of each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.base.units import parse_bytes
         from autotune.memory.measure import ProbeRequest
-        from autotune.memory.stage import asked_config
+        from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
 
         asked = settings | {
@@ -145,7 +145,7 @@ class ModelOptions(StepOptions):
         }
         return tuple(
             ProbeRequest(
-                config=asked_config(model_settings(name), **asked),
+                config=requested_config(model_settings(name), **asked),
                 data=self.data,
                 reports=reports,
                 memory_bytes=None if self.memory is None else parse_bytes(self.memory),
@@ -226,7 +226,7 @@ def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
         raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error
 
 
-def request_of(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:
+def make_request(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:
     """Return a request: each field that ``others`` does not set is the option of the same name, if there is one."""
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
     return kind(**{name: value for name, value in context.params.items() if name in names} | others)

@@ -144,7 +144,7 @@ class JobOptions(SlurmOptions):
     here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False
     reports: Reports = REPORTS
 
-    def goes_elsewhere(self, context: typer.Context, request: JobRequest) -> bool:
+    def submitted_or_refused(self, context: typer.Context, request: JobRequest) -> bool:
         """Do as ``submitted``; keep what is to run here off login nodes, which many people share, unless ``here``.
 
         Raises:
@@ -162,7 +162,7 @@ class JobOptions(SlurmOptions):
         return False
 
 
-def job_of_profile(
+def profile_job(
     name: str, purpose: str, stored: "StoredProfile", request: "SweepRequest", *, on_gpus: bool = True
 ) -> JobRequest:
     """Return a measurement of a profile's training as a job."""

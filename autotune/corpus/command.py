@@ -13,7 +13,7 @@ import typer
 from autotune.base.document import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import per_s
-from autotune.console.options import AsJson, grouped, request_of, sites
+from autotune.console.options import AsJson, grouped, make_request, sites
 from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, dataset_text, facts_of, facts_text
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
@@ -208,7 +208,7 @@ def prepare(
     asked = JobRequest(name=f"prepare-{name}", purpose=f"Prepares the dataset {name}.", on_gpus=False, cpus=workers)
     if job.submitted(context, asked):
         return
-    request = request_of(
+    request = make_request(
         Request,
         context,
         sources=tuple(sources),

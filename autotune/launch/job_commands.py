@@ -34,11 +34,11 @@ def preflight(
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.profiles import approval as reviews
+    from autotune.profiles import approval
     from autotune.profiles.store import read_profile
 
     if require_approved:
-        reviews.require_approved(profile, reports, expect_sha256=profile_sha256)
+        approval.require_approved(profile, reports, expect_sha256=profile_sha256)
     stored = read_profile(profile).profile
     monitor = NvmlMonitor()
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError
 from autotune.launch.values import RunStatus, TuningStatus
 from autotune.trials.decide.plausibility import check_run
-from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, records_in
+from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.watchdog import REQUEUE
@@ -49,7 +49,7 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
 
 def tuning_status(report_directory: Path) -> TuningStatus:
     """Return what a tuning has measured so far."""
-    trials, damaged = records_in(report_directory / TRIAL_LOG_DIRECTORY)
+    trials, damaged = read_trial_records(report_directory / TRIAL_LOG_DIRECTORY)
     newest = trials[-1] if trials else None
     return TuningStatus(
         directory=str(report_directory),

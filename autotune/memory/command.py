@@ -14,7 +14,7 @@ from autotune.console.options import (
     StepOptions,
     cards,
     grouped,
-    request_of,
+    make_request,
 )
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import AutotuneError, DoesNotFit, UsageError
@@ -86,7 +86,7 @@ def probe(
         on_gpus=options.device != "cpu",
         reports=job.reports,
     )
-    if job.goes_elsewhere(context, asked):
+    if job.submitted_or_refused(context, asked):
         return
     with open_session(options.device, options.data) as bench:
         probed = probe_models(bench, requests, out)
@@ -147,7 +147,7 @@ def estimate(
         settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
         for one in named.values()
     ]
-    asked = request_of(PredictionRequest, context, configs=tuple(configs))
+    asked = make_request(PredictionRequest, context, configs=tuple(configs))
     target = find_target(asked)
     with progress("estimate") as update:
         answer, refused = predict(asked, target, what_if=what_if, update=update)

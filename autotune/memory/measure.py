@@ -32,7 +32,7 @@ from autotune.profiles.decide.batch_split import (
     with_headroom,
 )
 from autotune.trials.fork_server import Machine
-from autotune.trials.runner import TrialRunner, unmeasured
+from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, StepFigures, Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Manifest
@@ -197,7 +197,7 @@ class Search:
         elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
             self.tried.append(SizeTrial(micro_batch_size=size, fits=None))
         else:
-            raise unmeasured(f"the trial {label!r}", outcome, self.runner)
+            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
 
     def curve(self, sizes: list[int]) -> list[CurvePoint]:
         """Measure throughput from the largest size down, as far as time allows; at least the largest."""
@@ -251,7 +251,7 @@ class Search:
                 next_step="Leave more memory free: --headroom 0.1",
             )
         if not isinstance(outcome, Measured):
-            raise unmeasured(f"the trial {label!r}", outcome, self.runner)
+            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
         figures = StepFigures.of(outcome)
         step_s = statistics.median(figures.step_s)
         spread = of_windows([figures.padded_tokens_per_step / seconds for seconds in figures.step_s]).interval()

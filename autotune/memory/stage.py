@@ -22,7 +22,7 @@ from autotune.profiles.decide.batch_split import (
     global_batch_size_of,
     split_global_batch,
 )
-from autotune.profiles.store import profile_paths, relative_data_path, resting_on, with_workers_of, write_profile
+from autotune.profiles.store import keep_workers, profile_paths, relative_data_path, trial_log_provenance, write_profile
 from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
@@ -34,7 +34,7 @@ from trainer.data.global_batch import row_statistics
 from trainer.health.events import utc_now
 
 
-def asked_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
+def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
     """Return the settings of a step in which only those are set that were asked for; None stands for the others.
 
     Raises:
@@ -109,12 +109,12 @@ def probe_one(
         OutOfTime: If time is over, in seconds since 1970, before the largest micro-batch is verified.
     """
     check_writable(path.parent)
-    profile, trials = probed_profile(bench, probe, path, traced, budget_ends_s)
-    profile = with_workers_of(profile, path)
+    profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
+    profile = keep_workers(profile, path)
     return ProbedModel(path=path, previous=write_profile(path, profile), profile=profile, trials=trials)
 
 
-def probed_profile(
+def profile_of_probe(
     bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model; return the profile that this alone supports, to lie at ``path``, unwritten, and its trials."""
@@ -138,7 +138,7 @@ def probed_profile(
             created_utc=utc_now(),
             commands=["probe"],
             slurm_job_id=bench.site.slurm.job_id,
-            **resting_on(runner, here, train.seq_length_tokens),
+            **trial_log_provenance(runner, here, train.seq_length_tokens),
         ),
         evidence=Evidence(probe=found),
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.console.options import SweepOptions, grouped, parsed
-from autotune.console.slurm_job import JobOptions, JobRequest, job_of_profile
+from autotune.console.slurm_job import JobOptions, JobRequest, profile_job
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def network(
     request = sweep.request(stored, job.reports, minutes)
     count = counts[0] if counts else None
     purpose = f"Measures the network between nodes, and how {model} trains best over it."
-    asked = job_of_profile("network", purpose, stored, request)
+    asked = profile_job("network", purpose, stored, request)
     expected_minutes = 4 if links_only else asked.expected_minutes
-    if job.goes_elsewhere(
+    if job.submitted_or_refused(
         context, replace(asked, nodes=count or 2, expected_minutes=expected_minutes, with_srun=False)
     ):
         return

@@ -27,7 +27,7 @@ from autotune.network.values import (
     RankCompute,
 )
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
-from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
+from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
@@ -383,7 +383,7 @@ class NetworkTuning:
     def _measured(self, outcome: Outcome, what: str) -> Measured:
         if isinstance(outcome, Measured):
             return outcome
-        raise unmeasured(what, outcome, self.runner)
+        raise could_not_measure(what, outcome, self.runner)
 
 
 def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:

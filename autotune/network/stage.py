@@ -21,7 +21,7 @@ from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_set
 from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
 from autotune.network.values import GradientSync, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
-from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
+from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.runner import TrialRunner
@@ -127,10 +127,10 @@ def tune_network(
     found = evidence(tuning)
     if tuning.tried:
         chosen = tuning.fastest()[0].candidate
-        changed = with_network(stored.profile, found, chosen.gradient_sync, tuning.micro_batch_size(chosen), runner)
+        changed = add_network(stored.profile, found, chosen.gradient_sync, tuning.micro_batch_size(chosen), runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
-        changed = with_evidence(stored.profile, "network", found, runner)
+        changed = add_evidence(stored.profile, "network", found, runner)
     write_atomically(stored.path, profile_to_toml(changed))
     return found, bench.server.waited_s
 
@@ -224,10 +224,10 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
     return tokens / probe.mean_tokens_per_sequence
 
 
-def with_network(
+def add_network(
     profile: Profile, found: NetworkEvidence, gradient_sync: GradientSync, rows: int, runner: TrialRunner
 ) -> Profile:
     """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
     parallel = profile.train.parallel.model_copy(update=parallel_settings(gradient_sync, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
-    return with_evidence(profile, "network", found, runner, train)
+    return add_evidence(profile, "network", found, runner, train)

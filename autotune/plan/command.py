@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.base.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
-from autotune.console.options import AsJson, ProfileData, cards, models, parsed, profiles, request_of
+from autotune.console.options import AsJson, ProfileData, cards, make_request, models, parsed, profiles
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan(
     def amount(text: str | None, option: str) -> float | None:
         return None if text is None else parsed(parse_amount, text, option)
 
-    asked = request_of(
+    asked = make_request(
         PlanRequest,
         context,
         source=_source(model, profile, seq_length, precision),

@@ -63,7 +63,7 @@ def verify(
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.profiles import approval as reviews
+    from autotune.profiles import approval
     from autotune.profiles.store import read_trials
     from autotune.profiles.sections import verification_text
     from autotune.trials.fork_server import ForkServerMachine
@@ -73,11 +73,11 @@ def verify(
             server.start()
             return server.versions.get("cuda")
 
-    stored = reviews.read_with_approval(profile, reports)
+    stored = approval.read_with_approval(profile, reports)
     _, _, trial_log = read_trials(profile, stored.profile, reports)
     monitor = NvmlMonitor()
     try:
-        found = reviews.verify(stored, data, SystemHost(), monitor, read_cuda, trial_log=trial_log)
+        found = approval.verify(stored, data, SystemHost(), monitor, read_cuda, trial_log=trial_log)
     finally:
         monitor.close()
     if as_json:
@@ -86,7 +86,7 @@ def verify(
     else:
         print(verification_text(found, stored.approval, intact=stored.intact))
     if require_approved or stored.approval.state in ("rejected", "voided"):
-        reviews.require_approved(profile, reports)
+        approval.require_approved(profile, reports)
     found.raise_if_bad(str(profile))
 
 

@@ -31,7 +31,7 @@ from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import records_in
+from autotune.trials.trial_log import read_trial_records
 from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME
@@ -87,7 +87,7 @@ def read_trials(
     Raises:
         BadInput: If a file of the trial log is too large to be one.
     """
-    records, damaged = records_in(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
+    records, damaged = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
     finished = tuple(record.finished() for record in records_of(profile, records))
     return finished, damaged, check_trial_log(profile, records)
 
@@ -108,16 +108,16 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
-def resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
+def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
     """Return what ``[provenance]`` says of the trial log: of all the profile's trials up to now, whichever command's."""
-    own = own_records(records_in(runner.trial_log.directory)[0], made_on, row_tokens)
+    own = own_records(read_trial_records(runner.trial_log.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
 
 
 
 
-def with_evidence(
+def add_evidence(
     profile: Profile,
     command: Literal["explore", "workers", "network", "baseline"],
     found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
@@ -125,7 +125,7 @@ def with_evidence(
     train: TrainConfig | None = None,
 ) -> Profile:
     """Return the profile with what a command found, in place of what it found before, and with its settings if any."""
-    resting = resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens)
+    resting = trial_log_provenance(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
 
 
@@ -137,7 +137,7 @@ def with_evidence(
 
 
 
-def rebased(profile: Profile, old: Path, new: Path) -> Profile:
+def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
     """Return the profile as it is to be written elsewhere: its dataset is named from there."""
     path = profile.train.data.path
     if path is None or old.parent.resolve() == new.parent.resolve():
@@ -146,7 +146,7 @@ def rebased(profile: Profile, old: Path, new: Path) -> Profile:
     return profile.model_copy(update={"train": train})
 
 
-def with_workers_of(profile: Profile, path: Path) -> Profile:
+def keep_workers(profile: Profile, path: Path) -> Profile:
     """Keep the loader workers of the profile that lies at ``path``, if they were counted for these very settings."""
     old = _lying_at(path)
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:

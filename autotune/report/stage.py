@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import other_settings_than, read_measured_run, situation_of_profile, situation_of_run
+from autotune.advice.sources import context_of_profile, context_of_run, other_settings_than, read_measured_run
 from autotune.base.files import json_rows, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
@@ -72,7 +72,7 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         lacking = error.message
     if manifest is not None and manifest.dataset_hash != stored.profile.fingerprint.dataset_hash:
         manifest, lacking = None, f"{directory} is another dataset"
-    now = situation_of_profile(stored, finished, host, data=None if manifest is None else directory)
+    now = context_of_profile(stored, finished, host, data=None if manifest is None else directory)
     return ReportedProfile(
         path=path,
         profile=stored.profile,
@@ -104,7 +104,7 @@ def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Ho
     if otherwise:
         stored = None  # figures of another step say nothing of this one
     # What is said of the profile already is left out.
-    now = replace(situation_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
+    now = replace(context_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
     return ReportedRun(
         run=run,
         profile_path=None if found is None else found.path,

@@ -175,7 +175,7 @@ class Cells:
         others.sort(key=lambda cell: -float(gains[place[cell]]))
         return others if fastest == self.starting else [fastest, *others]
 
-    def consider(self, cell: Configuration) -> None:
+    def add_cell(self, cell: Configuration) -> None:
         """Take one more into the space."""
         if cell not in self.cells:
             self._keep((*self.cells, cell))

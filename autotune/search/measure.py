@@ -20,7 +20,7 @@ from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, Cells, ExploreRequest
 from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
-from autotune.trials.runner import Rounds, TrialRunner, check_loss, unmeasured
+from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import FeedFigures, Measured, Outcome, Trial
 from autotune.workers.measure import feed_trial
 
@@ -156,7 +156,7 @@ class Exploration:
         def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
             self.taken_s[cell.compile].append(seconds)
             if cell == self.starting and not isinstance(outcome, Measured):
-                raise unmeasured("the window of the unexplored settings", outcome, self.runner)
+                raise could_not_measure("the window of the unexplored settings", outcome, self.runner)
 
         outcomes = self.reading.read(number, trials, check)
         rates = {

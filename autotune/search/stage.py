@@ -10,11 +10,11 @@ from autotune.base.files import write_atomically
 from autotune.errors import DoesNotFit, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
-from autotune.memory.stage import prepare, probed_profile, settled_probe
+from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import global_batch_size_of, with_headroom
-from autotune.profiles.store import StoredProfile, require_local_probe, with_evidence
+from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.search import measure as exploration
+from autotune.search import measure
 from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of
@@ -49,8 +49,8 @@ def explore_settings(
         search.run()
         explored = confirm(search)
     profile, explored = _settle(bench, stored, probe_request, search, explored)
-    found = exploration.evidence(search, explored)
-    write_atomically(stored.path, profile_to_toml(with_evidence(profile, "explore", found, runner)))
+    found = measure.evidence(search, explored)
+    write_atomically(stored.path, profile_to_toml(add_evidence(profile, "explore", found, runner)))
     return found
 
 
@@ -68,7 +68,7 @@ def _settle(
     settings = {**chosen.model_dump(), "parallel": train.parallel, "global_batch_tokens": tokens}
     again = replace(probe_request, config=probe_request.config.model_copy(update=settings))
     try:
-        probed, _ = probed_profile(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
+        probed, _ = profile_of_probe(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
     except (DoesNotFit, OutOfTime) as error:
         return stored.profile, replace(explored, adopted=False, refused=error.message)
     probe = probed.evidence.probe
@@ -80,7 +80,7 @@ def _settle(
         if fewer == search.starting:
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
             return stored.profile, replace(explored, adopted=False, refused=why)
-        search.known.consider(fewer)
+        search.known.add_cell(fewer)
         proven = confirm_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)

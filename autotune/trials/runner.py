@@ -16,7 +16,7 @@ from autotune.machine.values import is_pretended
 from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine
-from autotune.trials.trial_log import TrialLog, records_in
+from autotune.trials.trial_log import TrialLog, read_trial_records
 from autotune.trials.values import (
     Contaminated,
     FinishedTrial,
@@ -60,7 +60,7 @@ class TrialRunner:
     _failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for record in records_in(self.trial_log.directory)[0]:
+        for record in read_trial_records(self.trial_log.directory)[0]:
             if record.site == self.site:
                 self._remember(record)
 
@@ -215,7 +215,7 @@ class Rounds:
         return outcome
 
 
-def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
+def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
     """Return the error that a trial came to nothing that could be compared."""
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(

@@ -22,7 +22,14 @@ from autotune.profiles.values import Fingerprint
 from autotune.trials.contamination_guard import ContaminationGuard, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, TrialLog, made_on, own_records, records_in, report_directory
+from autotune.trials.trial_log import (
+    TRIAL_LOG_DIRECTORY,
+    TrialLog,
+    made_on,
+    own_records,
+    read_trial_records,
+    report_directory,
+)
 from autotune.trials.values import FinishedTrial, Outcome, describe
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
@@ -92,7 +99,7 @@ class Session:
         """
         directory = reports / TRIAL_LOG_DIRECTORY
         check_writable(directory)
-        records, _ = records_in(directory)
+        records, _ = read_trial_records(directory)
         if others := len(records) - len(own_records(records, here, None)):
             sys.stderr.write(
                 f"warn: {others} trials in {directory} are of another model, dataset or device: another profile of "

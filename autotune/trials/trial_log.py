@@ -10,7 +10,7 @@ from autotune.base.files import translate_write_errors
 from autotune.errors import BadInput
 from autotune.profiles.values import Fingerprint
 from autotune.trials.values import MadeOn, TrialRecord
-from trainer import files as disk
+from trainer import files
 from trainer.config.tables import canonical_json, canonical_sha256
 
 TRIAL_LOG_DIRECTORY = "trials"
@@ -32,7 +32,7 @@ class TrialLog:
         self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record and sync it to disk.
+        """Add a record and sync it to files.
 
         Raises:
             BadInput: If the directory cannot be written.
@@ -40,7 +40,7 @@ class TrialLog:
         line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
         with translate_write_errors(self._file):
             self.directory.mkdir(parents=True, exist_ok=True)
-            disk.append_whole(self._file, line, durable=True)
+            files.append_whole(self._file, line, durable=True)
 
 
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
@@ -72,7 +72,7 @@ def _checked(line: bytes) -> dict[str, Any] | None:
     return record if intact else None
 
 
-def records_in(directory: Path) -> tuple[list[TrialRecord], int]:
+def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     """Return a trial log's trials of all sites and writers, oldest first, and how many of its lines are none."""
     lines, damaged = read_trial_log(directory)
     found = [TrialRecord.of(line) for line in lines]

@@ -83,7 +83,7 @@ def tune(
         reports=job.reports,
         then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
     )
-    if job.goes_elsewhere(context, asked):
+    if job.submitted_or_refused(context, asked):
         return
     tuning = Tuning(request=request)
     try:

@@ -6,7 +6,7 @@ import typer
 
 from autotune.base.defaults import JOINT_TRIALS, WINDOW_S
 from autotune.console.options import SweepOptions, Window, grouped, parsed
-from autotune.console.slurm_job import JobOptions, job_of_profile
+from autotune.console.slurm_job import JobOptions, profile_job
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def workers(
         stored, job.reports, minutes, window_s=window_s, max_workers=max_workers, replayed_step_s=replayed_step_s
     )
     purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
-    if job.goes_elsewhere(context, job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)):
+    if job.submitted_or_refused(context, profile_job("workers", purpose, stored, request, on_gpus=step_time is None)):
         return
     device = "cpu" if step_time else train.device
     with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:

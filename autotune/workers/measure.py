@@ -13,7 +13,7 @@ from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
-from autotune.trials.runner import Rounds, TrialRunner, unmeasured
+from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
 from autotune.trials.session import Session
 from autotune.trials.values import Crashed, FeedFigures, GpuUse, HostOutOfMemory, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
@@ -112,7 +112,7 @@ class Sweep:
             if died:
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             if not isinstance(outcome, Measured):
-                raise unmeasured(f"the window of {label}", outcome, self.runner)
+                raise could_not_measure(f"the window of {label}", outcome, self.runner)
 
         found = self.reading.read(number, trials, check)
         return [FeedFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]

@@ -7,11 +7,11 @@ from autotune.base.defaults import JOINT_TRIALS
 from autotune.base.files import write_atomically
 from autotune.errors import OutOfTime
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import StoredProfile, require_local_probe, with_data, with_evidence
+from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe, with_data
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
-from autotune.workers import measure as workers
+from autotune.workers import measure
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, training_windows
 from autotune.workers.values import SweepRequest, WorkersEvidence
@@ -43,14 +43,14 @@ def count_workers(
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:
             with contextlib.suppress(OutOfTime):
                 joint = search_joint(sweep, choice, joint_trials)
-    found = workers.evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
-    write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
+    found = measure.evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
+    write_atomically(stored.path, profile_to_toml(add_workers(stored.profile, found, runner)))
     return found
 
 
-def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
+def add_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
     """Return the profile with the loader workers that a sweep chose."""
     loader = {"num_workers": found.chosen}
     if found.joint is not None and found.joint.adopted:
         loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}
-    return with_evidence(profile, "workers", found, runner, with_data(profile.train, loader))
+    return add_evidence(profile, "workers", found, runner, with_data(profile.train, loader))

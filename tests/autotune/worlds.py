@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from autotune.advice.decide.apply import with_changes
+from autotune.advice.decide.apply import apply_changes
 from autotune.advice.values import SettingChange
 from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
@@ -117,7 +117,7 @@ def settings(world: World, **changes: object) -> TrainConfig:
 def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
     """The same with differences; a double underscore stands for a dot."""
     wishes = [SettingChange(key=key.replace("__", "."), old=None, new=value) for key, value in changes.items()]
-    return with_changes(train, wishes)
+    return apply_changes(train, wishes)
 
 
 def step(world: World, train: TrainConfig) -> Step:

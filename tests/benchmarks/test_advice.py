@@ -6,7 +6,7 @@ import pytest
 
 from autotune.advice.decide.bottleneck import bottleneck_of_run
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import situation_of_run
+from autotune.advice.sources import context_of_run
 from autotune.advice.values import Gain
 from autotune.machine.host import SystemHost
 from benchmarks.advice import LIMITED, _bars, is_kept
@@ -44,7 +44,7 @@ REAL = [
 def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
     found = run(make_place(tmp_path))
     assert bottleneck_of_run(found).limit == cause, what
-    behind = [one.claim for one in advise(situation_of_run(found, SystemHost())) if one.rule == "starved-rank"]
+    behind = [one.claim for one in advise(context_of_run(found, SystemHost())) if one.rule == "starved-rank"]
     assert len(behind) == ("the second" in what)
     assert all(f"rank 1 on {platform.node()} waits" in claim for claim in behind)
 

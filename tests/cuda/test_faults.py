@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from autotune.trials.trial_log import records_in
+from autotune.trials.trial_log import read_trial_records
 from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_NOT_INITIALIZED,
@@ -25,7 +25,7 @@ def probe(machine, data, *words, code=0):
     files = ("--reports", machine.folder / "reports", "--out", machine.folder / "profile.toml")
     ended = machine.autotune("probe", *common, *files, *words)
     assert ended.code == code, ended
-    records, _ = records_in(machine.folder / "reports/profile/trials")
+    records, _ = read_trial_records(machine.folder / "reports/profile/trials")
     return ended, {record.label: record.outcome["kind"] for record in records}
 
 

@@ -20,7 +20,7 @@ def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingC
     return tuple(change for change in reversed(found.values()) if change.old != change.new)
 
 
-def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
+def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
     """Return the settings with these changes; raise ``BadInput`` if they are no settings any more."""
     tables = train.model_dump(mode="json")
     for change in changes:
@@ -39,7 +39,7 @@ _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
 """Settings that leave what a micro-batch takes as it is."""
 
 
-def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
+def apply_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
     """Return the profile with advice followed; what was measured of another step is no longer said of it.
 
     Raises:
@@ -53,5 +53,5 @@ def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
         if probe is not None:
             choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
             evidence["probe"] = probe.model_copy(update={"choice": choice})
-    train = with_changes(profile.train, changes)
+    train = apply_changes(profile.train, changes)
     return updated(profile, train, "advise", evidence, without, created_utc=utc_now())

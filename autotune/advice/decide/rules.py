@@ -5,10 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.advice.decide import batch_size as batch
-from autotune.advice.decide import communication as network
-from autotune.advice.decide import computation as compute
-from autotune.advice.decide import data_loading as loader
+from autotune.advice.decide import batch_size, communication, computation, data_loading
 from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.trials.values import Contaminated, FinishedTrial
@@ -119,36 +116,36 @@ def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
 
 
 RULES = (
-    AdviceRule(name="tokenise-ahead", looks=loader.tokenise_ahead, covers=("R1", "data loading")),
-    AdviceRule(name="staging", looks=loader.staging, covers=("R2", "data loading")),
-    AdviceRule(name="more-workers", looks=loader.more_workers, covers=("R3", "data loading")),
-    AdviceRule(name="starved-rank", looks=loader.starved_rank, covers=("data loading",)),
-    AdviceRule(name="fewer-workers", looks=loader.fewer_workers, covers=("R3",)),
-    AdviceRule(name="undecided-workers", looks=loader.undecided_workers, covers=("R3",)),
-    AdviceRule(name="beyond-memory", looks=batch.beyond_memory, covers=("R5",)),
-    AdviceRule(name="below-knee", looks=batch.below_knee, covers=("R5", "launch-bound")),
-    AdviceRule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
-    AdviceRule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
-    AdviceRule(name="padding", looks=batch.padding, covers=("padding",)),
-    AdviceRule(name="empty-rows", looks=batch.empty_rows, covers=("padding",)),
-    AdviceRule(name="full-precision", looks=compute.full_precision, covers=("compute", "memory")),
-    AdviceRule(name="half-precision", looks=compute.half_precision),
-    AdviceRule(name="dense-head", looks=compute.dense_head, covers=("compute",)),
-    AdviceRule(name="dense-last-layer", looks=compute.dense_last_layer, covers=("compute",)),
-    AdviceRule(name="attention-dropout", looks=compute.attention_dropout, covers=("compute",)),
-    AdviceRule(name="launch-bound", looks=compute.launch_bound, covers=("launch-bound",)),
-    AdviceRule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
-    AdviceRule(name="optimizer-bound", looks=compute.optimizer_bound, covers=("optimizer step",)),
-    AdviceRule(name="foreach-optimizer", looks=compute.foreach_optimizer),
-    AdviceRule(name="compute-bound", looks=compute.compute_bound, covers=("compute",)),
-    AdviceRule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
-    AdviceRule(name="gradient-sync", looks=network.gradient_sync, covers=("R4", "network")),
-    AdviceRule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
-    AdviceRule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
-    AdviceRule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
-    AdviceRule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
-    AdviceRule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
-    AdviceRule(name="slow-link", looks=network.slow_link, covers=("network",)),
+    AdviceRule(name="tokenise-ahead", looks=data_loading.tokenise_ahead, covers=("R1", "data loading")),
+    AdviceRule(name="staging", looks=data_loading.staging, covers=("R2", "data loading")),
+    AdviceRule(name="more-workers", looks=data_loading.more_workers, covers=("R3", "data loading")),
+    AdviceRule(name="starved-rank", looks=data_loading.starved_rank, covers=("data loading",)),
+    AdviceRule(name="fewer-workers", looks=data_loading.fewer_workers, covers=("R3",)),
+    AdviceRule(name="undecided-workers", looks=data_loading.undecided_workers, covers=("R3",)),
+    AdviceRule(name="beyond-memory", looks=batch_size.beyond_memory, covers=("R5",)),
+    AdviceRule(name="below-knee", looks=batch_size.below_knee, covers=("R5", "launch-bound")),
+    AdviceRule(name="beyond-knee", looks=batch_size.beyond_knee, covers=("R5",)),
+    AdviceRule(name="beyond-noise-scale", looks=batch_size.beyond_noise_scale),
+    AdviceRule(name="padding", looks=batch_size.padding, covers=("padding",)),
+    AdviceRule(name="empty-rows", looks=batch_size.empty_rows, covers=("padding",)),
+    AdviceRule(name="full-precision", looks=computation.full_precision, covers=("compute", "memory")),
+    AdviceRule(name="half-precision", looks=computation.half_precision),
+    AdviceRule(name="dense-head", looks=computation.dense_head, covers=("compute",)),
+    AdviceRule(name="dense-last-layer", looks=computation.dense_last_layer, covers=("compute",)),
+    AdviceRule(name="attention-dropout", looks=computation.attention_dropout, covers=("compute",)),
+    AdviceRule(name="launch-bound", looks=computation.launch_bound, covers=("launch-bound",)),
+    AdviceRule(name="memory-bound", looks=computation.memory_bound, covers=("memory",)),
+    AdviceRule(name="optimizer-bound", looks=computation.optimizer_bound, covers=("optimizer step",)),
+    AdviceRule(name="foreach-optimizer", looks=computation.foreach_optimizer),
+    AdviceRule(name="compute-bound", looks=computation.compute_bound, covers=("compute",)),
+    AdviceRule(name="too-big-for-ddp", looks=batch_size.too_big, covers=("R5",)),
+    AdviceRule(name="gradient-sync", looks=communication.gradient_sync, covers=("R4", "network")),
+    AdviceRule(name="network-bound", looks=communication.network_bound, covers=("R4", "network")),
+    AdviceRule(name="too-many-nodes", looks=communication.too_many_nodes, covers=("R4", "network")),
+    AdviceRule(name="below-t-min", looks=communication.below_t_min, covers=("R4", "network")),
+    AdviceRule(name="slow-rank", looks=communication.slow_rank, covers=("straggler",)),
+    AdviceRule(name="uneven-ranks", looks=communication.uneven_ranks, covers=("straggler",)),
+    AdviceRule(name="slow-link", looks=communication.slow_link, covers=("network",)),
     AdviceRule(name="thermal", looks=thermal),
     AdviceRule(name="other-gpu-users", looks=other_gpu_users),
     AdviceRule(name="utilisation", looks=utilisation),

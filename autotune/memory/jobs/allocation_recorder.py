@@ -102,7 +102,7 @@ class AllocationRecorder(TorchDispatchMode):
             else:
                 held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
 
-    def passing(self, size_bytes: int) -> None:
+    def transient(self, size_bytes: int) -> None:
         """Record a block that is released at once."""
         if size_bytes:
             self._events.append(-1 - self._taken(size_bytes, Term.TEMPORARIES))
@@ -115,7 +115,7 @@ class AllocationRecorder(TorchDispatchMode):
         return number
 
     @contextmanager
-    def owning(self, owner: str, stream: int = 0) -> Iterator[None]:
+    def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
         """Record what is allocated within the block as this owner's, on this stream."""
         before = self.owner, self.stream
         self.owner, self.stream = owner, stream

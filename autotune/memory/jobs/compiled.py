@@ -72,7 +72,7 @@ class Compiled:
         if graph is None:
             graph = self._graphs[key] = self._made(list(state), spec, others)
         forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
-        with self._tape.owning(activations_of(self._module) if forward else self._tape.owner):
+        with self._tape.owned_by(activations_of(self._module) if forward else self._tape.owner):
             return graph(*inputs)
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:

@@ -126,7 +126,7 @@ class Shards:
         self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING)
 
     def _make_whole(self, part: Part) -> None:
-        with self._tape.owning(Term.PARAMETERS):
+        with self._tape.owned_by(Term.PARAMETERS):
             self._whole[id(part)] = [torch.empty_like(one) for one in part]
 
     def _computed(self, number: int, _: nn.Module, __: object, output: Any) -> None:  # noqa: ANN401 - a layer's result
@@ -177,7 +177,7 @@ class Shards:
         return sum(self._shards[id(one)].numel() for one in part)
 
     def _made(self, numbers: int, owner: str, stream: int) -> torch.Tensor:
-        with self._tape.owning(owner, stream):
+        with self._tape.owned_by(owner, stream):
             return torch.empty(numbers, device=self._rest[0].device)
 
 
@@ -248,7 +248,7 @@ class GradientBuckets:
         self._left = dict.fromkeys(map(id, self._parameters), backwards)
 
     def _made(self, size_bytes: int) -> torch.Tensor:
-        with self._tape.owning(Term.GRADIENTS):
+        with self._tape.owned_by(Term.GRADIENTS):
             return torch.empty(size_bytes // 4, device=self._parameters[0].device)
 
     def _lay_out(self, buckets: Sequence[_Bucket]) -> None:
@@ -288,9 +288,9 @@ class GradientBuckets:
         bucket.missing = (bucket.missing or len(bucket.parameters)) - 1
         if not bucket.missing:
             # The norm's squares, and what travels if that is narrower.
-            self._tape.passing(bucket.size_bytes)
+            self._tape.transient(bucket.size_bytes)
             if self._config.parallel.gradient_dtype != "fp32":
-                self._tape.passing(bucket.size_bytes // 2)
+                self._tape.transient(bucket.size_bytes // 2)
 
 
 def _assigned(parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]) -> list[_Bucket]:

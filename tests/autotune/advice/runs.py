@@ -36,7 +36,7 @@ def noisy(seed: int, n: int, *, memory: float, noise: float, mean: float) -> lis
     return [mean * math.exp(log + noise**2 / 2) for log in logs]
 
 
-def with_evidence(profile=None, **parts):
+def add_evidence(profile=None, **parts):
     """Only with these parts of its evidence."""
     profile = example_profile("d") if profile is None else profile
     kept = {name: getattr(profile.evidence, name) for name, wanted in parts.items() if wanted}

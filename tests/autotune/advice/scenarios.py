@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.advice.decide.apply import with_changes
+from autotune.advice.decide.apply import apply_changes
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
@@ -86,7 +86,7 @@ def ran(
 
 def _rates(world: World, train: TrainConfig) -> Benefit:
     """True tokens/s with the advice followed, to those without."""
-    return lambda advice: _speed(world, with_changes(train, advice.changes)) / _speed(world, train)
+    return lambda advice: _speed(world, apply_changes(train, advice.changes)) / _speed(world, train)
 
 
 def _speed(world: World, train: TrainConfig) -> float:
@@ -227,7 +227,7 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
 
     yield Scenario(
         "too-big-for-ddp", "a third of a billion weights on 9 GB", tuned(big, train), tuned(roomy, settings(roomy)),
-        lambda advice: best(with_changes(train, advice.changes)) / best(train),
+        lambda advice: best(apply_changes(train, advice.changes)) / best(train),
     )  # fmt: skip
 
 

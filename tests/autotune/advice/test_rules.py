@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.advice.decide.apply import safe_changes, with_changes
+from autotune.advice.decide.apply import apply_changes, safe_changes
 from autotune.advice.decide.context import TrainingContext, line, times, without
 from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise
 from autotune.advice.values import Advice, Gain, SettingChange, StepPart
@@ -138,6 +138,6 @@ def test_only_safe_changes_count_and_the_first_of_two_wishes_and_what_are_no_set
         advice(change("precision", "fp32", "bf16"), safe=False),
     ]  # fmt: skip
     assert safe_changes(train, wishes) == (change("micro_batch_size", 2, 4),)
-    assert with_changes(train, [change("data.num_workers", 1, 5)]).data.num_workers == 5
+    assert apply_changes(train, [change("data.num_workers", 1, 5)]).data.num_workers == 5
     with pytest.raises(BadInput):
-        with_changes(train, [change("micro_batch_size", 2, 0)])
+        apply_changes(train, [change("micro_batch_size", 2, 0)])

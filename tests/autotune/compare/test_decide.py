@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, of_one, of_windows
-from autotune.compare import decide as comparison
+from autotune.compare import decide
 from autotune.compare.decide import STEP_RATE, Change, Reading, Side, changes, compare, gate
 from tests.autotune.profiles.examples import example_profile
 from trainer.config.tables import flat_table
@@ -19,7 +19,7 @@ STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
 def _side(readings=(), *, rates=STEADY, of="windows", **circumstances):
-    headline = [Reading(metric=comparison.TRAINING_RATE, of=of, estimate=of_windows(rates))] if rates else []
+    headline = [Reading(metric=decide.TRAINING_RATE, of=of, estimate=of_windows(rates))] if rates else []
     return Side(
         kind="run", name="x", settings={"max_steps": 10}, circumstances=WORK | circumstances, facts={"torch": "2"},
         readings=tuple(readings), headlines=tuple(headline),
@@ -73,8 +73,8 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
     assert found.figures[0].verdict == "not comparable"
     sides = []
     for peak, most in ((100, 8), (120, 9)):
-        memory = Reading(metric=comparison.PEAK_MEMORY, of="run", estimate=of_one(peak))
-        rows = Reading(metric=comparison.MOST_ROWS, of="budget", estimate=of_one(most), exact=True)
+        memory = Reading(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))
+        rows = Reading(metric=decide.MOST_ROWS, of="budget", estimate=of_one(most), exact=True)
         sides.append(_side([memory, rows]))
     memory, rows = compare(*sides).figures
     assert (memory.verdict, memory.why) == ("not judged", "one figure shows no spread")
@@ -94,7 +94,7 @@ def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
     loss = (Estimate(value=3.0, n=10), Estimate(value=3.3, n=10), change, "steps 1 to 9")
     assert compare(_side(), _side(machine="other"), loss).figures[-1].verdict == "more"
     assert compare(_side(), _side(dataset="other"), loss).figures[-1].verdict == "not comparable"
-    assert compare(_side(), _side(), loss).figures[-1].metric is comparison.LOSS
+    assert compare(_side(), _side(), loss).figures[-1].metric is decide.LOSS
 
 
 def test_settings_differ_by_their_dotted_keys_to_a_depth_and_the_models_config_key_by_key():

@@ -1,38 +1,38 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autotune.machine import values as hardware
+from autotune.machine import values
 from autotune.machine.decide import Unsuitable
 from autotune.machine.sections import doctor_text
 from tests.fakes import FakeHost
 
-GPU = hardware.GpuStatus(
-    facts=hardware.GpuFacts(
+GPU = values.GpuStatus(
+    facts=values.GpuFacts(
         uuid="GPU-a", index=0, name="Big Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
         compute_mode="default", driver="550.1", compute_capability=(9, 0),
     ),
-    sample=hardware.GpuSample(
+    sample=values.GpuSample(
         time_s=1.0, utilisation=0.25, used_bytes=2**30, power_w=120.4, sm_clock_mhz=1980, throttle_reasons=(),
         temperature_c=40,
     ),
-    processes=(hardware.GpuProcess(pid=42, used_bytes=None),),
+    processes=(values.GpuProcess(pid=42, used_bytes=None),),
 )  # fmt: skip
 HOST = replace(
     FakeHost().facts([]),
     disks=(
-        hardware.DiskFacts(path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True),
-        hardware.DiskFacts(path="/u", filesystem_type=None, free_bytes=None, is_network=False),
+        values.DiskFacts(path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True),
+        values.DiskFacts(path="/u", filesystem_type=None, free_bytes=None, is_network=False),
     ),
     nics=(
-        hardware.NicFacts(name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False),
-        hardware.NicFacts(name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False),
-        hardware.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
+        values.NicFacts(name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False),
+        values.NicFacts(name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False),
+        values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
     ),
 )
-MACHINE = hardware.MachineFacts(
+MACHINE = values.MachineFacts(
     time_utc=datetime.fromtimestamp(1000, UTC), host=HOST, gpus=(GPU,), gpu_absent=None,
     gpu_unreadable=("GPU 1: lost",),
-    slurm=hardware.SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
+    slurm=values.SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
     versions={"torch": "2.10"},
 )  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_every_section_says_what_was_found():
 
 
 def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
-    status = replace(GPU, sample=hardware.Unavailable(reason="lost"), processes=hardware.Unavailable(reason="hidden"))
+    status = replace(GPU, sample=values.Unavailable(reason="lost"), processes=values.Unavailable(reason="hidden"))
     text = doctor_text(replace(MACHINE, gpus=(status,)), ())
     assert "n/a (lost)" in text
     assert "n/a (hidden)" in text

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.machine import values as hardware
+from autotune.machine import values
 from tests.fakes import CARD, COUNTERS, HOST, SAMPLE
 
-NO_SLURM = hardware.SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+NO_SLURM = values.SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
 CPUS = st.integers(min_value=1, max_value=512)
 
 
@@ -20,12 +20,12 @@ def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(online, affinit
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
 def test_throttle_names_lose_no_bit_and_only_heat_and_hardware_slowdown_are_faults(mask):
-    bits = {name: bit for bit, name in hardware.THROTTLE_REASONS.items()}
-    named = hardware.throttle_names(mask)
+    bits = {name: bit for bit, name in values.THROTTLE_REASONS.items()}
+    named = values.throttle_names(mask)
     assert mask == sum(bits.get(name) or int(name.removeprefix("unknown_"), 16) for name in named)
     faults = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
-    assert set(hardware.throttle_faults(named)) == set(named) & faults
-    assert hardware.throttle_faults(None) == ()
+    assert set(values.throttle_faults(named)) == set(named) & faults
+    assert values.throttle_faults(None) == ()
 
 
 ONE, TWO = (replace(CARD, index=index, uuid=uuid) for index, uuid in enumerate(("GPU-aa11", "GPU-aa22")))
@@ -42,12 +42,12 @@ SLICED = replace(CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("M
 )  # fmt: skip
 def test_visible_devices_follow_cuda(value, seen):
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert hardware.visible_devices([ONE, TWO, SLICED], environment) == seen
+    assert values.visible_devices([ONE, TWO, SLICED], environment) == seen
 
 
 @given(st.text())
 def test_visible_devices_are_always_some_of_the_devices(value):
-    assert set(hardware.visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {ONE, TWO}
+    assert set(values.visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {ONE, TWO}
 
 
 NETWORK = ("nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "fuse.sshfs", "wekafs", "fuse.juicefs")
@@ -56,7 +56,7 @@ LOCAL = ("ext4", "xfs", "tmpfs", "overlay", "fuse.mergerfs", None, "")
 
 @pytest.mark.parametrize("kind", [*NETWORK, *LOCAL])
 def test_network_file_systems_are_told_from_local_ones(kind):
-    assert hardware.is_network_filesystem(kind) == (kind in NETWORK)
+    assert values.is_network_filesystem(kind) == (kind in NETWORK)
 
 
 def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_login_node():
@@ -70,7 +70,7 @@ def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_
 def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(times_s, start_s, end_s):
     samples = tuple(replace(SAMPLE, time_s=time_s) for time_s in times_s)
     gpm = tuple(replace(COUNTERS, start_s=time_s, end_s=time_s + 1) for time_s in times_s)
-    cut = hardware.GpuSeries(samples=samples, gpm=gpm, lacking="a", gpm_lacking="b").between(start_s, end_s)
+    cut = values.GpuSeries(samples=samples, gpm=gpm, lacking="a", gpm_lacking="b").between(start_s, end_s)
     assert [one.time_s for one in cut.samples] == [time_s for time_s in times_s if start_s <= time_s <= end_s]
     inside = [time_s for time_s in times_s if start_s <= time_s and time_s + 1 <= end_s]
     assert [one.start_s for one in cut.gpm] == inside

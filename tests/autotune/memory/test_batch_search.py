@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.decide import batch_search as search
+from autotune.memory.decide import batch_search
 from autotune.memory.decide.batch_search import MIB, Bracket, Prediction, SizeTrial, bracket, largest_within, next_rows
 
 MAX_ROWS = 16_384
@@ -112,7 +112,7 @@ def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand
         SizeTrial(micro_batch_size=61, fits=False),
         SizeTrial(micro_batch_size=20, fits=None),
     ]
-    predict_bytes = search.predict_bytes
+    predict_bytes = batch_search.predict_bytes
     found = predict_bytes([*smaller, *others], 60, prediction)
     assert found == predict_bytes(smaller, 60, prediction)
     assert found == pytest.approx(machine.peak(60), rel=0.01)
@@ -166,7 +166,7 @@ def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_
 ):
     most, budget, peak, curve = machine
     prediction = Prediction(peak_bytes=curve) if predicted else None
-    most_trials = search.PATIENCE + 2 * math.log2(most + 1) + 1
+    most_trials = batch_search.PATIENCE + 2 * math.log2(most + 1) + 1
     smooth = search_all(peak, budget, most, prediction, most_trials=most_trials)
     found = bracket(smooth)
     assert found.feasible_max == bisect.bisect(range(1, most + 1), budget, key=peak)

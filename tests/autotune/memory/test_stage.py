@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, DoesNotFit
-from autotune.memory.stage import prepare, probe_models, probe_one, probed_profile
+from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
-from autotune.trials import session as bench_room
+from autotune.trials import session
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.search.explorations import additive
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
@@ -17,7 +17,7 @@ from trainer.errors import BadConfig
 @pytest.fixture
 def bench(monkeypatch, patterned_dataset):
     clock = FakeClock()
-    monkeypatch.setattr(bench_room, "SystemClock", lambda: clock)
+    monkeypatch.setattr(session, "SystemClock", lambda: clock)
     return bench_on(machine_for(additive({}), clock), patterned_dataset)
 
 
@@ -84,7 +84,7 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
 
 def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
     path = tmp_path / "p" / "tiny-cpu.toml"
-    profile, trials = probed_profile(bench, prepared(), path)
+    profile, trials = profile_of_probe(bench, prepared(), path)
     assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
     assert probe_one(bench, prepared(), path).profile.train == profile.train
 

@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from tests.autotune.network.gradient_syncs import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 from autotune.errors import ProfileRefused, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.values import Link
+from tests.autotune.network.gradient_syncs import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 
 CARD = scaling.Assumed(bits_per_s=25e9)

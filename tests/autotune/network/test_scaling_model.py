@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.network.decide import scaling_model as scaling
+from autotune.network.decide import scaling_model
 from autotune.network.decide.scaling_model import (
     AllRanks,
     Load,
@@ -96,7 +96,7 @@ def test_levers_are_those_that_lift_and_the_strongest_comes_first():
 
 
 def spread_of(rate, nodes, load_=None, over=None):
-    return scaling.spread(rate, model(load_, over or NETWORK), nodes=nodes, links=("assumed", "lines"))
+    return scaling_model.spread(rate, model(load_, over or NETWORK), nodes=nodes, links=("assumed", "lines"))
 
 
 def rate(value=50_000.0, share=0.0):
@@ -129,6 +129,6 @@ def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
 @pytest.mark.parametrize(("rows", "useful", "shown"), [(4096, 2, {1, 2, 16}), (4096 * 64, None, {1, 8, 16})])
 def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there(rows, useful, shown):
     found, slower = (spread_of(rate(value), 16, load(rows=rows)) for value in (5e5, 5e3))
-    assert (found.efficiency.value < scaling.USEFUL_EFFICIENCY) == (useful is not None)
+    assert (found.efficiency.value < scaling_model.USEFUL_EFFICIENCY) == (useful is not None)
     assert (found.useful_nodes, set(found.efficiency_by_nodes)) == (useful, shown)
     assert found.efficiency.value < slower.efficiency.value  # a faster rank waits longer for the same exchange

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.network.decide import step_model as decided
+from autotune.network.decide import step_model
 from autotune.network.decide.step_model import (
     all_reduce_factor,
     all_reduce_s,
@@ -102,7 +102,9 @@ def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
     time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
     assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part synchronise
-    assert [decided.expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
+    assert [step_model.expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx(
+        [0.564, 1.539, 2.508], rel=1e-3
+    )
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))

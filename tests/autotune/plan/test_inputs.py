@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 
 from autotune.errors import BadInput
 from autotune.memory import prediction
@@ -11,12 +10,13 @@ from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
+from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import but
 from tests.conftest import write_dataset
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.model import flops as peaks
+from trainer.model import flops
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
@@ -110,7 +110,7 @@ def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_a
 
 @pytest.mark.system
 def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
-    monkeypatch.setattr(peaks, "PEAKS", tuple(one for one in peaks.PEAKS if one.name != "RTX 4090"))
+    monkeypatch.setattr(flops, "PEAKS", tuple(one for one in flops.PEAKS if one.name != "RTX 4090"))
     hours = Goal(kind="hours", amount=2.0, source="--hours 2")
     with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
         answer(shape(), gpu="rtx-4090-24gb", goal=hours)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.profiles.decide import batch_split as choose
+from autotune.profiles.decide import batch_split
 from autotune.profiles.decide.batch_split import choose_micro_batch, curve_sizes, split_global_batch, global_batch_size_of, knee_interval
 from autotune.memory.values import CurvePoint
 
@@ -61,7 +61,7 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
 def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_to_it_and_the_batch_is_met_to_half_a_row(
     feasible_max, headroom, tokens, per_row
 ):
-    limit = choose.with_headroom(feasible_max, headroom)
+    limit = batch_split.with_headroom(feasible_max, headroom)
     assert 1 <= limit <= feasible_max
     rows = curve_sizes(limit)
     assert rows == sorted(set(rows))

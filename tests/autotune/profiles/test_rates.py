@@ -6,18 +6,18 @@ import pytest
 
 from autotune.base.statistics import of_one, of_steps, of_windows
 from autotune.profiles.decide.rates import drifts, expected_rate, run_rate, settled_steps, training_rates, tuned_rate, verdict_of
-from tests.autotune.advice.runs import noisy, run_of, with_evidence
+from tests.autotune.advice.runs import noisy, run_of, add_evidence
 from tests.autotune.profiles.examples import but
 from tests.autotune.profiles.examples import example_profile as small_profile
 from tests.autotune.report.example import example_inputs
 
 
 def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what_holds_tokens():
-    every = training_rates(with_evidence(probe=True, workers=True, baseline=True))
+    every = training_rates(add_evidence(probe=True, workers=True, baseline=True))
     assert [rate.read_from for rate in every] == ["training", "windows", "steps"]
-    assert every[0] == tuned_rate(with_evidence(probe=True, workers=True, baseline=True))
-    assert tuned_rate(with_evidence()) is None
-    profile = with_evidence(probe=True)
+    assert every[0] == tuned_rate(add_evidence(probe=True, workers=True, baseline=True))
+    assert tuned_rate(add_evidence()) is None
+    profile = add_evidence(probe=True)
     point = next(point for point in profile.evidence.probe.curve if point.micro_batch_size == 64)
     found = tuned_rate(profile).interval
     assert (found.value, found.low, found.high) == pytest.approx(
@@ -28,7 +28,7 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
 
 @pytest.mark.parametrize(("count", "measured"), [(2, 2), (4, 4), (7, 3)])
 def test_windows_are_those_of_the_profiles_own_workers_and_else_of_the_chosen_ones(count, measured):
-    profile = with_evidence(probe=True, workers=True)
+    profile = add_evidence(probe=True, workers=True)
     (row,) = (row for row in profile.evidence.workers.rows if row.num_workers == measured)
     data = profile.train.data.model_copy(update={"num_workers": count})
     middle = math.exp(sum(map(math.log, row.padded_tokens_per_s)) / len(row.padded_tokens_per_s))
@@ -36,7 +36,7 @@ def test_windows_are_those_of_the_profiles_own_workers_and_else_of_the_chosen_on
 
 
 def test_other_numbers_of_ranks_are_read_from_the_scaling_curve_with_the_bounds_of_the_links():
-    profile = with_evidence(probe=True, network=True)
+    profile = add_evidence(probe=True, network=True)
     assert expected_rate(profile, 2).read_from == "steps"
     measured, predicted = expected_rate(profile, 4), expected_rate(profile, 8)
     assert (measured.known, predicted.known) == ("measured", "predicted")
@@ -95,7 +95,7 @@ def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_s
     [(1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise")],
 )
 def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(factor, verdict):
-    profile = with_evidence(probe=True, workers=True, baseline=True)
+    profile = add_evidence(probe=True, workers=True, baseline=True)
     rate = factor * tuned_rate(profile).value
     found = drifts(profile, run_of([0.2 * rate] * 2 + [rate * (1 + 0.001 * (step % 3)) for step in range(38)]))[0]
     assert found.verdict == verdict
@@ -160,6 +160,6 @@ def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_
 
 def test_what_has_no_profile_or_no_steps_or_ranks_of_which_nothing_is_known_is_held_against_nothing():
     assert drifts(None, run_of([5.0] * 10)) == drifts(small_profile(), run_of([])) == ()
-    found = drifts(with_evidence(probe=True), run_of([5.0] * 10, ranks=7))[0]
+    found = drifts(add_evidence(probe=True), run_of([5.0] * 10, ranks=7))[0]
     assert (found.expected, found.ratio, found.verdict) == (None, None, "nothing to hold it against")
     assert found.expected_source == "nothing known of 7 ranks"

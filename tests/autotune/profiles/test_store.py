@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.workers.stage import with_workers
+from autotune.workers.stage import add_workers
 from autotune.trials.trial_log import TrialLog
 from autotune.profiles.values import Evidence
 from autotune.baseline.values import BaselineEvidence, RecipeRow
@@ -14,9 +14,9 @@ from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
 from autotune.machine.measured_device import fingerprint, open_device
-from autotune.profiles import store as profiles
+from autotune.profiles import store
 from autotune.profiles.approval import read_with_approval, require_approved, review, review_path, verify
-from autotune.trials.trial_log import records_in
+from autotune.trials.trial_log import read_trial_records
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials.examples import record, records_of_example
@@ -39,33 +39,33 @@ def path(here):
 
 
 def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(path):
-    kept = profiles.with_workers_of(probed_again(), path)
+    kept = store.keep_workers(probed_again(), path)
     assert kept.train.data.num_workers == 1
     assert kept.evidence.workers == EXAMPLE.evidence.workers
-    assert profiles.write_profile(path, kept) is None
-    swept = with_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
+    assert store.write_profile(path, kept) is None
+    swept = add_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
     path.write_text(profile_to_toml(swept))
-    assert profiles.with_workers_of(probed_again(), path).train.data == swept.train.data
+    assert store.keep_workers(probed_again(), path).train.data == swept.train.data
 
 
 def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or_what_else_was_there(path):
-    new = profiles.with_workers_of(probed_again(micro_batch_size=1), path)
+    new = store.keep_workers(probed_again(micro_batch_size=1), path)
     assert new.evidence.workers is None
-    assert profiles.read_profile(profiles.write_profile(path, new)).profile == EXAMPLE
-    assert profiles.read_profile(path).profile == new
+    assert store.read_profile(store.write_profile(path, new)).profile == EXAMPLE
+    assert store.read_profile(path).profile == new
     path.write_text("mine = 1\n")
-    assert profiles.write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
-    assert profiles.read_profile(path).profile == EXAMPLE
+    assert store.write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
+    assert store.read_profile(path).profile == EXAMPLE
 
 
 def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(path):
     text = path.read_text()
     path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
     with pytest.raises(ProfileRefused, match="more than the 2"):
-        profiles.require_local_probe(profiles.read_profile(path))
+        store.require_local_probe(store.read_profile(path))
     path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
     with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
-        profiles.read_profile(path)
+        store.read_profile(path)
 
 
 def swept_to(chosen, *, adopted=None):
@@ -78,7 +78,7 @@ def swept_to(chosen, *, adopted=None):
 @pytest.mark.parametrize(("adopted", "loader"), [(None, (3, 2, True)), (True, (5, 8, False)), (False, (3, 2, True))])
 def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_and_is_named_once(adopted, loader):
     found = swept_to(3, adopted=adopted)
-    profile = with_workers(with_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
+    profile = add_workers(add_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
     names = ("num_workers", "prefetch_factor", "pin_memory")
     written = EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
     assert profile.train.data == written
@@ -95,30 +95,30 @@ WORTH = BaselineEvidence(
 
 @pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
 def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(chosen, kept):
-    worth = profiles.with_evidence(EXAMPLE, "baseline", WORTH, RUNNER)
+    worth = store.add_evidence(EXAMPLE, "baseline", WORTH, RUNNER)
     assert (worth.train, worth.evidence.baseline) == (EXAMPLE.train, WORTH)
     assert worth.provenance.commands == ["probe", "baseline"]
-    changed = with_workers(worth, swept_to(chosen), RUNNER)
+    changed = add_workers(worth, swept_to(chosen), RUNNER)
     assert changed.evidence.baseline == kept
     assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]
 
 
 def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(tmp_path):
-    finished, damaged, check = profiles.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
+    finished, damaged, check = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
     assert (finished, damaged, check.found) == ((), 0, "no trials")
     trial_log, newest = TrialLog(tmp_path / "p" / "trials", "w"), "2026-01-02T00:00:00+00:00"
     mine = (*records_of_example(), record(time_utc=newest, key="newest"))
     theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
     for one in (*mine, theirs):
         trial_log.append(one.model_dump(mode="json"))
-    found = with_workers(EXAMPLE, swept_to(3), SimpleNamespace(trial_log=trial_log)).provenance
+    found = add_workers(EXAMPLE, swept_to(3), SimpleNamespace(trial_log=trial_log)).provenance
     assert found.trial_log_until_utc == newest
-    kept = [one for one in records_in(trial_log.directory)[0] if one.site == "here"]
+    kept = [one for one in read_trial_records(trial_log.directory)[0] if one.site == "here"]
     assert (len(kept), found.trial_log_sha256) == (len(mine), trial_log_sha256(kept))
     trial_log.append({"no": "trial"})
     other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
     for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):
-        finished, damaged, check = profiles.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
+        finished, damaged, check = store.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
         assert (len(finished), damaged, check.others) == expected
 
 

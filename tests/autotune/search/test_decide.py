@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.search import decide as exploration
+from autotune.search import decide
 from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
 from autotune.search.values import Configuration
 
@@ -30,7 +30,7 @@ CELLS = tuple(UNEXPLORED.but(**dict(zip(AXES, one, strict=True))) for one in ite
 def alike(name):
     values = np.array([getattr(cell, name) for cell in CELLS])
     if name == "micro_batch_size":
-        return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * exploration.ROWS_SCALE**2))
+        return np.exp(-((np.log2(values[:, None] / values)) ** 2) / (2 * decide.ROWS_SCALE**2))
     return (values[:, None] == values).astype(float)
 
 
@@ -41,9 +41,9 @@ def posterior_of_single_windows(seen):
     pairs = sum(one * other for one, other in itertools.combinations(each, 2))
     at = [one.cell for one in seen]
     y = np.array([one.log_ratio for one in seen])
-    wider = np.diag([exploration.SHORT_NOISE**2 if one.short else 1.0 for one in seen])
-    found, scales = [], (exploration.EFFECT_SIGMAS, exploration.PAIR_SHARES, exploration.NOISE_SIGMAS)
-    own = exploration.LEVEL_VARIANCE + exploration.CELL_SIGMA**2 * np.eye(len(CELLS))
+    wider = np.diag([decide.SHORT_NOISE**2 if one.short else 1.0 for one in seen])
+    found, scales = [], (decide.EFFECT_SIGMAS, decide.PAIR_SHARES, decide.NOISE_SIGMAS)
+    own = decide.LEVEL_VARIANCE + decide.CELL_SIGMA**2 * np.eye(len(CELLS))
     for effect, pair, noise in itertools.product(*scales):
         prior = own + effect**2 * (singles + pair * pairs)
         among = prior[np.ix_(at, at)] + noise**2 * wider
@@ -138,7 +138,7 @@ def space(global_batch_size, ranks, most):
 @given(GLOBAL, RANKS, MOST)
 def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_once(global_batch_size, ranks, most):
     cells = space(global_batch_size, ranks, most)
-    own = exploration.with_split_batch(UNEXPLORED, global_batch_size, ranks)
+    own = decide.with_split_batch(UNEXPLORED, global_batch_size, ranks)
     assert cells[0] == own
     found = {}
     for cell in cells:
@@ -147,7 +147,7 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
         split = split_global_batch(whole, rows, ranks)
         assert split.micro_batch_size == rows
         assert split.gradient_accumulation_steps * rows * ranks - split.empty_rows == whole
-        useful = exploration.useful_share(cell, global_batch_size, ranks)
+        useful = decide.useful_share(cell, global_batch_size, ranks)
         assert useful == pytest.approx(whole / (split.gradient_accumulation_steps * rows * ranks))
     assert len(found) == 2**5
     for kind, rows in found.items():
@@ -163,7 +163,7 @@ def test_micro_batches_ascend_fit_and_are_not_far_below_the_largest_useful_one(g
     if global_batch_size >= ranks:
         largest = min(most, -(-global_batch_size // ranks))
         assert rows[-1] == split_global_batch(global_batch_size, largest, ranks).micro_batch_size
-        assert all(2 * 2**exploration.ROW_DOUBLINGS * one >= largest for one in rows)
+        assert all(2 * 2**decide.ROW_DOUBLINGS * one >= largest for one in rows)
 
 
 def test_what_may_be_tried_bounds_its_kind_alone_and_a_layout_that_leaves_ranks_without_a_row_has_no_cells():

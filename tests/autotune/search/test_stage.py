@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ProfileRefused
-from autotune.memory.stage import asked_config, probe_models
+from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
 from autotune.search import stage
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
-from autotune.trials import session as bench_room
+from autotune.trials import session
 from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
 from tests.autotune.memory.test_measure import trace_figures
@@ -59,7 +59,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
     """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
     monkeypatch.setattr(stage.shutil, "which", lambda name: None)
     clock = FakeClock()
-    monkeypatch.setattr(bench_room, "SystemClock", lambda: clock)
+    monkeypatch.setattr(session, "SystemClock", lambda: clock)
 
     def workbench(rate=BF16_WINS, above=64, precision="bf16"):
         plain = machine_for(rate, clock)
@@ -168,7 +168,7 @@ def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, 
     bench = make().bench
     monkeypatch.setattr(stage.shutil, "which", lambda name: compiler)
     bench = replace(bench, site=replace(bench.site, device=device))
-    levels, left_out = stage._levels(bench, train, asked_config(train.model, **asked))
+    levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
 

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.trials.runner import LEAVING_S
-from autotune.trials.trial_log import TrialLog, made_on, records_in
+from autotune.trials.trial_log import TrialLog, made_on, read_trial_records
 from autotune.trials.values import Measured, Trial
 from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.trials.examples import STEP
@@ -41,10 +41,10 @@ def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
 
 def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):
     runner(tmp_path, made_on=made_on(FINGERPRINT)).run(TRIAL, "t")
-    [kept], damaged = records_in(tmp_path)
+    [kept], damaged = read_trial_records(tmp_path)
     assert (kept.made_on, damaged) == (made_on(FINGERPRINT), 0)
     TrialLog(tmp_path / "old", "w").append(kept.model_dump(mode="json", exclude={"made_on"}))
-    [old], _ = records_in(tmp_path / "old")
+    [old], _ = read_trial_records(tmp_path / "old")
     assert old.made_on is None
 
 
@@ -56,7 +56,7 @@ LINKS = Trial(job="links", measured={}, timeout_s=60.0)
 def test_a_rate_that_the_gpu_cannot_reach_is_not_kept_and_one_of_the_ledger_is_measured_again(tmp_path):
     with pytest.raises(Undecided, match=r"8,600 TFLOP/s .* NVIDIA H100 NVL"):
         runner(tmp_path, made_on=ON_GPU, figures=FAST).run(LINKS, "t")
-    assert records_in(tmp_path) == ([], 0)
+    assert read_trial_records(tmp_path) == ([], 0)
     runner(tmp_path, figures=FAST).run(LINKS, "t")
     possible = {"matmul_flops_per_s": [600e12]}
     again = runner(tmp_path, made_on=ON_GPU, figures=possible)
@@ -69,7 +69,7 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
     step = Trial(job="step", measured={"config": {"precision": "bf16"}}, timeout_s=60.0)
     with pytest.raises(Undecided, match="1,000 TFLOP/s"):
         measuring.run(step, "t", timed=True)
-    assert records_in(tmp_path) == ([], 0)
+    assert read_trial_records(tmp_path) == ([], 0)
     assert isinstance(measuring.run(step, "t"), Measured)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from autotune.memory.measure import ProbeRequest
-from autotune.memory.stage import asked_config
+from autotune.memory.stage import requested_config
 from autotune.trials.session import Session
 from autotune.trials.values import Outcome, Trial
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
@@ -43,7 +43,8 @@ def probe_request(
     """A probe of the small model, without traces; ``settings`` are of its step."""
     step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
     request = ProbeRequest(
-        config=asked_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9, max_micro_batch_size=64,
+        config=requested_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9,
+        max_micro_batch_size=64,
         traced=False,
     )  # fmt: skip
     return replace(request, **changes)

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.errors import BadInput, DoesNotFit
-from autotune.tune import pipeline as tuning_room
+from autotune.tune import pipeline
 from autotune.tune.values import Stage, TuningResult
 
 TUNE = ["tune", "--model", "bert-mini", "--model", "bert-small", "--data", "data", "--memory", "1GiB"]
@@ -41,7 +41,7 @@ class Told:
 def told(here, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     found = Told(here)
-    monkeypatch.setattr(tuning_room, "Tuning", found)
+    monkeypatch.setattr(pipeline, "Tuning", found)
     return found
 
 
@@ -163,7 +163,7 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
         asked.append((str(found_by), request.minutes, request.trial_timeout_s))
         return told.result
 
-    monkeypatch.setattr(tuning_room, "measure_between_nodes", measure)
+    monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
     command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
     assert "profile: p/tiny-cpu.toml" in says(*command, "--trial-timeout", "60", "--reports", "reports")
     assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from autotune.trials.values import FinishedTrial, Measured, Trial
-from autotune.tune import live_view as live
+from autotune.tune import live_view
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage
 from tests.autotune.trials.examples import FEED
@@ -60,7 +60,7 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
 
 def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    monkeypatch.setattr(live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
     monkeypatch.setenv("TERM", "xterm")
     probe = view.stages[0]
     with pytest.raises(KeyboardInterrupt), view.open():

@@ -9,10 +9,10 @@ from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageErr
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.sections import ProbedModel
-from autotune.memory.stage import asked_config
+from autotune.memory.stage import requested_config
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Session
-from autotune.tune import pipeline as tune
+from autotune.tune import pipeline
 from autotune.tune.decide import USUAL_S, least_s
 from autotune.tune.pipeline import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
 from autotune.workers.values import SweepRequest
@@ -40,7 +40,7 @@ class Stages:
         self.clock, self.calls, self.minutes, self.errors, self.local_ranks = FakeClock(), [], {}, {}, 1
         self.traced, self.expected, self.benches = [], None, 0
         models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
-        configs = [asked_config(one, seq_length_tokens=128) for one in models]
+        configs = [requested_config(one, seq_length_tokens=128) for one in models]
         probes = tuple(ProbeRequest(config=one, data=place / "data", reports=place / "r") for one in configs)
         self.asked = TuneRequest(
             probes=probes, out=place / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"})
@@ -115,8 +115,8 @@ def stages(monkeypatch, tmp_path):
     found = Stages(tmp_path)
     for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
                  "compare_recipes", "build_report", "open_session"):  # fmt: skip
-        monkeypatch.setattr(tune, name, getattr(found, name))
-    monkeypatch.setattr(tune, "nodes_here", lambda: 1)
+        monkeypatch.setattr(pipeline, name, getattr(found, name))
+    monkeypatch.setattr(pipeline, "nodes_here", lambda: 1)
     return found
 
 
@@ -172,7 +172,7 @@ def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_th
 @pytest.mark.parametrize(("ranks", "asked", "here", "measured"), [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)])
 def test_the_network_is_measured_where_there_are_several_ranks(stages, monkeypatch, ranks, asked, here, measured):
     stages.local_ranks, stages.nodes = ranks, None
-    monkeypatch.setattr(tune, "nodes_here", lambda: here)
+    monkeypatch.setattr(pipeline, "nodes_here", lambda: here)
     stages.run(nodes=asked)
     assert (("network", "a") in stages.calls, stages.nodes) == (measured is not None, measured)
 
@@ -265,7 +265,7 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(st
 def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    one, many = tune.next_steps([path], nodes=1), tune.next_steps([path], nodes=4)
+    one, many = pipeline.next_steps([path], nodes=1), pipeline.next_steps([path], nodes=4)
     assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train --profile '{path}'")
     assert [step.split()[1] for step in many] == ["advise", "profile", "network", "plan", "train"]
     assert "the network between nodes was not measured" in many[2]
@@ -280,8 +280,8 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     ],
 )
 def test_between_nodes_the_network_is_measured_then_the_rest(stages, monkeypatch, tmp_path, minutes, told, calls):
-    monkeypatch.setattr(tune, "nodes_here", lambda: 2)
-    monkeypatch.setattr(tune, "SystemClock", lambda: stages.clock)
+    monkeypatch.setattr(pipeline, "nodes_here", lambda: 2)
+    monkeypatch.setattr(pipeline, "SystemClock", lambda: stages.clock)
     paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in stages.asked.probes]
     for path, probe in zip(paths, stages.asked.probes, strict=True):
         left_at(path, probe.config.model)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import format as checkpoint
+from trainer.checkpoint import format
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.sampler import Position
@@ -15,25 +15,25 @@ from trainer.record.writer import RunWriter
 CONTENT = bytes(range(256)) * 4
 
 
-def state_of(step: int = 5, **changes) -> checkpoint.TrainingState:
+def state_of(step: int = 5, **changes) -> format.TrainingState:
     values = {
         "step": step, "position": Position(steps=step, rows=8 * step, lanes=[step] * 8), "config": {},
         "config_sha256": "c", "dataset_hash": "d", "world_size": 1, "good": True, "health": {},
         "noise_scale": [0.0, 0.0], "head_overflows": 0, "skipped_steps": 0,
     }  # fmt: skip
-    return checkpoint.TrainingState(**values | changes)
+    return format.TrainingState(**values | changes)
 
 
-def entries(rank: int = 0, begin: int = 0, end: int = 4) -> dict[str, checkpoint.TensorEntry]:
+def entries(rank: int = 0, begin: int = 0, end: int = 4) -> dict[str, format.TensorEntry]:
     """A tensor of four rows, of which a rank has some."""
-    part = checkpoint.Part(file=f"rank-{rank:05d}.safetensors", begin=begin, end=end)
-    return {"weights.a": checkpoint.TensorEntry(dtype="F32", shape=[4, 64], parts=[part])}
+    part = format.Part(file=f"rank-{rank:05d}.safetensors", begin=begin, end=end)
+    return {"weights.a": format.TensorEntry(dtype="F32", shape=[4, 64], parts=[part])}
 
 
 def write_checkpoint(root: Path, step: int = 5, *, rollbacks: int = 0, content: bytes = CONTENT, **changes) -> Path:
     """A whole one, as a single rank writes it."""
-    name = checkpoint.checkpoint_name(step, rollbacks)
-    writer = checkpoint.CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
+    name = format.checkpoint_name(step, rollbacks)
+    writer = format.CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
     writer.write(memoryview(content), entries(), state_of(step, **changes))
     return root / name
 
@@ -70,9 +70,7 @@ def write_run(directory: Path, config: TrainConfig, steps=(5, 10), *, job="", en
     writer.start(header_of(config, job=job))
     for step in steps:
         table = config.model_dump(mode="json")
-        write_checkpoint(
-            directory / checkpoint.CHECKPOINTS_DIRECTORY, step, config=table, good=good or step == min(steps)
-        )
+        write_checkpoint(directory / format.CHECKPOINTS_DIRECTORY, step, config=table, good=good or step == min(steps))
     if end is not None:
         writer.finish(end)
     leave(writer)

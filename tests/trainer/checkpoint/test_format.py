@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.checkpoints import CONTENT, entries, refusing, state_of, write_checkpoint
-from trainer.checkpoint import format as checkpoint
+from trainer.checkpoint import format
 from trainer.checkpoint.format import (
     BadCheckpoint,
     CheckpointManifest,
@@ -318,7 +318,7 @@ def test_a_share_that_keeps_growing_is_waited_for_however_long(tmp_path, monkeyp
             with share.open("ab") as file:
                 file.write(b"x")
 
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: 1000 + sum(waits), sleep=sleep))
+    monkeypatch.setattr(format, "time", SimpleNamespace(monotonic=lambda: 1000 + sum(waits), sleep=sleep))
     write_share(tmp_path, 0, [0, 1], 0, 2, timeout_s=1.0, progressed=lambda: progressed.append(len(waits)))
     read_checkpoint(tmp_path / checkpoint_name(5, 0))
     assert sum(waits) > 15

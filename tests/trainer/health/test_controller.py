@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
-from trainer.health import controller as module
+from trainer.health import controller
 from trainer.health.controller import HealthController, agreed, tell
 from trainer.health.events import Action
 
@@ -58,7 +58,7 @@ def add(overseer, step, *numbers, samples=(1,), told=QUIET, **changes):
 
 def read_late(monkeypatch):
     """Let numbers be read as late on a CPU as on a GPU."""
-    monkeypatch.setitem(module._STEPS_BEHIND, "cpu", module._STEPS_BEHIND["cuda"])
+    monkeypatch.setitem(controller._STEPS_BEHIND, "cpu", controller._STEPS_BEHIND["cuda"])
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.health import watchdog as watch
+from trainer.health import watchdog
 from trainer.health.watchdog import REQUEUE, TimeBudget, ignore_signals, parse_slurm_time_s, slurm_left_s
 
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
 from pathlib import Path
-from trainer.health import watchdog as watch
-watch.PATIENCE_S, watch._LAST_RESORT_S, watch._REARM_EVERY_S = 0.5, 0.7, 0.1
+from trainer.health import watchdog
+watchdog.PATIENCE_S, watchdog._LAST_RESORT_S, watchdog._REARM_EVERY_S = 0.5, 0.7, 0.1
 
 def record(*leaving):
     with (place / "left.jsonl").open("a") as file:
@@ -31,7 +31,7 @@ def keep_the_interpreter():
     ctypes.PyDLL(None).sleep(30)
 
 place = Path(sys.argv[1])
-watching = watch.Watchdog(timeout_s=float(sys.argv[2]), record=record)
+watching = watchdog.Watchdog(timeout_s=float(sys.argv[2]), record=record)
 watching.traceback_file = place / "traceback.txt"
 watching.start()
 watching.heartbeat(7)
@@ -139,7 +139,7 @@ def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, tim
 
 def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_not_hang(process, tmp_path):
     one = process(
-        "watch._STOPPED_S, watch._LAST_RESORT_S = 1.2, 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
+        "watchdog._STOPPED_S, watchdog._LAST_RESORT_S = 1.2, 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
         "watching.heartbeat()\nsys.stdin.readline()\nwatching.stop()\nprint('end')",
         timeout_s=1.5,
     )
@@ -158,7 +158,7 @@ def test_loader_processes_leave_signals_to_the_training():
     pid = os.fork()
     if not pid:
         ignore_signals()
-        for number in watch.SIGNALS:
+        for number in watchdog.SIGNALS:
             os.kill(os.getpid(), number)
         os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
@@ -204,8 +204,8 @@ def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reser
 def test_slurm_tells_the_end_of_a_job_in_the_environment_and_older_versions_are_asked(now, monkeypatch):
     answers = [SimpleNamespace(stdout="  1:30\n"), OSError]
     run = Mock(side_effect=answers)
-    monkeypatch.setattr(watch.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(watch.subprocess, "run", run)
+    monkeypatch.setattr(watchdog.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(watchdog.subprocess, "run", run)
     assert [slurm_left_s({"SLURM_JOB_END_TIME": end}) for end in ("1000000560.0", "soon")] == [60, None]
     assert [slurm_left_s({"SLURM_JOB_ID": job}) for job in ("17", "17; rm", "17")] == [90, None, None]
     assert "17" in run.call_args_list[0].args[0]

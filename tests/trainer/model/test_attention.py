@@ -20,8 +20,7 @@ from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model import attention
-from trainer.model import sparse_last_layer as narrow
+from trainer.model import attention, sparse_last_layer
 from trainer.model.attention import attend_within_documents, choose_attention, document_places
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
@@ -45,7 +44,7 @@ def batch(dataset) -> MicroBatch:
 @pytest.fixture
 def varlen(monkeypatch):
     """The kernel of varlen attention, as its definition says it."""
-    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", attend_within_edges)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -250,7 +249,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activati
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
     expected = learned(config_of(family), dataset)
-    monkeypatch.setattr(narrow, "varlen_attn", attend_within_edges)
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", attend_within_edges)
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
     check_alike(learned(config_of(family), dataset), expected)
