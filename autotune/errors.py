@@ -3,9 +3,9 @@
 AutotuneError
 ├── UsageError        2   the command line itself is wrong
 ├── BadInput          3   a file, a name or a value that was given cannot be used
-├── DoesNotFit        4   not even the smallest case fits the memory budget
+├── ExceedsMemory        4   not even the smallest case fits the memory budget
 ├── MachineLacks      5   this machine has no such device, library or permission
-├── ProfileRefused    6   the profile does not belong to this machine, model or data
+├── ProfileRejected    6   the profile does not belong to this machine, model or data
 ├── NotCheckable      7   nothing here can confirm or deny it
 ├── Undecided         8   the measurements ran, and do not support an answer
 ├── Slower            9   what was compared is proven to be slower than allowed
@@ -44,7 +44,7 @@ class BadInput(AutotuneError, exit_code=3):
     """A given file, name or value cannot be used."""
 
 
-class DoesNotFit(AutotuneError, exit_code=4):
+class ExceedsMemory(AutotuneError, exit_code=4):
     """Not even the smallest case fits the memory budget."""
 
 
@@ -52,7 +52,7 @@ class MachineLacks(AutotuneError, exit_code=5):
     """This machine has no such device, library or permission."""
 
 
-class ProfileRefused(AutotuneError, exit_code=6):
+class ProfileRejected(AutotuneError, exit_code=6):
     """The profile does not belong to this machine, model or data, or its order of tuning was not kept."""
 
 

@@ -24,7 +24,7 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import dotted
-from trainer.errors import DoesNotFit, RanksLost, TrainerError
+from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
 from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
 from trainer.record.run_record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
@@ -157,7 +157,7 @@ class _Job:
             code, reason, next_step = error.exit_code, error.message, error.next_step
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
             code, reason, next_step = explain(error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed))
-            if code != DoesNotFit.exit_code:
+            if code != DeviceOutOfMemory.exit_code:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")

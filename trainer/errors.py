@@ -2,9 +2,9 @@
 
 TrainerError
 ├── BadConfig       3   a profile, dataset or setting that cannot be used
-├── DoesNotFit      4   out of memory
+├── DeviceOutOfMemory      4   out of memory
 ├── DeviceMissing   5   the asked-for device is not here
-├── ProfileRefused  6   the profile was tuned for something else
+├── ProfileMismatch  6   the profile was tuned for something else
 ├── DiskTrouble    75   a disk or file system failed; nothing was changed, and starting again goes on
 ├── RanksLost      75   another rank is gone; starting again goes on from the newest checkpoint
 └── TrainingFailed 76   the run cannot go on, and starting it again would not help
@@ -41,7 +41,7 @@ class BadConfig(TrainerError):
     exit_code = 3
 
 
-class DoesNotFit(TrainerError):
+class DeviceOutOfMemory(TrainerError):
     """The device ran out of memory."""
 
     exit_code = 4
@@ -53,7 +53,7 @@ class DeviceMissing(TrainerError):
     exit_code = 5
 
 
-class ProfileRefused(TrainerError):
+class ProfileMismatch(TrainerError):
     """The profile cannot be used on this machine."""
 
     exit_code = 6

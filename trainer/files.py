@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 DISK_BLOCK_BYTES = 4096
 """What begins and ends at multiples of this can go to any disk directly."""
@@ -36,7 +36,7 @@ class LockHeld(Exception):
     """Another process held a lock all the time."""
 
 
-class FileEntry(Table):
+class FileEntry(StrictTable):
     """A file, as it was written."""
 
     name: str

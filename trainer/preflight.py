@@ -19,7 +19,7 @@ from trainer.config.train_config import BatchSplit, TrainConfig
 from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig, ProfileRefused
+from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, happened, utc_now
 from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader, code_sha256
@@ -48,7 +48,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
 
     Raises:
         BadConfig: If ranks differ where training would silently be wrong.
-        ProfileRefused: If the profile was tuned for more memory than some rank has.
+        ProfileMismatch: If the profile was tuned for more memory than some rank has.
     """
     facts = ranks.all_gather_object(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)
@@ -131,12 +131,12 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[EventRow]:
-    """Compare this machine with the profile's; raise ``ProfileRefused`` if the GPU has less memory than that one."""
+    """Compare this machine with the profile's; raise ``ProfileMismatch`` if the GPU has less memory than that one."""
     remarks = []
     tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
         # NVML's total, which the profile has, is up to 3 % above torch's.
-        raise ProfileRefused(
+        raise ProfileMismatch(
             f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB, this one has "
             f"{int(here_bytes) / 2**30:.0f} GiB",
             next_step="Probe on this machine: autotune probe --model MODEL --data DIR",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, profiles
-from autotune.errors import ProfileRefused, UsageError
+from autotune.errors import ProfileRejected, UsageError
 
 if TYPE_CHECKING:
     from autotune.advice.decide.context import TrainingContext
@@ -46,8 +46,8 @@ def advise(
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
+    from autotune.advice.read_context import context_of, read_foreign
     from autotune.advice.sections import advice_text, rules_text
-    from autotune.advice.sources import context_of, read_foreign
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from trainer.record.run_record import RUN_FILE
@@ -117,7 +117,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
             next_step="Name it: autotune advise PROFILE --apply, or autotune advise RUN --profile PROFILE --apply.",
         )
     if not now.intact:
-        raise ProfileRefused(
+        raise ProfileRejected(
             f"{now.profile_path} was edited by hand: what is safe by its figures may not be safe by its settings",
             next_step="Measure it anew, or edit further by hand; see: "
             + shlex.join(["autotune", "profile", "verify", now.profile_path]),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -50,7 +50,7 @@ class Interval:
         return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
 
 
-class RatioBounds(Table):
+class RatioBounds(StrictTable):
     """Bounds of a ratio, of 98 % confidence; None where too few windows show a spread."""
 
     ratio_low: PositiveFloat | None = None

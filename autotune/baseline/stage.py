@@ -21,7 +21,7 @@ def compare_recipes(
     """Measure what the tuned settings are worth, and write it into the profile.
 
     Raises:
-        ProfileRefused: If the profile is of another machine, model or dataset.
+        ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If the tuned settings could not be measured.
     """
     probe, train = require_local_probe(stored, bench.fingerprint(stored.profile.train.model)), stored.profile.train

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegativeFloat, Positive, PositiveFloat
 from autotune.trials.values import Share
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 SettingValue = str | int | float | bool | None
 
@@ -14,7 +14,7 @@ SettingValue = str | int | float | bool | None
 RecipeName = Literal["paper", "hf-trainer", "tuned"]
 
 
-class SettingDifference(Table):
+class SettingDifference(StrictTable):
     """A setting in which a recipe differs from the tuned one, or that it could not choose itself."""
 
     key: str
@@ -26,7 +26,7 @@ class SettingDifference(Table):
     """Why it is theirs, where the recipe had no choice."""
 
 
-class RecipeRow(Table):
+class RecipeRow(StrictTable):
     """One way to train the same model on the same data, by the same trainer."""
 
     name: RecipeName
@@ -50,7 +50,7 @@ class RecipeRow(Table):
         return None if not known else Interval.of(known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE)
 
 
-class BaselineEvidence(Table):
+class BaselineEvidence(StrictTable):
     """What the tuned settings are worth: the same training as others would set it up."""
 
     rows: list[RecipeRow]

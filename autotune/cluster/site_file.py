@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.config.tables import Table, parse_table, read_toml
+from trainer.config.tables import StrictTable, parse_table, read_toml
 from trainer.distributed.cpu_binding import NUMA_VARIABLE
 from trainer.health.watchdog import parse_slurm_time_s
 
@@ -22,7 +22,7 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Positive = Annotated[int, Field(gt=0)]
 
 
-class SlurmSettings(Table):
+class SlurmSettings(StrictTable):
     """What ``sbatch`` is told."""
 
     account: OneLine | None = None
@@ -64,7 +64,7 @@ class SlurmSettings(Table):
         return seconds
 
 
-class NetworkSettings(Table):
+class NetworkSettings(StrictTable):
     """How nodes reach each other."""
 
     interface: OneLine | None = None
@@ -73,7 +73,7 @@ class NetworkSettings(Table):
     """Environment variables for NCCL."""
 
 
-class Templates(Table):
+class Templates(StrictTable):
     """Jinja templates instead of this project's own; relative to the site file."""
 
     measure: OneLine | None = None
@@ -82,7 +82,7 @@ class Templates(Table):
     """Of jobs that train."""
 
 
-class SiteFile(Table):
+class SiteFile(StrictTable):
     """A cluster."""
 
     prologue: list[OneLine] = Field(default_factory=list)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import EXIT_TERMINATED, DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
+from autotune.errors import EXIT_TERMINATED, ExceedsMemory, MachineLacks, StartAgain, StoppedWaiting
 from autotune.machine.values import SlurmFacts
 
 ASK_TIMEOUT_S = 60.0
@@ -246,7 +246,7 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
             next_step="Run the same command again: it goes on from what was finished.",
         )
     if state.state == "OUT_OF_MEMORY":
-        raise DoesNotFit(
+        raise ExceedsMemory(
             f"job {job} was ended for taking more memory than it asked for{shown}",
             next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
         )

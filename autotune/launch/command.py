@@ -12,7 +12,7 @@ import typer
 
 from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles
 from autotune.console.slurm_job import SlurmOptions, follow_jobs
-from autotune.errors import BadInput, MachineLacks, ProfileRefused, UsageError
+from autotune.errors import BadInput, MachineLacks, ProfileRejected, UsageError
 from autotune.profiles.decide.follow_up import command
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TrainOptions:
             refuse_other_settings(approved, resolved.config)
         there, tuned_on = read_manifest(resolved.data_dir).dataset_hash, stored.fingerprint.dataset_hash
         if tuned_on != there:
-            raise ProfileRefused(
+            raise ProfileRejected(
                 f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, "
                 f"not {tuned_on[:12]}",
                 next_step="Name the right one: --data DIR; or probe with this one: autotune probe",

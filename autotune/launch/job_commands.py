@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune.console.options import REPORTS, Reports
-from autotune.errors import ProfileRefused, UsageError
+from autotune.errors import ProfileRejected, UsageError
 
 Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]
 
@@ -48,7 +48,7 @@ def preflight(
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
         told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
-        raise ProfileRefused(f"{node.name}: {told}", next_step=problems[0].next_step)
+        raise ProfileRejected(f"{node.name}: {told}", next_step=problems[0].next_step)
     if node.nvlinked is False:
         sys.stderr.write(f"warn: {node.name}: its GPUs are not all linked by NVLink: gradients go a slower way\n")
     print(f"preflight: {describe(node)}")

@@ -17,7 +17,7 @@ from autotune.console.options import (
     make_request,
 )
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import AutotuneError, DoesNotFit, UsageError
+from autotune.errors import AutotuneError, ExceedsMemory, UsageError
 
 
 @grouped
@@ -151,7 +151,7 @@ def estimate(
     target = find_target(asked)
     with progress("estimate") as update:
         answer, refused = predict(asked, target, what_if=what_if, update=update)
-    unfit = {name for name, error in refused.items() if isinstance(error, DoesNotFit)}
+    unfit = {name for name, error in refused.items() if isinstance(error, ExceedsMemory)}
     probe = command(
         "probe",
         model=[text for text, one in named.items() if one.name not in unfit],

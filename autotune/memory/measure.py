@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
-from autotune.errors import DoesNotFit, OutOfTime, Undecided
+from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_rows, predict_bytes
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
@@ -264,7 +264,7 @@ class Search:
             padded_tokens_per_s_high=spread.high,
         )
 
-    def does_not_fit(self) -> DoesNotFit:
+    def does_not_fit(self) -> ExceedsMemory:
         """Return the error that not even the smallest size fits: what it needs, the largest term, what would help."""
         probe, rows = self.probe, self.granule
         tokens, budget = probe.config.seq_length_tokens, format_bytes(probe.memory_budget_bytes)
@@ -283,7 +283,7 @@ class Search:
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
                 helps += [] if shared is None else [f"share the state by {shared}"]
         what = "not even one row" if rows == 1 else f"not even {rows} rows"
-        return DoesNotFit(
+        return ExceedsMemory(
             f"{what} of {tokens} tokens of {self.name} fits {budget}{need}",
             next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
         )
@@ -303,7 +303,7 @@ def probe_model(
     ``traced`` is of ``probe.trace``, if it was called before. Returns the settings with the chosen micro-batch as well.
 
     Raises:
-        DoesNotFit: If not even the smallest size fits.
+        ExceedsMemory: If not even the smallest size fits.
         Undecided: If trials failed in a way that says nothing about memory.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)

@@ -12,7 +12,7 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
 from autotune.corpus.values import RowContents
-from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
+from autotune.errors import AutotuneError, BadInput, ExceedsMemory, UsageError
 from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, find_gpu_model, gpu_model_of
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
@@ -26,7 +26,6 @@ from autotune.memory.decide.memory_model import (
     memory_breakdown,
     peak_bytes,
 )
-from autotune.memory.decide.prediction import Answer, PredictedModel
 from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
 from autotune.memory.estimate import (
     CannotTrace,
@@ -35,7 +34,7 @@ from autotune.memory.estimate import (
     contents_of,
     estimate_model,
 )
-from autotune.memory.values import MemoryPlan, Share, TraceRequest
+from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
 from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
@@ -108,7 +107,7 @@ def predict(
             update(number, len(asked.configs), f"tracing {config.model.name}")
             try:
                 predicted.append(tracer.predict(config))
-            except (CannotTrace, DoesNotFit) as error:
+            except (CannotTrace, ExceedsMemory) as error:
                 refused[config.model.name] = error
         alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
     told = ("exit_code", "message", "next_step")
@@ -262,7 +261,7 @@ class _Tracer:
             return None, "not traced"
         return rows, "or more" if rows == self.asked.max_micro_batch_size else ""
 
-    def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> DoesNotFit:
+    def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> ExceedsMemory:
         """Say which term is the largest, and which single change would make a row fit."""
         budget = self.target.budget_bytes
         found = memory_breakdown(estimate.memory_model, 1, self.target.expected.usual)
@@ -279,7 +278,7 @@ class _Tracer:
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
         otherwise += [] if shared is None else [f"a state that is shared by {shared}"]
-        return DoesNotFit(
+        return ExceedsMemory(
             f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
             f"{format_bytes(budget)}: it needs {format_bytes(found.peak_bytes)}, of which {term} {format_bytes(size)}",
             next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",

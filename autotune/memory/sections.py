@@ -29,9 +29,16 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, count, plural
-from autotune.memory.decide.memory_model import MemoryBreakdown
-from autotune.memory.decide.prediction import Answer, PredictedModel
-from autotune.memory.values import ACTIVATIONS, ProbeEvidence, Share, Term, is_activations
+from autotune.memory.values import (
+    ACTIVATIONS,
+    Answer,
+    MemoryBreakdown,
+    PredictedModel,
+    ProbeEvidence,
+    Share,
+    Term,
+    is_activations,
+)
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words

@@ -51,7 +51,7 @@ def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | N
 
     Raises:
         BadInput, UsageError: If what is asked for cannot be had here.
-        DoesNotFit: If not even the smallest size of a model fits.
+        ExceedsMemory: If not even the smallest size of a model fits.
         Undecided: If trials failed in a way that says nothing about memory.
     """
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)

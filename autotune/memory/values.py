@@ -10,7 +10,7 @@ from pydantic import Field
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from autotune.plan.values import PlanFigure
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 
@@ -138,7 +138,7 @@ class TraceRequest(TrialRequest):
     """Rows of the micro-batch in each trace."""
 
 
-class CurvePoint(Table):
+class CurvePoint(StrictTable):
     """Throughput at one micro-batch."""
 
     micro_batch_size: Positive
@@ -158,7 +158,7 @@ class CurvePoint(Table):
         return Interval.of(self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE)
 
 
-class ProbeEvidence(Table):
+class ProbeEvidence(StrictTable):
     """Which micro-batch fits, and which one is used."""
 
     feasible_max: Positive
@@ -261,3 +261,57 @@ class MemoryPlan:
     """That fit a rank alone with the headroom left; 0 if not one does."""
     source: str
     shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedModel:
+    """Prediction for one model on one GPU, or in an amount of memory."""
+
+    model: str
+    config: TrainConfig
+    """Settings of the step; batches do not count."""
+    parameters: int
+    attention: str
+    """The kernel that the trace took."""
+    attention_reason: str
+    budget_bytes: int
+    micro_batch_size: int
+    """The largest micro-batch that should fit."""
+    micro_batch_size_low: int
+    """The same with everything that is assumed at its most."""
+    micro_batch_size_high: int
+    """The same with everything that is assumed at its least."""
+    limited: bool
+    """Whether more may fit, and none was looked for."""
+    breakdown: MemoryBreakdown
+    bytes_per_sequence: float
+    non_padding_tokens: float | None
+    samples: float | None
+    traces: int
+    shares: tuple[Share, ...]
+    """Memory of one of several GPUs that share the model; empty with one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Predictions for one GPU; nothing of it was measured."""
+
+    target: str
+    """The GPU, or the amount of memory."""
+    reserve_bytes: int
+    """Of the GPU's memory, left out of the budget."""
+    models: tuple[PredictedModel, ...]
+    refused: Mapping[str, Mapping[str, Any]]
+    """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
+    what_if: tuple[Mapping[str, Any], ...]
+    """Alternatives, each with its settings, ``rows`` that fit, their ``non_padding_tokens`` and a ``note``; ``rows`` is
+    null if the note says why there is no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Where the memory goes at its peak, by term; the terms add up to the peak."""
+
+    micro_batch_size: int
+    terms_bytes: Mapping[str, int]
+    peak_bytes: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.base.model_work import gradients_of_shape
-from autotune.errors import BadInput, ProfileRefused
+from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
 from autotune.network.decide.scaling_model import (
@@ -58,12 +58,12 @@ def known_of(
     loss had been found equal.
 
     Raises:
-        ProfileRefused: If the profile was not probed.
+        ProfileRejected: If the profile was not probed.
         BadInput: If nothing is known of the links between nodes, or of the size of the model.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
-        raise ProfileRefused(
+        raise ProfileRejected(
             "the profile has no probed micro-batch",
             next_step=f"Probe first: {probe_command(profile, 'PROFILE.toml')}",
         )
@@ -146,7 +146,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     if evidence is not None and evidence.compute is not None:
         return evidence.compute.of_rank, "computing: measured, steps of all ranks in which nothing travelled"
     if not probe.curve:
-        raise ProfileRefused(
+        raise ProfileRejected(
             "the profile has no throughput: it was probed on a pretended GPU",
             next_step=f"Probe on a real one: {probe_command(profile, 'PROFILE.toml')}",
         )

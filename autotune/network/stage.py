@@ -102,7 +102,7 @@ def tune_network(
     Raises:
         BadInput: If there are not so many nodes, or the global batch has fewer rows than there are ranks.
         MachineLacks: If ranks cannot be started.
-        ProfileRefused: If the profile is of another machine, model or dataset.
+        ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.trials.values import JobName, Share, TrialRequest
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.config.train_config import GradientDtype, Strategy, TrainConfig
 
 ELEMENT_BYTES: dict[GradientDtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -129,7 +129,7 @@ class GradientSyncRequest(TrialRequest):
     ranks_per_node: int
 
 
-class LinkEvidence(Table):
+class LinkEvidence(StrictTable):
     """A kind of link, from all-reduces of many sizes; bounds are of 98 % confidence."""
 
     scope: Scope
@@ -160,7 +160,7 @@ class LinkEvidence(Table):
         return Link(latency_s=late, bytes_per_s=slow), Link(latency_s=early, bytes_per_s=fast)
 
 
-class ComputeEvidence(Table):
+class ComputeEvidence(StrictTable):
     """What a step costs a rank while all ranks compute and no gradient synchronise."""
 
     micro_batch_size: Positive
@@ -196,7 +196,7 @@ class ComputeEvidence(Table):
         )
 
 
-class GradientSyncSplit(Table):
+class GradientSyncSplit(StrictTable):
     """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
 
     strategy: Strategy
@@ -266,7 +266,7 @@ class ScalingRow(GradientSyncSplit):
     measured: bool
 
 
-class NetworkEvidence(Table):
+class NetworkEvidence(StrictTable):
     """How ranks reach each other, what that costs a step, and how many nodes are useful."""
 
     nodes: Positive

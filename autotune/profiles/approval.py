@@ -13,7 +13,7 @@ from autotune.profiles.values import HASH_KEY, Fingerprint, present_sha256
 from autotune.profiles.values import Check, TrialLogCheck, ApprovalRecord, Approval, Verdict, Verification, is_sha256, approval_of
 from trainer.config.tables import flat_table
 from autotune.profiles.decide.trial_log_check import compare, shown
-from autotune.errors import BadInput, ProfileRefused
+from autotune.errors import BadInput, ProfileRejected
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
@@ -84,14 +84,14 @@ def review(
     With ``as_edited`` it is approved even if it does not say what was measured.
 
     Raises:
-        ProfileRefused: If it is to be approved and was edited since it was written.
+        ProfileRejected: If it is to be approved and was edited since it was written.
         TrainerError, AutotuneError: If the name, the note, the profile or its review cannot be used.
     """
     before = read_with_approval(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
     if verdict == "approved" and not before.intact and not as_edited:
         written = "it names none" if recorded is None else f"it was written with {_short(recorded)}"
-        raise ProfileRefused(
+        raise ProfileRejected(
             f"{profile} was edited by hand since autotune wrote it (its hash is {_short(present)}, and {written}): its "
             "figures were measured for what it said then, not for what would be approved",
             next_step=f"See why each value is so: autotune profile show {shlex.quote(str(profile))} --explain. To "
@@ -112,7 +112,7 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     """Return a profile whose present content is approved, and still has the ``file_sha256`` that is expected, if any.
 
     Raises:
-        ProfileRefused: If it is not, with what to do.
+        ProfileRejected: If it is not, with what to do.
     """
     found = read_with_approval(profile, reports)
     state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
@@ -131,14 +131,14 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     else:
         why = f"is not approved any more: {last.by!r} approved {_short(last.profile_sha256)} at {last.time_utc}, and "
         why += f"now it says {now}"
-    raise ProfileRefused(f"{profile} {why}", next_step=next_step)
+    raise ProfileRejected(f"{profile} {why}", next_step=next_step)
 
 
 def refuse_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
     """Let only settings pass that are the approved ones, each of them: which ones are harmless, nobody has said.
 
     Raises:
-        ProfileRefused: If the command line makes one of them something else, with their names.
+        ProfileRejected: If the command line makes one of them something else, with their names.
     """
     train = approved.profile.train
     # As text: Python takes 1, 1.0 and true for the same.
@@ -147,7 +147,7 @@ def refuse_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None
         return
     said, would = (flat_table(one.model_dump(mode="json")) for one in (train, asked))
     other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
-    raise ProfileRefused(
+    raise ProfileRejected(
         f"--set makes of {approved.path} what nobody has approved: "
         + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
         next_step="Write it into the profile, and have that reviewed: autotune profile approve; or leave it out.",

@@ -28,7 +28,7 @@ from autotune.profiles.values import TrialLogCheck
 from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
 from autotune.trials.trial_log import trial_log_sha256, own_records
 from autotune.profiles.decide.follow_up import probe_command
-from autotune.errors import AutotuneError, ProfileRefused, UsageError
+from autotune.errors import AutotuneError, ProfileRejected, UsageError
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import read_trial_records
@@ -193,7 +193,7 @@ def require_local_probe(
     If a GPU's step is ``replayed``, the GPU itself does not matter.
 
     Raises:
-        ProfileRefused: If it was never probed, or is another machine's, model's or dataset's than ``here``.
+        ProfileRejected: If it was never probed, or is another machine's, model's or dataset's than ``here``.
     """
     rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
     refusals = []
@@ -214,7 +214,7 @@ def require_local_probe(
         first = f"Lower it in {path}, or probe again"
     else:
         return probe
-    raise ProfileRefused(why, next_step=f"{first}: {probe_command(stored.profile, path)}")
+    raise ProfileRejected(why, next_step=f"{first}: {probe_command(stored.profile, path)}")
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

@@ -15,15 +15,15 @@ from typing import Annotated
 from typing import Literal
 from pydantic import Field
 from autotune.errors import NotCheckable
-from autotune.errors import ProfileRefused
-from trainer.config.tables import Table
+from autotune.errors import ProfileRejected
+from trainer.config.tables import StrictTable
 
 from autotune.baseline.values import BaselineEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.workers.values import WorkersEvidence
 from autotune.memory.values import ProbeEvidence
 from autotune.search.values import ExploreEvidence
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 from typing import Annotated, Any, Literal
 
@@ -34,9 +34,9 @@ from autotune.errors import BadInput
 from autotune.machine.values import is_pretended
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
-from trainer.config.tables import Table, canonical_sha256, parse_table
+from trainer.config.tables import StrictTable, canonical_sha256, parse_table
 
-class Evidence(Table):
+class Evidence(StrictTable):
     """What was measured; a missing part was not."""
 
     probe: ProbeEvidence | None = None
@@ -59,7 +59,7 @@ _ALWAYS_WRITTEN = (
 )  # fmt: skip
 
 
-class Constraints(Table):
+class Constraints(StrictTable):
     """What the user set."""
 
     memory_budget_bytes: Positive
@@ -70,7 +70,7 @@ class Constraints(Table):
     """Real tokens of one optimizer step over all ranks."""
 
 
-class Fingerprint(Table):
+class Fingerprint(StrictTable):
     """Where the figures come from; what may differ there makes them worthless here, in part or in all."""
 
     device: Literal["cpu", "cuda"]
@@ -114,7 +114,7 @@ class Fingerprint(Table):
         return "allocator" if is_pretended(self.driver) else "measured"
 
 
-class Provenance(Table):
+class Provenance(StrictTable):
     """How the profile came to be."""
 
     tool_version: str
@@ -133,7 +133,7 @@ class Provenance(Table):
     cannot be recomputed."""
 
 
-class Profile(Table):
+class Profile(StrictTable):
     """All tables but the content hash, which is computed from them."""
 
     schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
@@ -263,12 +263,12 @@ class Verification:
         """Say the worst as an error.
 
         Raises:
-            ProfileRefused: If something differs that the figures cannot bear.
+            ProfileRejected: If something differs that the figures cannot bear.
             NotCheckable: If nothing does, and something cannot be told here.
         """
         if refused := self.of("refuse"):
             told = "; ".join(f"{check.field} was {check.profile!r}, here it is {check.here!r}" for check in refused)
-            raise ProfileRefused(
+            raise ProfileRejected(
                 f"{name} does not belong here: {told}",
                 next_step="Tune for what is here: autotune tune; or use the profile where it was made.",
             )
@@ -289,7 +289,7 @@ Verdict = Literal["approved", "rejected"]
 State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 
-class ApprovalRecord(Table):
+class ApprovalRecord(StrictTable):
     """``review.json``: the last verdict. The name is a word: nothing here proves who wrote it."""
 
     schema_version: Literal[2] = 2

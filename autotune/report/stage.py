@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import context_of_profile, context_of_run, other_settings_than, read_measured_run
+from autotune.advice.read_context import context_of_profile, context_of_run, other_settings_than, read_measured_run
 from autotune.base.files import json_rows, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost

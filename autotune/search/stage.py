@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
-from autotune.errors import DoesNotFit, OutOfTime
+from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import prepare, profile_of_probe, settled_probe
@@ -39,7 +39,7 @@ def explore_settings(
     What the user fixed in the ``probe_request`` is not explored.
 
     Raises:
-        ProfileRefused: If the profile is of another machine, model or dataset.
+        ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If the unexplored settings could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
@@ -69,7 +69,7 @@ def _settle(
     again = replace(probe_request, config=probe_request.config.model_copy(update=settings))
     try:
         probed, _ = profile_of_probe(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
-    except (DoesNotFit, OutOfTime) as error:
+    except (ExceedsMemory, OutOfTime) as error:
         return stored.profile, replace(explored, adopted=False, refused=error.message)
     probe = probed.evidence.probe
     assert probe is not None

@@ -13,11 +13,11 @@ from autotune.base.interval import (
     PositiveFloat,
     RatioBounds,
 )
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
 
 
-class Configuration(Table):
+class Configuration(StrictTable):
     """Settings of a step that are explored together, named as in the trainer's configuration.
 
     None changes what is learned, but rounding may differ.
@@ -58,7 +58,7 @@ EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
 """Configuration that tests hold to the same mathematics; the others must reach the same loss."""
 
 
-class ExploredRow(Table):
+class ExploredRow(StrictTable):
     """What was tried, and what it gave."""
 
     settings: Configuration

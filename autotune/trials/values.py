@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from trainer.config.tables import Table, canonical_sha256, parse_table
+from trainer.config.tables import StrictTable, canonical_sha256, parse_table
 from trainer.errors import BadConfig
 
 
@@ -154,7 +154,7 @@ class FinishedTrial:
     from_trial_log: bool
 
 
-class MadeOn(Table):
+class MadeOn(StrictTable):
     """What a trial ran on and was of, as its profile's fingerprint says it."""
 
     gpu_name: str | None = None
@@ -177,7 +177,7 @@ class MadeOn(Table):
         return f"{self.allotted_cpus} of {self.cpu_model or 'n/a'}"
 
 
-class TrialRecord(Table):
+class TrialRecord(StrictTable):
     """A trial as the trial log keeps it."""
 
     time_utc: str
@@ -262,7 +262,7 @@ class StepFigures(_Measured):
     the most that any rank used."""
 
 
-class GpuUse(Table):
+class GpuUse(StrictTable):
     """What GPUs did in a window of training, or in several: means, shares from 0 to 1; None where nothing tells."""
 
     utilisation_share: Share | None = None
@@ -387,7 +387,7 @@ _FIGURES: dict[str, type[_Measured]] = {
 }  # fmt: skip
 
 
-class TrialRequest(Table):
+class TrialRequest(StrictTable):
     """Everything that defines a measurement."""
 
     job: ClassVar[JobName]

@@ -16,7 +16,7 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
-from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, OutOfTime, Undecided
+from autotune.errors import AutotuneError, ExceedsMemory, NotCheckable, OutOfTime, Undecided
 from autotune.machine.measured_device import DeviceChoice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
@@ -36,7 +36,7 @@ from autotune.workers.values import SweepRequest
 from trainer.config.tables import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
-OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
+OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
 """Other models are tuned all the same."""
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}

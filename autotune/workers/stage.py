@@ -24,7 +24,7 @@ def count_workers(
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile.
 
     Raises:
-        ProfileRefused: If the profile is of another machine, model or dataset.
+        ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If a window could not be measured.
     """
     replayed = request.replayed_step_s is not None

@@ -9,7 +9,7 @@ from pydantic import Field
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.trials.values import GpuUse, JobName, Share, TrialRequest
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
 
 
@@ -83,7 +83,7 @@ class JointChoice(RatioBounds):
         return self.bounded(self.ratio_to_workers_alone)
 
 
-class WorkersEvidence(Table):
+class WorkersEvidence(StrictTable):
     """How many loader workers are enough."""
 
     chosen: NonNegative

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.advice.decide.context import TrainingContext
 from autotune.advice.decide.rules import advise
-from autotune.advice.sources import data_facts
+from autotune.advice.read_context import data_facts
 from autotune.machine.host import SystemHost
 from tests.simulators.programs import run_program
 

@@ -13,7 +13,7 @@ from tests.trainer.oracles import config_of
 from trainer import preflight
 from trainer.data.loader import compare_data
 from trainer.distributed.ranks import join_ranks
-from trainer.errors import BadConfig, ProfileRefused
+from trainer.errors import BadConfig, ProfileMismatch
 from trainer.record.writer import RunWriter
 
 CONFIG = config_of()
@@ -48,7 +48,7 @@ TUNED = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "al
 
 
 def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
-    with pytest.raises(ProfileRefused, match="of 80 GiB, this one has 40 GiB") as caught:
+    with pytest.raises(ProfileMismatch, match="of 80 GiB, this one has 40 GiB") as caught:
         preflight.compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
     assert caught.value.exit_code == 6
     assert "autotune probe" in caught.value.next_step

@@ -22,7 +22,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.tables import Table, canonical_sha256, parse_table, read_json
+from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
 from trainer.data.sampler import Position
 from trainer.errors import BadConfig, DiskTrouble
 from trainer.files import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
@@ -37,7 +37,7 @@ class BadCheckpoint(Exception):
     """A checkpoint is damaged or incomplete; the message says what is wrong."""
 
 
-class Part(Table):
+class Part(StrictTable):
     """A part of a tensor: rows ``begin`` to ``end`` of its first dimension, or all of it."""
 
     file: str
@@ -45,7 +45,7 @@ class Part(Table):
     end: int
 
 
-class TensorEntry(Table):
+class TensorEntry(StrictTable):
     """A tensor and where its parts lie."""
 
     dtype: str
@@ -54,7 +54,7 @@ class TensorEntry(Table):
     parts: list[Part]
 
 
-class TrainingState(Table):
+class TrainingState(StrictTable):
     """What is not a tensor.
 
     The learning rate follows from ``step`` and ``health``, dropout from the seed, the position and the rank.
@@ -77,7 +77,7 @@ class TrainingState(Table):
     skipped_steps: int
 
 
-class CheckpointManifest(Table):
+class CheckpointManifest(StrictTable):
     """``manifest.json``; on disk with a hash of itself."""
 
     schema_version: Literal[2]
@@ -121,7 +121,7 @@ _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
 _POLL_S = 0.05
 
 
-class _Share(Table):
+class _Share(StrictTable):
     """What one rank has written."""
 
     file: FileEntry

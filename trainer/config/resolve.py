@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.config.tables import canonical_sha256, parse_table, read_toml, refuse_infinite
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
-from trainer.errors import BadConfig, ProfileRefused
+from trainer.errors import BadConfig, ProfileMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ def resolve(
 
     Raises:
         BadConfig: If any of it cannot be used.
-        ProfileRefused: If the file says something else than is expected.
+        ProfileMismatch: If the file says something else than is expected.
     """
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # what the file says, before anything else has its say
     if expect_sha256 not in (None, said):
-        raise ProfileRefused(
+        raise ProfileMismatch(
             f"{profile} is not what was to be trained from: its SHA-256 begins {said[:12]}, not {expect_sha256[:12]}",
             next_step="Undo the change; or have the profile reviewed as it is now, and launch it again.",
         )

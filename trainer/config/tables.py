@@ -21,13 +21,13 @@ MAX_DEPTH = 32
 CHECK_PATH = "Check the path."
 
 
-class Table(BaseModel):
+class StrictTable(BaseModel):
     """A strict, frozen table: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-TableT = TypeVar("TableT", bound=Table)
+TableT = TypeVar("TableT", bound=StrictTable)
 
 
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _close_to(path: Path) -> str | None:
     return None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
 
 
-def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
+def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]:
     """One message and one next step for the first problem, unknown keys before all others."""
     problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in problem["loc"])
@@ -139,7 +139,7 @@ def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
     return f"{key} = {shown}: {message}", f"Correct {key!r}."
 
 
-def _keys_at(kind: type[Table], path: list[str]) -> list[str]:
+def _keys_at(kind: type[StrictTable], path: list[str]) -> list[str]:
     table: type[BaseModel] | None = kind
     for part in path:
         field = table.model_fields.get(part) if table else None

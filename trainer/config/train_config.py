@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 PROFILE_SCHEMA_VERSION: Literal[2] = 2
 
@@ -40,7 +40,7 @@ class Tag(enum.Enum):
     """How data is loaded."""
 
 
-class ModelSettings(Table):
+class ModelSettings(StrictTable):
     """The model to build from scratch."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -58,7 +58,7 @@ class ModelSettings(Table):
         return config
 
 
-class DataSettings(Table):
+class DataSettings(StrictTable):
     """Which dataset, and how it is read."""
 
     path: str | None = None
@@ -76,7 +76,7 @@ class DataSettings(Table):
     variables are filled in. One rank of a node copies, the others wait; what is there already is not copied again."""
 
 
-class ParallelSettings(Table):
+class ParallelSettings(StrictTable):
     """How ranks work together."""
 
     strategy: Strategy = "ddp"
@@ -98,7 +98,7 @@ class ParallelSettings(Table):
     makes no progress, count as well, so it must be longer than these."""
 
 
-class EvaluationSettings(Table):
+class EvaluationSettings(StrictTable):
     """How the model is held against the validation split, with the same masks every time."""
 
     interval_steps: Positive | None = None
@@ -107,7 +107,7 @@ class EvaluationSettings(Table):
     """Rows of validation samples, over all ranks; the first ones of a seeded order."""
 
 
-class CheckpointSettings(Table):
+class CheckpointSettings(StrictTable):
     """When the whole state of training is saved, and how much of it is kept."""
 
     enabled: bool = True
@@ -124,7 +124,7 @@ class CheckpointSettings(Table):
     """Write while training goes on, from a copy of the state in host memory."""
 
 
-class HealthSettings(Table):
+class HealthSettings(StrictTable):
     """What counts as trouble in loss and gradient, and what is done about it.
 
     ``warn`` tells and goes on. ``skip`` leaves the weights as they are for that batch. ``rollback`` returns to the last
@@ -155,7 +155,7 @@ class HealthSettings(Table):
     """Steps in which it comes back; training that gets so far past the trouble has made progress."""
 
 
-class TrainConfig(Table):
+class TrainConfig(StrictTable):
     """Everything the trainer needs, and nothing about how it was found."""
 
     model: ModelSettings
@@ -258,7 +258,7 @@ class TrainConfig(Table):
         return self
 
 
-class BatchSplit(Table):
+class BatchSplit(StrictTable):
     """How the rows of a global batch become the micro-batches of ranks."""
 
     layout: Layout
@@ -277,7 +277,7 @@ def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
     return math.ceil(config.global_batch_size / (config.micro_batch_size * world_size))
 
 
-def tagged(table: type[Table], tag: Tag) -> tuple[str, ...]:
+def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
     """Return the names of a group of settings, in the order of their declaration."""
     return tuple(name for name, known in table.model_fields.items() if tag in known.metadata)
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from trainer.config.tables import Table, canonical_sha256, nearest, parse_table, read_json
+from trainer.config.tables import StrictTable, canonical_sha256, nearest, parse_table, read_json
 from trainer.errors import BadConfig
 
 DATASET_SCHEMA_VERSION = 2
@@ -45,7 +45,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
-class SpecialIds(Table):
+class SpecialIds(StrictTable):
     """Ids that have a role in masked-LM training."""
 
     pad: Count
@@ -59,7 +59,7 @@ class SpecialIds(Table):
         return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask}))
 
 
-class Shard(Table):
+class Shard(StrictTable):
     """One pair of files."""
 
     tokens_file: FileName
@@ -70,7 +70,7 @@ class Shard(Table):
     offsets_sha256: Sha256
 
 
-class LengthHistogram(Table):
+class LengthHistogram(StrictTable):
     """How many samples have how many tokens (special tokens not counted).
 
     ``counts[i]`` samples have a length in ``[edges[i], edges[i + 1])``; the last bin is open-ended.
@@ -88,7 +88,7 @@ class LengthHistogram(Table):
         return self
 
 
-class Split(Table):
+class Split(StrictTable):
     """The samples of one purpose."""
 
     shards: list[Shard]
@@ -105,7 +105,7 @@ class Split(Table):
         return sum(shard.tokens for shard in self.shards)
 
 
-class SourceStatistics(Table):
+class SourceStatistics(StrictTable):
     """Where the tokens came from and what was left out on the way."""
 
     kinds: list[str]
@@ -129,7 +129,7 @@ class SourceStatistics(Table):
     unknown_tokens: Count
 
 
-class Manifest(Table):
+class Manifest(StrictTable):
     """``manifest.json``."""
 
     schema_version: Literal[2]

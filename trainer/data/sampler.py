@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.data.batch_plan import BatchPlan, Int64, Segments, lay_out
 from trainer.data.dataset import TokenDataset
 
@@ -20,7 +20,7 @@ UNKNOWN = -1
 """The place of a lane that this rank does not follow."""
 
 
-class Position(Table):
+class Position(StrictTable):
     """How far the whole job is: what a checkpoint stores. Valid for any number of ranks and loader workers."""
 
     steps: int

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 
 
-class EventRow(Table):
+class EventRow(StrictTable):
     """Something that people may want to know of."""
 
     step: int

@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from trainer.errors import HOST_REFUSES, BadConfig, DiskTrouble, DoesNotFit, RanksLost
+from trainer.errors import HOST_REFUSES, BadConfig, DeviceOutOfMemory, DiskTrouble, RanksLost
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
@@ -51,7 +51,7 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:
-        return DoesNotFit.exit_code, f"out of memory: {refusal}", _SMALLER
+        return DeviceOutOfMemory.exit_code, f"out of memory: {refusal}", _SMALLER
     if "NCCL" in told or "CUDA" in told or "Cuda" in told:
         if "invalid usage" in told or "Duplicate GPU" in told:
             reason = f"NCCL cannot be used so: {_first_line(error)}"

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from trainer.config.tables import Table, canonical_sha256, parse_table, read_json
+from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
 from trainer.config.train_config import BatchSplit, TrainConfig
 from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import EventRow, utc_now
@@ -48,10 +48,10 @@ EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
 RUN_SCHEMA_VERSION: Literal[5] = 5
 
 
-RowT = TypeVar("RowT", bound=Table)
+RowT = TypeVar("RowT", bound=StrictTable)
 
 
-class StepRow(Table):
+class StepRow(StrictTable):
     """One optimizer step, over all ranks; times and rates are means since the last logged step."""
 
     step: int
@@ -107,7 +107,7 @@ class StepRow(Table):
     """That rank."""
 
 
-class StartUp(Table):
+class StartUp(StrictTable):
     """What the time until the end of the first step went into, on rank 0, in seconds."""
 
     import_s: float
@@ -127,7 +127,7 @@ class StartUp(Table):
     """From the start of the process until the end of the first step."""
 
 
-class EvaluationRow(Table):
+class EvaluationRow(StrictTable):
     """The model held against the validation split."""
 
     step: int
@@ -178,7 +178,7 @@ class RunHeader(BatchSplit):
         return canonical_sha256(self.config)
 
 
-class RunExit(Table):
+class RunExit(StrictTable):
     """``exit.json``."""
 
     exit_code: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import Table
+from trainer.config.tables import StrictTable
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, append_whole, open_locked, write_atomically
 from trainer.health.events import EventRow, happened
@@ -146,7 +146,7 @@ class RunWriter:
             with contextlib.suppress(OSError):
                 self._board.close()
 
-    def _write(self, name: str, value: Table) -> None:
+    def _write(self, name: str, value: StrictTable) -> None:
         write_atomically(self.directory / name, value.model_dump_json(indent=2) + "\n")
 
 

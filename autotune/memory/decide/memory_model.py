@@ -12,7 +12,7 @@ and running out counts as not fitting.
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.memory.decide.batch_search import largest_within
-from autotune.memory.values import Term, Trace
+from autotune.memory.values import MemoryBreakdown, Term, Trace
 
 Int64 = npt.NDArray[np.int64]
 MIB = 2**20
@@ -101,15 +101,6 @@ class MemoryOverheads:
     """Outside the allocator: context, handles, communication."""
     device_bytes: float = math.inf
     """All of the device's memory: an allocator takes other blocks where addresses are scarce."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBreakdown:
-    """Where the memory goes at its peak, by term; the terms add up to the peak."""
-
-    micro_batch_size: int
-    terms_bytes: Mapping[str, int]
-    peak_bytes: int
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:

@@ -4,7 +4,7 @@ import bisect
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
-from autotune.errors import DoesNotFit
+from autotune.errors import ExceedsMemory
 from autotune.machine.values import HostFacts
 
 WORKER_BYTES = 96 * 2**20
@@ -58,7 +58,7 @@ class LoaderLimits:
         return None
 
     def most(self) -> tuple[int, str]:
-        """Return the most workers to try, and what limits them; ``DoesNotFit`` if the user asked for more."""
+        """Return the most workers to try, and what limits them; ``ExceedsMemory`` if the user asked for more."""
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
@@ -68,7 +68,7 @@ class LoaderLimits:
             return wanted, because
         fitting = self.fitting(wanted)
         if self.asked is not None:
-            raise DoesNotFit(
+            raise ExceedsMemory(
                 refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or ask the job for more memory."
             )
         return fitting, refusal

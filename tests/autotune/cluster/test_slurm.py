@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from autotune.cluster import slurm
 from autotune.cluster.slurm import JobState
-from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
+from autotune.errors import ExceedsMemory, MachineLacks, StartAgain, StoppedWaiting
 from autotune.machine.values import SlurmFacts
 
 JOB = {
@@ -160,7 +160,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
         ("TIMEOUT", StartAgain, "time limit"),
         ("NODE_FAIL", StartAgain, "lost lab1: the node died"),
         ("PREEMPTED", StartAgain, "pre-empted"),
-        ("OUT_OF_MEMORY", DoesNotFit, "more memory"),
+        ("OUT_OF_MEMORY", ExceedsMemory, "more memory"),
     ],
 )
 def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(tmp_path, state, error, words):

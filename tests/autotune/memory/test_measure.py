@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 import autotune.memory.measure
-from autotune.errors import DoesNotFit, OutOfTime, Undecided
+from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.memory.decide.memory_model import expected_on_cpu, peak_bytes
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
@@ -224,7 +224,7 @@ def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeate
 
 
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
-    with pytest.raises(DoesNotFit, match="305 MiB") as refused:
+    with pytest.raises(ExceedsMemory, match="305 MiB") as refused:
         probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
     assert "of which parameters 286 MiB" in refused.value.message
     assert "--memory" in refused.value.next_step
@@ -236,7 +236,7 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypa
     monkeypatch.setattr(autotune.memory.measure, "fewest_that_share", lambda *_, **__: sharing)
     parallel = ParallelSettings(strategy=strategy)
     changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
-    with pytest.raises(DoesNotFit) as refused:
+    with pytest.raises(ExceedsMemory) as refused:
         probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
     assert ("share the state by parallel.strategy" in refused.value.next_step) == told
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.errors import BadInput, DoesNotFit
+from autotune.errors import BadInput, ExceedsMemory
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
 from autotune.trials import session
@@ -111,7 +111,7 @@ def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prep
 
 
 def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
-    with pytest.raises(DoesNotFit, match="not even one row"):
+    with pytest.raises(ExceedsMemory, match="not even one row"):
         probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
 

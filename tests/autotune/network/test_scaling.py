@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.errors import ProfileRefused, Undecided
+from autotune.errors import ProfileRejected, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.values import Link
@@ -46,7 +46,7 @@ def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed()
 
 
 def test_without_a_probe_nothing_is_predicted():
-    with pytest.raises(ProfileRefused):
+    with pytest.raises(ProfileRejected):
         known(probed(probe=None))
 
 

@@ -12,7 +12,7 @@ from autotune.baseline.values import BaselineEvidence, RecipeRow
 from autotune.workers.values import JointChoice
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import trial_log_sha256
-from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRefused
+from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRejected
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.profiles import store
 from autotune.profiles.approval import read_with_approval, require_approved, review, review_path, verify
@@ -61,7 +61,7 @@ def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or
 def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(path):
     text = path.read_text()
     path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
-    with pytest.raises(ProfileRefused, match="more than the 2"):
+    with pytest.raises(ProfileRejected, match="more than the 2"):
         store.require_local_probe(store.read_profile(path))
     path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
     with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
@@ -159,7 +159,7 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
 def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(of_gpu, changes, cuda, found, field):
     verified = of_gpu(replace(H200, **changes), cuda=cuda)
     assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)
-    refused = pytest.raises(ProfileRefused, match=field) if found == "refuse" else contextlib.nullcontext()
+    refused = pytest.raises(ProfileRejected, match=field) if found == "refuse" else contextlib.nullcontext()
     with refused:
         verified.raise_if_bad("p.toml")
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.errors import ProfileRefused
+from autotune.errors import ProfileRejected
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
@@ -140,7 +140,7 @@ def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said
 def test_a_profile_of_another_model_is_refused(make):
     work = make()
     work.before = replace(work.before, profile=but(work.before.profile, fingerprint={"model_sha256": "other"}))
-    with pytest.raises(ProfileRefused):
+    with pytest.raises(ProfileRejected):
         work.explored()
     assert work.machine.trials == []
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from autotune.cli import run
-from autotune.errors import BadInput, DoesNotFit
+from autotune.errors import BadInput, ExceedsMemory
 from autotune.tune import pipeline
 from autotune.tune.values import Stage, TuningResult
 
@@ -106,7 +106,7 @@ def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(call):
 
 
 def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
-    told.failed = [DoesNotFit("not even one row fits", next_step="Raise --memory.")]
+    told.failed = [ExceedsMemory("not even one row fits", next_step="Raise --memory.")]
     assert run(TUNE) == 4
     captured = capsys.readouterr()
     assert "profile: p/tiny-cpu.toml" in captured.out

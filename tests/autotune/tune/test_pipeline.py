@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import BadInput, DoesNotFit, OutOfTime, Undecided, UsageError
+from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.sections import ProbedModel
@@ -196,7 +196,7 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
     assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "3 s are left")
     assert (stage_of(result, "baseline").status, tuning.failed) == ("done", [])
     stages.calls.clear()
-    stages.errors["probe", "a"] = DoesNotFit("not even one row fits\nat all", next_step="Raise --memory.")
+    stages.errors["probe", "a"] = ExceedsMemory("not even one row fits\nat all", next_step="Raise --memory.")
     tuning, result = stages.run()
     assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
     assert told(result, "workers") == "there is no probed micro-batch"

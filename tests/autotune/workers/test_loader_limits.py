@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import DoesNotFit
+from autotune.errors import ExceedsMemory
 from autotune.workers.decide.loader_limits import USABLE_SHARE, WORKER_BYTES, LoaderLimits, batch_bytes
 from tests.fakes import FakeHost
 
@@ -64,7 +64,7 @@ def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyo
     assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [None] * 4
     for short in ({"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}):
         limits, fitting = replace(with_host(**short), asked=6), with_host(**short).most()[0]
-        with pytest.raises(DoesNotFit, match="6 loader workers") as refused:
+        with pytest.raises(ExceedsMemory, match="6 loader workers") as refused:
             limits.most()
         assert f"--max-workers {fitting}" in refused.value.next_step
         assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from tests.trainer.oracles import config_of
 from trainer.config.resolve import resolve
-from trainer.config.tables import Table, canonical_json, parse_table, read_json, read_toml
+from trainer.config.tables import StrictTable, canonical_json, parse_table, read_json, read_toml
 from trainer.config.train_config import CheckpointSettings, ParallelSettings, gradient_accumulation_steps
 from trainer.data.global_batch import make_plan
-from trainer.errors import BadConfig, ProfileRefused, printable
+from trainer.errors import BadConfig, ProfileMismatch, printable
 
 
 @given(rows=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 9))
@@ -149,7 +149,7 @@ def test_a_profile_is_known_by_what_it_says_and_one_that_says_something_else_is_
     profile.write_text(f"# a comment says nothing\n{PROFILE}")
     resolve(profile, data=Path("d"), expect_sha256=said)
     profile.write_text(PROFILE.replace("0.001", "0.002"))
-    with pytest.raises(ProfileRefused, match=f"not {said[:12]}"):
+    with pytest.raises(ProfileMismatch, match=f"not {said[:12]}"):
         resolve(profile, data=Path("d"), expect_sha256=said)
 
 
@@ -169,11 +169,11 @@ def test_what_steers_a_terminal_is_written_out_and_lines_stay_also_in_errors_tha
     assert (error.message, error.next_step) == ("unknown key 'x\\x1b]0;'", "remove 'x\\x1b]0;'")
 
 
-class Inner(Table):
+class Inner(StrictTable):
     learning_rate: float = 1.0
 
 
-class Outer(Table):
+class Outer(StrictTable):
     inner: Inner = Inner()
     others: list[Inner] = Field(default_factory=list)
     rows: Annotated[int, Field(gt=0)] = 1

@@ -9,7 +9,7 @@ from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedN
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
-from autotune.errors import AutotuneError, BadInput, ProfileRefused
+from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.machine.host import Host
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
@@ -45,7 +45,7 @@ def context_of(
 
     Raises:
         BadInput, TrainerError: If it is none of these, or cannot be read.
-        ProfileRefused: If the run was not started from the profile.
+        ProfileRejected: If the run was not started from the profile.
     """
     if place.is_file():
         found = read_profile(place)
@@ -55,7 +55,7 @@ def context_of(
         run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
         if profile is not None and stored is not None and (others := other_settings_than(run, stored)):
-            raise ProfileRefused(
+            raise ProfileRejected(
                 f"{place} was not trained as {profile} says: {', '.join(others)}",
                 next_step="Name the profile it was started from, or none: autotune advise RUN.",
             )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.advice.sources import data_facts, profile_of_run, read_foreign
+from autotune.advice.read_context import data_facts, profile_of_run, read_foreign
 from autotune.errors import BadInput
 from autotune.launch.sections import status_text
 from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
