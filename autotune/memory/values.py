@@ -1,4 +1,4 @@
-"""What training steps allocate and release, in order, as a trace without a device records it."""
+"""Memory as values: traces of allocations, requests, the evidence of a probe, and estimates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -264,6 +264,15 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Where the memory goes at its peak, by term; the terms add up to the peak."""
+
+    micro_batch_size: int
+    terms_bytes: Mapping[str, int]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedModel:
     """Prediction for one model on one GPU, or in an amount of memory."""
 
@@ -306,12 +315,3 @@ class Answer:
     what_if: tuple[Mapping[str, Any], ...]
     """Alternatives, each with its settings, ``rows`` that fit, their ``non_padding_tokens`` and a ``note``; ``rows`` is
     null if the note says why there is no answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBreakdown:
-    """Where the memory goes at its peak, by term; the terms add up to the peak."""
-
-    micro_batch_size: int
-    terms_bytes: Mapping[str, int]
-    peak_bytes: int
