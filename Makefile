@@ -71,6 +71,7 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.size
 	$(MAKE) --no-print-directory docs
 
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error

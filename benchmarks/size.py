@@ -1,21 +1,18 @@
 """``python -m benchmarks.size``: count tracked lines, files and repeated declarations against their targets.
 
-Lines are counted as git tracks them, generated files included. A class counts as repeated if its name is declared more
-than once in the product. A constructor call counts as passed through if at least five of its keywords only repeat a
-name, as in ``Request(seed=seed)`` or ``Answer(seed=evidence.seed)``.
+Lines are counted as git tracks them, generated files included. A constructor call counts as passed through if at least
+five of its keywords only repeat a name, as in ``Request(seed=seed)`` or ``Answer(seed=evidence.seed)``. The layout is
+measured in ``benchmarks.structure``.
 """
 
 import argparse
 import ast
-import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from benchmarks.bars import Bar, exit_code, lines
+from benchmarks.structure import ROOT, Sources, tracked
 
-ROOT = Path(__file__).parent.parent
 PASSED_THROUGH = 5
 NOT_COUNTED_TESTS = ("tests/nullgpu/", "tests/simulators/")
 DOCUMENT_SUFFIXES = (".json", ".jsonl", ".html", ".md")
@@ -26,27 +23,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description="Count lines against their targets.")
     parser.add_argument("--list", action="store_true", help="also name what is repeated")
     options = parser.parse_args(arguments)
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    paths = [path for path in tracked.split("\0") if path and (ROOT / path).is_file()]
-    product = [path for path in paths if path.startswith(("autotune/", "trainer/")) and path.endswith(".py")]
-    trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in product}
-    repeated = repeated_classes(trees.values())
-    walls = [f"{path}:{line}" for path, tree in trees.items() for line in passed_through(tree)]
+    paths = tracked()
+    sources = Sources(paths)
+    walls = [f"{path}:{line}" for path, tree in sources.trees.items() for line in passed_through(tree)]
     if options.list:
-        sys.stdout.writelines(f"{entry}\n" for entry in [*repeated, *walls])
+        against = [f"{'.'.join(one.source)} -> {'.'.join(one.target)}" for one in sources.against_direction]
+        repeated = [*sources.repeated_modules, *sources.repeated_classes]
+        sys.stdout.writelines(f"{entry}\n" for entry in [*repeated, *walls, *against, *sources.fragments[0]])
     tests = [path for path in paths if path.startswith("tests/") and not path.startswith(NOT_COUNTED_TESTS)]
     documents = [path for path in paths if path.startswith(("docs/", "reports/")) and path.endswith(DOCUMENT_SUFFIXES)]
     bars = [
         _bar(
             "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 40_000
         ),
-        _bar("product_files", len(product), 330),
         _bar("benchmark_lines", count_lines(path for path in paths if path.startswith("benchmarks/")), 7_000),
         _bar("test_lines", count_lines(tests), 30_000),
         _bar("document_lines", count_lines(documents), 12_000),
-        _bar("repeated_class_names_count", len(repeated), 3),
         _bar("passed_through_constructors_count", len(walls), 10),
+        *sources.bars(),
     ]
+    sys.stdout.write(f"imports inside one package, foundation left out: {sources.inside_share:.1%}\n")
     sys.stdout.write(f"all tracked files: {count_lines(paths):,} lines\n{lines(bars)}\n")
     return exit_code(bars)
 
@@ -54,12 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def count_lines(paths: Iterable[str]) -> int:
     """Return the number of lines in all ``paths``, relative to the repository."""
     return sum((ROOT / path).read_bytes().count(b"\n") for path in paths)
-
-
-def repeated_classes(trees: Iterable[ast.Module]) -> list[str]:
-    """Return the class names that modules declare more than once at their top level."""
-    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
-    return sorted(name for name, count in names.items() if count > 1)
 
 
 def passed_through(tree: ast.Module) -> list[int]:

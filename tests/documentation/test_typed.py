@@ -56,7 +56,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (r"bert-mini-cpu", "tiny-cpu", _QUICK),
         (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
-        (r"^(autotune network --predict \S+ \S+).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
+        (r"^(autotune network --profile \S+ --predict).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
     ),
     "docs/tutorial.md": (
         (INSTALLING.pattern, "", "it is installed"),

@@ -24,8 +24,8 @@ rank = sys.argv[1]
 environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 ranks = join_ranks(config_of(), environment, Path(sys.argv[2]))
 value = 10.0 ** ranks.rank
-agreed = [ranks.sum(value, 1.0), ranks.max(value, -value), ranks.each(value)]
-print(json.dumps([*agreed, ranks.gather([rank]), ranks.tell([rank])]))
+agreed = [ranks.all_reduce_sum(value, 1.0), ranks.all_reduce_max(value, -value), ranks.all_gather_float(value)]
+print(json.dumps([*agreed, ranks.all_gather_object([rank]), ranks.broadcast_object([rank])]))
 leave_ranks(together=True)
 """
 

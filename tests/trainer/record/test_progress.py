@@ -60,7 +60,7 @@ sys.exit(9)
 """
 
 
-@pytest.mark.parametrize("how", ["reset_rollback_count", "do not"])
+@pytest.mark.parametrize("how", ["forgive", "do not"])
 def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
@@ -72,5 +72,5 @@ def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
     with process:
         process.stdin.write(b"\n")
         process.stdin.close()
-    assert (process.returncode == 9) == (how == "reset_rollback_count")
+    assert (process.returncode == 9) == (how == "forgive")
     assert process.returncode != 0
