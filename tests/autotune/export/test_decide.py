@@ -5,17 +5,14 @@ from hypothesis import strategies as st
 from autotune.corpus.values import RowsHold
 from autotune.export.decide import export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
-from trainer.config.train_config import (
-    CheckpointSettings,
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    ParallelSettings,
-    dotted,
-)
+from trainer.config import train_config
 
-MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
-FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precision": "bf16", "device": "cuda"}
+MODERNBERT = train_config.ModelSettings(name="m", config={"model_type": "modernbert"})
+FSDP = {
+    "parallel": train_config.ParallelSettings(strategy="fsdp2", shard_ranks=2),
+    "precision": "bf16",
+    "device": "cuda",
+}
 UNMEASURED = {"probe": None, "workers": None}
 
 
@@ -35,13 +32,13 @@ def _told(export, setting):
 @pytest.mark.parametrize(
     "changes",
     [{}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
-     {"parallel": ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
+     {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
 )  # fmt: skip
 def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     export = _export(ranks=2, **changes)
     told = [one.setting for one in export.settings]
     assert len(told) == len(set(told))
-    for key in dotted(example_profile().train.model_dump(mode="json")):
+    for key in train_config.dotted(example_profile().train.model_dump(mode="json")):
         assert key in told or key.partition(".")[0] in told, key
     written = [one.argument for one in export.settings if one.argument is not None]
     assert len(written) == len(set(written))
@@ -54,8 +51,8 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
         ({"layout": "packed"}, "layout", "none"),
         ({}, "mlm_head", "none"),
         ({"model": MODERNBERT}, "mlm_head", "near"),
-        ({"parallel": ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
-        ({"parallel": ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
+        ({"parallel": train_config.ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
+        ({"parallel": train_config.ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
         (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself
         (FSDP, "parallel.shard_ranks", "none"),
         ({"max_epochs": 3}, "max_epochs", "none"),
@@ -70,15 +67,15 @@ def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence
 @pytest.mark.parametrize(
     "changes, argument, value",
     [
-        ({"data": DataSettings(num_workers=0)}, "dataloader_prefetch_factor", None),
-        ({"data": DataSettings(num_workers=3)}, "dataloader_prefetch_factor", 2),
+        ({"data": train_config.DataSettings(num_workers=0)}, "dataloader_prefetch_factor", None),
+        ({"data": train_config.DataSettings(num_workers=3)}, "dataloader_prefetch_factor", 2),
         ({}, "eval_steps", None),
-        ({"evaluation": EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
+        ({"evaluation": train_config.EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
         ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
-        ({"parallel": ParallelSettings(bucket_cap_mib=100)}, "ddp_bucket_cap_mb", 100),
-        ({"checkpoint": CheckpointSettings(enabled=False)}, "save_strategy", "no"),
+        ({"parallel": train_config.ParallelSettings(bucket_cap_mib=100)}, "ddp_bucket_cap_mb", 100),
+        ({"checkpoint": train_config.CheckpointSettings(enabled=False)}, "save_strategy", "no"),
         ({"evidence": UNMEASURED}, "save_steps", None),
-        ({"evidence": UNMEASURED, "checkpoint": CheckpointSettings(interval_steps=70)}, "save_steps", 70),
+        ({"evidence": UNMEASURED, "checkpoint": train_config.CheckpointSettings(interval_steps=70)}, "save_steps", 70),
     ],
 )
 def test_arguments_are_written_only_if_they_say_something(changes, argument, value):
@@ -88,7 +85,7 @@ def test_arguments_are_written_only_if_they_say_something(changes, argument, val
 def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
     assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
     assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
-    export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_size=100)
+    export = _export(checkpoint=train_config.CheckpointSettings(interval_s=60.0), global_batch_size=100)
     step_s = export.batch.tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
     assert export.arguments["save_steps"] == max(1, int(60 / step_s))
     assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")

@@ -5,14 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.network.decide import step_model
-from autotune.network.decide.step_model import (
-    all_reduce_factor,
-    all_reduce_s,
-    buckets,
-    hidden_bound_s,
-    merged,
-    step_time,
-)
 from autotune.network.values import MIB, GradientPart, GradientSync, Link, Network, RankCompute
 
 CARD = Link(latency_s=0.0, bytes_per_s=1e9)
@@ -32,7 +24,7 @@ SLOW = replace(CARD, bytes_per_s=4e6)
 
 
 def step(micro_batches=1, *, over=None, rows=1, of=None, **gradient_sync):
-    return step_time(
+    return step_model.step_time(
         of or compute(), rows, micro_batches, GradientSync(**gradient_sync), over or network(2, between=SLOW)
     )
 
@@ -42,13 +34,13 @@ def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_mor
     nodes, size, latency_s
 ):
     one = network(nodes, between=replace(CARD, latency_s=latency_s))
-    assert all_reduce_s(2 * size, one) >= all_reduce_s(size, one)
-    assert [all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)] == pytest.approx([0.0, 1.0, 1.5])
+    assert step_model.all_reduce_s(2 * size, one) >= step_model.all_reduce_s(size, one)
+    assert [step_model.all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)] == pytest.approx([0.0, 1.0, 1.5])
     slow_hops = network(64, between=replace(CARD, latency_s=1e-3))
-    assert all_reduce_s(1000, slow_hops) == pytest.approx(2 * 6 * 1e-3, rel=1e-3)
+    assert step_model.all_reduce_s(1000, slow_hops) == pytest.approx(2 * 6 * 1e-3, rel=1e-3)
     within = replace(CARD, bytes_per_s=10e9)  # what it costs in nodes comes on top
-    alone = all_reduce_s(1e9, network(2, ranks=2))
-    assert all_reduce_s(1e9, network(2, ranks=2, within=within)) == pytest.approx(alone + 0.1)
+    alone = step_model.all_reduce_s(1e9, network(2, ranks=2))
+    assert step_model.all_reduce_s(1e9, network(2, ranks=2, within=within)) == pytest.approx(alone + 0.1)
 
 
 @given(
@@ -58,14 +50,14 @@ def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_mor
 def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     ready = sorted(share for _, share in parts)
     gradients = tuple(GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True))
-    found = buckets(gradients, cap_mib * MIB)
+    found = step_model.buckets(gradients, cap_mib * MIB)
     assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
     leaving = [bucket.ready_share for bucket in found]
     assert leaving == sorted(leaving)
     assert leaving[-1] == ready[-1]
     # Only default buckets begin with a small one.
     gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
-    first = [buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)]
+    first = [step_model.buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)]
     assert first == [1, 10]
 
 
@@ -112,13 +104,13 @@ def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
     one, gradient_sync, over = compute(), GradientSync(strategy=strategy), network(nodes)
     bound_s = micro_batches * one.forward_backward_s(rows)
     if strategy != "fsdp2":
-        bound_s = hidden_bound_s(one, rows, micro_batches, gradient_sync, over) - 1e-9
-    assert step_time(one, rows, micro_batches, gradient_sync, over).step_s >= bound_s
+        bound_s = step_model.hidden_bound_s(one, rows, micro_batches, gradient_sync, over) - 1e-9
+    assert step_model.step_time(one, rows, micro_batches, gradient_sync, over).step_s >= bound_s
 
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
     many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
-    *small, last = merged(many)
+    *small, last = step_model.merged(many)
     assert sum(part.elements for part in (*small, last)) == sum(count for count, _ in many)
     assert all(2**17 <= part.elements < 2**17 + 1007 for part in small)  # finer than DDP's first bucket
     assert last.elements > 10_000_000
@@ -127,8 +119,8 @@ def test_small_gradients_are_kept_together_and_none_is_lost():
 
 def test_what_all_ranks_take_beyond_their_links_counts():
     over = network(2, ranks=2, within=CARD)
-    times = [(size, 1.5 * all_reduce_s(size, over)) for size in (2**12, 2**20, 2**24)]
-    factor = all_reduce_factor(times, over)
+    times = [(size, 1.5 * step_model.all_reduce_s(size, over)) for size in (2**12, 2**20, 2**24)]
+    factor = step_model.all_reduce_factor(times, over)
     assert factor == pytest.approx(1.5)
-    assert all_reduce_s(2**20, replace(over, all_reduce_factor=factor)) == pytest.approx(times[1][1])
-    assert all_reduce_factor(times, replace(over, ranks_per_node=1)) == 1.0
+    assert step_model.all_reduce_s(2**20, replace(over, all_reduce_factor=factor)) == pytest.approx(times[1][1])
+    assert step_model.all_reduce_factor(times, replace(over, ranks_per_node=1)) == 1.0

@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.workers.decide.worker_count import (
-    Count,
-    NextRounds,
-    Round,
-    WindowFigures,
-    WorkersChoice,
-    WorkersRule,
-    ladder,
-)
+from autotune.workers.decide import worker_count
 
 Rate = Callable[[int], float]
 
@@ -30,27 +22,29 @@ class Feed:
         self.random = random.Random(seed)
         self.windows = 0
 
-    def read(self, count: Count) -> WindowFigures:
+    def read(self, count: worker_count.Count) -> worker_count.WindowFigures:
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
         wait = max(0.0, 1 - rate) if self.waits else 1.0
         factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
-        return WindowFigures(tokens_per_s=1000 * rate * factor, data_wait_share=min(1.0, wait * factor))
+        return worker_count.WindowFigures(tokens_per_s=1000 * rate * factor, data_wait_share=min(1.0, wait * factor))
 
-    def measure(self, todo: NextRounds) -> list[Round]:
+    def measure(self, todo: worker_count.NextRounds) -> list[worker_count.Round]:
         return [{count: self.read(count) for count in todo.counts} for _ in range(todo.rounds)]
 
 
-def decide(feed: Feed, max_count: int, *, most_windows: int = 3000) -> tuple[WorkersChoice, list[Round]]:
-    rounds: list[Round] = []
+def decide(
+    feed: Feed, max_count: int, *, most_windows: int = 3000
+) -> tuple[worker_count.WorkersChoice, list[worker_count.Round]]:
+    rounds: list[worker_count.Round] = []
     while feed.windows < most_windows:
-        todo = WorkersRule(rounds, max_count).next_rounds()
+        todo = worker_count.WorkersRule(rounds, max_count).next_rounds()
         if todo is None:
             break
         assert todo.rounds >= 1
         assert len(set(todo.counts)) == len(todo.counts) >= 2
         rounds += feed.measure(todo)
-    return WorkersRule(rounds, max_count).choose(), rounds
+    return worker_count.WorkersRule(rounds, max_count).choose(), rounds
 
 
 def rising(knee: int, plateau: float = 1.0) -> Rate:
@@ -65,7 +59,7 @@ def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_trie
         choice, _ = decide(Feed(rising(knee), waits=waits), max_count)
         assert (choice.workers, choice.undecided_between) == (knee, ())
         assert choice.verdicts[knee] == "proven"
-        assert len(choice.verdicts) <= len(ladder(max_count)) + max_count.bit_length()
+        assert len(choice.verdicts) <= len(worker_count.ladder(max_count)) + max_count.bit_length()
 
 
 @given(
@@ -136,31 +130,31 @@ def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee
 
 def test_the_ladder_doubles_and_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
     expected = {0: [0], 1: [0, 1], 6: [0, 1, 2, 4, 6], 8: [0, 1, 2, 4, 8], 9: [0, 1, 2, 4, 8, 9]}
-    assert {limit: ladder(limit) for limit in expected} == expected
-    first = NextRounds(counts=(None, 0), rounds=1)
-    assert WorkersRule([], 8).next_rounds() == first
-    rule = WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
+    assert {limit: worker_count.ladder(limit) for limit in expected} == expected
+    first = worker_count.NextRounds(counts=(None, 0), rounds=1)
+    assert worker_count.WorkersRule([], 8).next_rounds() == first
+    rule = worker_count.WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
     assert rule.choose().undecided_between == (0, 4)
     assert rule.next_rounds() == first
 
 
-def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Round]:
+def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[worker_count.Round]:
     draw = random.Random(0)
 
-    def window(rate: float, share: float) -> WindowFigures:
-        return WindowFigures(tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=share)
+    def window(rate: float, share: float) -> worker_count.WindowFigures:
+        return worker_count.WindowFigures(tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=share)
 
-    ceiling = WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
+    ceiling = worker_count.WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
     counts = rates.items()
     return [{None: ceiling} | {n: window(rate, shares[n]) for n, rate in counts} for _ in range(6)]
 
 
 def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
-    choice = WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
+    choice = worker_count.WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
     assert (choice.workers, choice.undecided_between) == (0, ())
     assert "waits for data at most 0.1" in choice.proof
-    assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
-    refuted = WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)  # however little it waits
+    assert worker_count.WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
+    refuted = worker_count.WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)  # however little it waits
     assert (refuted.verdict(0), refuted.choose().workers) == ("refuted", 1)
 
 
@@ -172,6 +166,6 @@ def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
         {count: one._replace(tokens_per_s=one.tokens_per_s * scale * 1.1**number) for count, one in figures.items()}
         for number, figures in enumerate(rounds)
     ]
-    plain, moved = WorkersRule(rounds, 8).choose(), WorkersRule(drifted, 8).choose()
+    plain, moved = worker_count.WorkersRule(rounds, 8).choose(), worker_count.WorkersRule(drifted, 8).choose()
     assert (plain.workers, plain.undecided_between) == (moved.workers, moved.undecided_between)
     assert plain.verdicts == moved.verdicts

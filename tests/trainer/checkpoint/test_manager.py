@@ -10,13 +10,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.checkpoint.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer.checkpoint.format import (
-    CHECKPOINTS_DIRECTORY,
-    CheckpointWriter,
-    list_checkpoints,
-    read_checkpoint,
-    step_of,
-)
+from trainer.checkpoint import format
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.tensors import tensor_shards
 from trainer.config.train_config import CheckpointSettings
@@ -157,7 +151,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(keeper_of, t
 
 
 def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_path):
-    root = tmp_path / CHECKPOINTS_DIRECTORY
+    root = tmp_path / format.CHECKPOINTS_DIRECTORY
     keeper = keeper_of()
     with pytest.raises(TrainingFailed, match="no good checkpoint to return to"):
         keeper.newest_good()
@@ -200,7 +194,9 @@ def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_anothe
     for step in (1, 2, 3, 4):
         save(keeper, step, good=step < 3)
     save_on_bad_disk(keeper, 5, number)
-    assert [step_of(path.name) for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == left
+    assert [
+        format.step_of(path.name) for path in format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
+    ] == left
     assert (told[-1].kind, keeper.newest) == ("save_failed", "step-000000004")
     assert "the newest checkpoint is still step-000000004" in told[-1].message
     assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
@@ -220,23 +216,23 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
 def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
     keeper_of, training, tmp_path, told, monkeypatch
 ):
-    keeper, root = keeper_of(), tmp_path / CHECKPOINTS_DIRECTORY
-    written, write = threading.Event(), CheckpointWriter.write
-    monkeypatch.setattr(CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
+    keeper, root = keeper_of(), tmp_path / format.CHECKPOINTS_DIRECTORY
+    written, write = threading.Event(), format.CheckpointWriter.write
+    monkeypatch.setattr(format.CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
     before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
     keeper.save(state_of(3), rollbacks=0)
     keeper.tell_finished()
     assert keeper.busy
-    assert (told, list_checkpoints(root)) == ([], [])
+    assert (told, format.list_checkpoints(root)) == ([], [])
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
     threading.Timer(0.2, written.set).start()
     keeper.save(state_of(4), rollbacks=1, wait=True)
     assert not keeper.busy
-    newest, older = list_checkpoints(root)
+    newest, older = format.list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
-    assert read_checkpoint(older).state == state_of(3)
+    assert format.read_checkpoint(older).state == state_of(3)
     assert told[0].values["size_bytes"] == (older / "rank-00000.safetensors").stat().st_size
     assert told[0].values["stall_s"] < told[0].values["seconds"]
     first, second = (load_file(path / "rank-00000.safetensors") for path in (older, newest))
@@ -254,8 +250,8 @@ def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_w
     monkeypatch.setattr("trainer.checkpoint.manager.HostCopy", None)
     keeper.save(state_of(0), rollbacks=0, wait=not options)
     assert told[0].values["stall_s"] == told[0].values["seconds"]
-    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    (path,) = format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
     # Before the first step it has the optimizer's state, too.
     names = {one.name for one in tensor_shards(training, join_ranks(config_of(), environment={}))}
     assert any(name.startswith("exp_avg_sq.") for name in names)
-    assert read_checkpoint(path).tensors.keys() == names
+    assert format.read_checkpoint(path).tensors.keys() == names

@@ -7,18 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, micro_batches
-from trainer.data.batch_plan import (
-    LANES,
-    MIN_BLOCK_SAMPLES,
-    SPECIAL_TOKENS_PER_SAMPLE,
-    BatchPlan,
-    Segments,
-    hash_words,
-    lay_out,
-    pack_rows,
-    permute,
-    to_unit,
-)
+from trainer.data import batch_plan
 from trainer.data.global_batch import in_rows, mean_row
 from trainer.data.sampler import UNKNOWN, Position, SequenceSampler, join_positions
 
@@ -47,7 +36,7 @@ def test_every_sample_comes_exactly_once_per_epoch_and_then_rows_are_empty(job, 
     plan = make_plan(index, max_epochs=epochs, **options)
     steps = -(-epochs * len(index) * 2 // plan.global_batch_size) + 1
     found, _ = all_ranks(index, plan, steps)
-    segments = Segments.join([part for step in found for part in step])
+    segments = batch_plan.Segments.join([part for step in found for part in step])
     for epoch in range(epochs):
         assert sorted(segments.samples[segments.epochs == epoch].tolist()) == list(range(len(index)))
     assert len(segments) == epochs * len(index)
@@ -109,14 +98,14 @@ def test_packing_real_like_lengths_leaves_less_than_half_a_per_cent_empty():
 
 
 def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
-    index = Lengths(np.full(3 * MIN_BLOCK_SAMPLES, 62))
-    plan = make_plan(index, global_batch_size=MIN_BLOCK_SAMPLES + 1)
+    index = Lengths(np.full(3 * batch_plan.MIN_BLOCK_SAMPLES, 62))
+    plan = make_plan(index, global_batch_size=batch_plan.MIN_BLOCK_SAMPLES + 1)
     assert plan.lanes == 3
     _, position = all_ranks(index, plan, 4)
-    assert position.rows == 4 * (MIN_BLOCK_SAMPLES + 1)
+    assert position.rows == 4 * (batch_plan.MIN_BLOCK_SAMPLES + 1)
     # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are 684 of each: an epoch's two
     # blocks of 128 and 384, the next one's first of 128, and 44 rows of its second.
-    assert [divmod(place, MIN_BLOCK_SAMPLES) for place in position.lanes] == [(3, 44)] * 3
+    assert [divmod(place, batch_plan.MIN_BLOCK_SAMPLES) for place in position.lanes] == [(3, 44)] * 3
 
 
 @pytest.mark.parametrize(
@@ -145,12 +134,12 @@ def test_only_the_current_block_of_each_lane_is_located_again():
             self.located += len(samples)
             return super().locate(samples)
 
-    index = Counting(np.full(64 * MIN_BLOCK_SAMPLES, 62))
+    index = Counting(np.full(64 * batch_plan.MIN_BLOCK_SAMPLES, 62))
     plan = make_plan(index, global_batch_size=64)
     far = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
     next(iter(SequenceSampler(plan, index, 0, far)))
     # The current block of each lane, and the one that is packed ahead.
-    assert index.located <= 2 * plan.lanes * MIN_BLOCK_SAMPLES
+    assert index.located <= 2 * plan.lanes * batch_plan.MIN_BLOCK_SAMPLES
 
 
 class Lengths:
@@ -170,17 +159,17 @@ class Lengths:
         return np.zeros_like(samples), self._begins[samples], self._lengths[samples]
 
 
-def make_plan(index: Lengths, **options) -> BatchPlan:
+def make_plan(index: Lengths, **options) -> batch_plan.BatchPlan:
     defaults = {"seed": 0, "row_tokens": 64, "layout": "packed", "global_batch_size": 8}
     defaults |= {"gradient_accumulation_steps": 1, "world_size": 1}
-    return BatchPlan(dataset_samples=len(index), **defaults | options)
+    return batch_plan.BatchPlan(dataset_samples=len(index), **defaults | options)
 
 
 def all_ranks(
-    index: Lengths, plan: BatchPlan, steps: int, position: Position | None = None
-) -> tuple[list[list[Segments]], Position]:
+    index: Lengths, plan: batch_plan.BatchPlan, steps: int, position: Position | None = None
+) -> tuple[list[list[batch_plan.Segments]], Position]:
     """The segments of every step, one array per micro-batch of every rank; and where the job is then."""
-    found: list[list[Segments]] = [[] for _ in range(steps)]
+    found: list[list[batch_plan.Segments]] = [[] for _ in range(steps)]
     ends = []
     for rank in range(plan.world_size):
         stream = SequenceSampler(plan, index, rank, position)
@@ -192,7 +181,7 @@ def all_ranks(
     return found, join_positions(ends)
 
 
-def rows_of(micro_batches: list[Segments]) -> list[list[tuple[int, int, int, int]]]:
+def rows_of(micro_batches: list[batch_plan.Segments]) -> list[list[tuple[int, int, int, int]]]:
     """The content of every row of some micro-batches, whatever its number: (epoch, sample, column, tokens) of each."""
     rows = []
     for segments in micro_batches:
@@ -203,9 +192,9 @@ def rows_of(micro_batches: list[Segments]) -> list[list[tuple[int, int, int, int
     return sorted(rows)
 
 
-def check_places(plan: BatchPlan, segments: Segments) -> None:
+def check_places(plan: batch_plan.BatchPlan, segments: batch_plan.Segments) -> None:
     """Samples lie within their rows, in order, without overlap or gap."""
-    lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
+    lengths = segments.tokens + batch_plan.SPECIAL_TOKENS_PER_SAMPLE
     assert (segments.rows >= 0).all()
     assert (segments.rows < plan.sequences_per_micro_batch).all()
     assert (segments.columns + lengths <= plan.row_tokens).all()
@@ -217,15 +206,17 @@ def check_places(plan: BatchPlan, segments: Segments) -> None:
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 5))
 def test_a_permutation_hits_every_index_once_and_answers_for_single_ones_of_millions(size, seed, epoch):
-    assert sorted(permute(np.arange(size, dtype=np.uint64), size, seed, epoch).tolist()) == list(range(size))
-    some = permute(np.array([0, 1, 201_999_999], dtype=np.uint64), 202_000_000, seed, epoch)
+    assert sorted(batch_plan.permute(np.arange(size, dtype=np.uint64), size, seed, epoch).tolist()) == list(range(size))
+    some = batch_plan.permute(np.array([0, 1, 201_999_999], dtype=np.uint64), 202_000_000, seed, epoch)
     assert len(set(some.tolist())) == 3
     assert some.max() < 202_000_000
 
 
 def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_far_apart():
     indices = np.arange(10_000, dtype=np.uint64)
-    orders = [permute(indices, 10_000, seed, epoch).astype(np.int64) for seed in range(3) for epoch in range(3)]
+    orders = [
+        batch_plan.permute(indices, 10_000, seed, epoch).astype(np.int64) for seed in range(3) for epoch in range(3)
+    ]
     assert len({order.tobytes() for order in orders}) == 9
     # Of a random permutation the mean distance is a third of the size.
     assert abs(np.abs(np.diff(orders[0])).mean() - 10_000 / 3) < 200
@@ -233,15 +224,15 @@ def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_fa
 
 def test_where_each_index_lands_is_uniform():
     # Where index 0 of 16 lands over many seeds: chi-square with 15 degrees of freedom, wrong once in a million.
-    landed = [int(permute(np.zeros(1, dtype=np.uint64), 16, seed, 0)[0]) for seed in range(3200)]
+    landed = [int(batch_plan.permute(np.zeros(1, dtype=np.uint64), 16, seed, 0)[0]) for seed in range(3200)]
     counts = np.bincount(landed, minlength=16)
     assert ((counts - 200) ** 2 / 200).sum() < 60
 
 
 @given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**64 - 1))
 def test_a_hash_tells_the_order_of_its_words_and_words_become_numbers_from_0_to_below_1(a, b):
-    assert (hash_words(a, b)[0] == hash_words(b, a)[0]) == (a == b)
-    units = to_unit(np.array([0, 2**63, 2**64 - 1, a], dtype=np.uint64))
+    assert (batch_plan.hash_words(a, b)[0] == batch_plan.hash_words(b, a)[0]) == (a == b)
+    units = batch_plan.to_unit(np.array([0, 2**63, 2**64 - 1, a], dtype=np.uint64))
     assert units[:2].tolist() == [0.0, 0.5]
     assert 1 - 1e-15 < units[2] < 1
     assert units[3] == pytest.approx(a / 2**64)
@@ -265,7 +256,7 @@ def _slow_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
 @given(problem=PROBLEMS)
 def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_one(problem):
     row_tokens, lengths = problem
-    rows = pack_rows(np.array(lengths, dtype=np.int64), row_tokens)
+    rows = batch_plan.pack_rows(np.array(lengths, dtype=np.int64), row_tokens)
     assert rows.tolist() == _slow_best_fit(lengths, row_tokens)
     filled = np.sort(np.bincount(rows, weights=lengths))
     assert all(0 < tokens <= row_tokens for tokens in filled)
@@ -275,10 +266,10 @@ def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_
 @pytest.mark.parametrize("lengths", [[9], [0], [3, -1]])
 def test_a_sample_that_no_row_can_hold_is_refused(lengths):
     with pytest.raises(ValueError, match="1 to 8"):
-        pack_rows(np.array(lengths), 8)
+        batch_plan.pack_rows(np.array(lengths), 8)
 
 
-@pytest.mark.parametrize(("samples", "lanes"), [(1, 1), (1023, 1), (1024, 2), (2500, 4), (10**6, LANES)])
+@pytest.mark.parametrize(("samples", "lanes"), [(1, 1), (1023, 1), (1024, 2), (2500, 4), (10**6, batch_plan.LANES)])
 def test_a_small_dataset_has_fewer_lanes_so_that_blocks_are_full(samples, lanes):
     assert make_plan(Lengths(np.ones(samples))).lanes == lanes
 
@@ -291,7 +282,7 @@ def test_a_rank_among_many_packs_one_lane_only():
 def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
     lengths = np.random.default_rng(0).integers(1, 400, 1024)
     index = Lengths(lengths)
-    segments = lay_out(make_plan(index, row_tokens=512), 0, 0, index)
+    segments = batch_plan.lay_out(make_plan(index, row_tokens=512), 0, 0, index)
     longest = np.zeros(int(segments.rows.max()) + 1)
     np.maximum.at(longest, segments.rows, segments.tokens)
     # Best fit alone gives a correlation near -1 between a row's number and its longest sample.

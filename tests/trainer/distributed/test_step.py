@@ -8,19 +8,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import Trainer
 
-from tests.trainer.oracles import (
-    FAMILIES,
-    check_alike,
-    config_of,
-    gradients_of,
-    learned,
-    micro_batches,
-    norm_of,
-    relative_distance,
-    same,
-    state_of_training,
-    training_of,
-)
+from tests.trainer import oracles
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatchSource, micro_batch_plans
@@ -29,21 +17,21 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import gradient_norm
 from trainer.health.monitor import NO_LIMITS, Limits
 
-CONFIG = config_of(micro_batch_size=4)
+CONFIG = oracles.config_of(micro_batch_size=4)
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 8])
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_accumulated_gradients_are_those_of_one_large_batch(dataset, accumulation, layout):
-    parts = learned(config_of(layout=layout, micro_batch_size=-(-8 // accumulation)), dataset)
-    check_alike(parts, learned(config_of(layout=layout), dataset))
+    parts = oracles.learned(oracles.config_of(layout=layout, micro_batch_size=-(-8 // accumulation)), dataset)
+    oracles.check_alike(parts, oracles.learned(oracles.config_of(layout=layout), dataset))
 
 
 def test_the_gradient_is_cut_to_its_largest_norm_and_the_norm_before_is_reported(dataset):
-    norm = norm_of(learned(config_of(), dataset)[1])
-    config = config_of(max_grad_norm=norm / 4)
-    assert norm_of(learned(config, dataset)[1]) == pytest.approx(norm / 4, rel=1e-5)
-    result = training_of(config, dataset).step.run(micro_batches(dataset, config), 0.0)
+    norm = oracles.norm_of(oracles.learned(oracles.config_of(), dataset)[1])
+    config = oracles.config_of(max_grad_norm=norm / 4)
+    assert oracles.norm_of(oracles.learned(config, dataset)[1]) == pytest.approx(norm / 4, rel=1e-5)
+    result = oracles.training_of(config, dataset).step.run(oracles.micro_batches(dataset, config), 0.0)
     assert float(result.grad_norm) == pytest.approx(norm, rel=1e-6)
 
 
@@ -54,32 +42,32 @@ def test_the_norm_of_a_large_gradient_is_exact_to_rounding():
 
 
 def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_asks(dataset):
-    config = config_of(micro_batch_size=2)
-    training, batches = training_of(config, dataset), micro_batches(dataset, config)
+    config = oracles.config_of(micro_batch_size=2)
+    training, batches = oracles.training_of(config, dataset), oracles.micro_batches(dataset, config)
     assert training.step.run(batches, 0.0).partial is None
     partial = training.step.run(batches, 0.0, part_of_it=True).partial
     assert partial.share == pytest.approx(batches[0].predicted_tokens / sum(one.predicted_tokens for one in batches))
-    _, alone = gradients_of(training, batches[:1])
-    assert float(partial.square) == pytest.approx(norm_of(alone) ** 2, rel=1e-5)
+    _, alone = oracles.gradients_of(training, batches[:1])
+    assert float(partial.square) == pytest.approx(oracles.norm_of(alone) ** 2, rel=1e-5)
     assert training.step.run(batches[:1], 0.0, part_of_it=True).partial is None
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_bf16_computes_about_the_same_loss_and_gradient(dataset, family):
-    whole = learned(config_of(family), dataset)
-    config = config_of(family, precision="bf16")
-    training = training_of(config, dataset)
-    half = gradients_of(training, micro_batches(dataset, config))
-    check_alike(half, whole, loss=1e-2, gradient=0.05)
-    assert relative_distance(whole[1], half[1]) > 1e-5
+    whole = oracles.learned(oracles.config_of(family), dataset)
+    config = oracles.config_of(family, precision="bf16")
+    training = oracles.training_of(config, dataset)
+    half = oracles.gradients_of(training, oracles.micro_batches(dataset, config))
+    oracles.check_alike(half, whole, loss=1e-2, gradient=0.05)
+    assert oracles.relative_distance(whole[1], half[1]) > 1e-5
     assert all(parameter.dtype == torch.float32 for parameter in training.module.parameters())
 
 
 @pytest.fixture
 def rig(dataset):
     """A training of two micro-batches a step that has taken a step, and the batches of the next."""
-    training = training_of(CONFIG, dataset)
-    batches = micro_batches(dataset, CONFIG, steps=2)
+    training = oracles.training_of(CONFIG, dataset)
+    batches = oracles.micro_batches(dataset, CONFIG, steps=2)
     training.step.run(batches[:2], 1e-3)
     return training, batches[2:]
 
@@ -96,23 +84,23 @@ def _broken(training, what):
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_step_whose_numbers_are_not_finite_changes_neither_weights_nor_the_optimizer(rig, what):
     training, batches = rig
-    before = state_of_training(training)
+    before = oracles.state_of_training(training)
     handle = _broken(training, what)
     result = training.step.run(batches, 1e-3)
     handle.remove()
     assert not result.applied
     assert math.isfinite(float(result.loss)) == (what == "gradient")
     assert not math.isfinite(float(result.grad_norm))
-    assert same(before, state_of_training(training))
+    assert oracles.same(before, oracles.state_of_training(training))
     assert all(parameter.grad is None for parameter in training.module.parameters())
     assert training.step.run(batches, 1e-3, limits=NO_LIMITS).applied
-    assert not same(before, state_of_training(training))
+    assert not oracles.same(before, oracles.state_of_training(training))
 
 
 @pytest.mark.parametrize("which", ["loss", "grad_norm"])
 def test_a_step_above_a_limit_is_left_out_and_one_at_the_limit_is_taken(rig, which):
     training, batches = rig
-    before = state_of_training(training)
+    before = oracles.state_of_training(training)
 
     def taken(limit):
         limits = Limits(**{"loss": math.inf, "grad_norm": math.inf} | {which: limit})
@@ -123,7 +111,7 @@ def test_a_step_above_a_limit_is_left_out_and_one_at_the_limit_is_taken(rig, whi
     below = math.nextafter(number, 0) if which == "loss" else number * (1 - 1e-6)
     assert not result.applied
     assert not taken(below).applied
-    assert same(before, state_of_training(training))
+    assert oracles.same(before, oracles.state_of_training(training))
     assert taken(number).applied
 
 
@@ -139,9 +127,9 @@ def test_each_micro_batch_is_a_sign_of_life_and_what_ranks_tell_comes_back_added
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_a_rehearsal_leaves_no_trace(dataset, family):
-    config = config_of(family)
-    training, plain = training_of(config, dataset), training_of(config, dataset)
-    batches = micro_batches(dataset, config, steps=2)
+    config = oracles.config_of(family)
+    training, plain = oracles.training_of(config, dataset), oracles.training_of(config, dataset)
+    batches = oracles.micro_batches(dataset, config, steps=2)
     training.step.rehearse(batches[1])
     assert all(map(torch.equal, training.module.parameters(), plain.module.parameters()))
     assert all(parameter.grad is None for parameter in training.module.parameters())
@@ -149,7 +137,7 @@ def test_a_rehearsal_leaves_no_trace(dataset, family):
     for batch in batches:
         first, second = (one.step.run([batch], 1e-3) for one in (training, plain))
         assert torch.equal(first.loss, second.loss)
-    assert same(state_of_training(plain), state_of_training(training))
+    assert oracles.same(oracles.state_of_training(plain), oracles.state_of_training(training))
 
 
 @given(
@@ -160,7 +148,7 @@ def test_a_rehearsal_leaves_no_trace(dataset, family):
     share=st.floats(0.01, 1),
 )
 def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(schedule, warmup, steps, final, share):
-    config = config_of(
+    config = oracles.config_of(
         schedule=schedule, warmup_steps=warmup, max_steps=steps, learning_rate=1.0, final_learning_rate_share=final,
         decay_share=share,
     )  # fmt: skip
@@ -182,14 +170,14 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(sc
     ],
 )  # fmt: skip
 def test_each_schedule_has_its_shape(schedule, step, rate):
-    config = config_of(schedule=schedule, warmup_steps=0, max_steps=100, learning_rate=1.0, decay_share=0.2)
+    config = oracles.config_of(schedule=schedule, warmup_steps=0, max_steps=100, learning_rate=1.0, decay_share=0.2)
     assert learning_rate(config, step) == pytest.approx(rate, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer(family, dataset):
-    config = config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
-    training = training_of(config, dataset)
+    config = oracles.config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
+    training = oracles.training_of(config, dataset)
     groups = training.optimizer.param_groups
     names = {id(parameter): name for name, parameter in training.model.named_parameters()}
     decayed, plain = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
@@ -203,8 +191,8 @@ def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer
 
 def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tuple[int, int], float]:
     """The loss of every predicted token of the first epoch, by its sample and its place there."""
-    config = config_of(family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1)
-    module = training_of(config, dataset).module
+    config = oracles.config_of(family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1)
+    module = oracles.training_of(config, dataset).module
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
     found: dict[tuple[int, int], float] = {}
@@ -220,7 +208,7 @@ def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tu
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family, dataset):
     padded = _losses_by_token(dataset, family, "padded")
     assert len({sample for sample, _ in padded}) > 350
@@ -230,26 +218,26 @@ def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family
         assert max(abs(found[token] - padded[token]) for token in padded) <= 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(family, layout, dataset):
-    whole = learned(config_of(family, layout=layout, mlm_head="dense", last_layer="dense"), dataset)
+    whole = oracles.learned(oracles.config_of(family, layout=layout, mlm_head="dense", last_layer="dense"), dataset)
     for last_layer in ("dense", "sparse"):
-        config = config_of(family, layout=layout, mlm_head="sparse", last_layer=last_layer)
-        training = training_of(config, dataset)
+        config = oracles.config_of(family, layout=layout, mlm_head="sparse", last_layer=last_layer)
+        training = oracles.training_of(config, dataset)
         assert training.module.narrow == (last_layer == "sparse")
-        check_alike(gradients_of(training, micro_batches(dataset, config)), whole)
+        oracles.check_alike(oracles.gradients_of(training, oracles.micro_batches(dataset, config)), whole)
 
 
 @pytest.mark.parametrize(("slots", "row_slots", "overflows"), [(192, 64, 0), (16, 4, 1)])
 def test_a_head_of_fixed_slots_drops_nothing_and_counts_micro_batches_that_need_more(
     slots, row_slots, overflows, dataset
 ):
-    fixed = training_of(config_of(), dataset)
+    fixed = oracles.training_of(oracles.config_of(), dataset)
     fixed.module._slots, fixed.module._row_slots = slots, row_slots
-    batches = micro_batches(dataset, config_of())
+    batches = oracles.micro_batches(dataset, oracles.config_of())
     assert 16 < batches[0].predicted_tokens <= 192
-    check_alike(gradients_of(fixed, batches), learned(config_of(), dataset))
+    oracles.check_alike(oracles.gradients_of(fixed, batches), oracles.learned(oracles.config_of(), dataset))
     assert fixed.module.overflows == overflows
 
 
@@ -262,18 +250,18 @@ def test_head_slots_are_whole_tiles_six_sigmas_above_the_mean_and_never_more_tha
 
 
 def test_a_micro_batch_with_nothing_to_predict_weighs_nothing(dataset):
-    config = config_of(masking_probability=1e-6)
-    assert micro_batches(dataset, config)[0].predicted_tokens == 0
-    loss, gradients = learned(config, dataset)
+    config = oracles.config_of(masking_probability=1e-6)
+    assert oracles.micro_batches(dataset, config)[0].predicted_tokens == 0
+    loss, gradients = oracles.learned(config, dataset)
     assert loss == 0
     assert all(not gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
 def test_hits_and_loss_of_training_and_evaluation_are_those_of_the_library(family, dataset):
-    config = config_of(family, layout="padded")
-    training = training_of(config, dataset)
-    (batch,) = micro_batches(dataset, config)
+    config = oracles.config_of(family, layout="padded")
+    training = oracles.training_of(config, dataset)
+    (batch,) = oracles.micro_batches(dataset, config)
     labels = batch.labels_BS()
     with torch.no_grad():
         expected = training.model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=labels)

@@ -4,17 +4,7 @@ import functools
 import pytest
 import torch
 
-from tests.trainer.oracles import (
-    FAMILIES,
-    SHAPES,
-    attend_within_edges,
-    check_alike,
-    config_of,
-    gradients_of,
-    learned,
-    micro_batches,
-    training_of,
-)
+from tests.trainer import oracles
 from trainer.build import GraphCounter, checkpoint_activations
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
@@ -30,7 +20,7 @@ META = torch.device("meta")
 
 
 def _model_config(family: str = "bert", dropout: float = 0.0, **changes):
-    config = config_of(family, **changes)
+    config = oracles.config_of(family, **changes)
     return config, build_config(
         config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64, attention_dropout=dropout
     )
@@ -38,27 +28,27 @@ def _model_config(family: str = "bert", dropout: float = 0.0, **changes):
 
 @pytest.fixture
 def batch(dataset) -> MicroBatch:
-    return micro_batches(dataset, config_of())[0]
+    return oracles.micro_batches(dataset, oracles.config_of())[0]
 
 
 @pytest.fixture
 def varlen(monkeypatch):
     """The kernel of varlen attention, as its definition says it."""
-    monkeypatch.setattr(sparse_last_layer, "varlen_attn", attend_within_edges)
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
 def test_a_document_never_influences_another(family, way, dataset, varlen):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
     # Without masks, as the perturbed document is to differ in all its tokens.
-    config = config_of(family, mlm_head="dense", micro_batch_size=2, global_batch_size=2)
-    training = training_of(config, dataset)
+    config = oracles.config_of(family, mlm_head="dense", micro_batch_size=2, global_batch_size=2)
+    training = oracles.training_of(config, dataset)
     if way == "varlen":
         training.model.config._attn_implementation = attention.VARLEN_NAME
     training.module.attention = attention.ChosenAttention(kind=way, reason="test")
     training.module.eval()
-    (batch,) = micro_batches(dataset, config)
+    (batch,) = oracles.micro_batches(dataset, config)
     chosen = len(batch.starts_N) // 2
     start, tokens = int(batch.starts_N[chosen]), int(batch.tokens_N[chosen])
     inside = torch.zeros(batch.ids_BS.numel(), dtype=torch.bool)
@@ -73,20 +63,20 @@ def test_a_document_never_influences_another(family, way, dataset, varlen):
     assert ((before[inside] - after[inside]).abs().amax(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
     family, layout, last_layer, dataset, varlen, monkeypatch
 ):
-    config = config_of(family, layout=layout, last_layer=last_layer)
-    under_a_mask = learned(config, dataset)
+    config = oracles.config_of(family, layout=layout, last_layer=last_layer)
+    under_a_mask = oracles.learned(config, dataset)
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_: chosen)
-    check_alike(learned(config, dataset), under_a_mask, gradient=1e-5)
+    oracles.check_alike(oracles.learned(config, dataset), under_a_mask, gradient=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracles.FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(family, precision="bf16", device="cuda")
     chosen = choose_attention(config, model_config, META)
@@ -143,18 +133,18 @@ def test_an_unknown_encoder_takes_padded_rows_only():
 
 
 def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
-    shape = SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
-    config = config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
-    training = training_of(config, dataset)
+    shape = oracles.SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
+    config = oracles.config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
+    training = oracles.training_of(config, dataset)
     assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
     assert training.model.config.attention_probs_dropout_prob == 0
-    assert training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
+    assert oracles.training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
 
 
 @pytest.mark.parametrize("rows", [2, 7])
 def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, dataset):
     """What kernels are not told of they leave undefined."""
-    (batch,) = micro_batches(dataset, config_of(micro_batch_size=8, global_batch_size=8 - rows))
+    (batch,) = oracles.micro_batches(dataset, oracles.config_of(micro_batch_size=8, global_batch_size=8 - rows))
     ids = torch.zeros(8, 64, dtype=torch.uint16)
     ids[: len(batch.ids_BS)] = batch.ids_BS
     for one in (dataclasses.replace(batch, ids_BS=ids), _nothing()):
@@ -183,21 +173,22 @@ def aot_eager(monkeypatch):
 DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
 
 
-@pytest.mark.parametrize("shape", [*(SHAPES[name] for name in FAMILIES), SHAPES["bert"] | DROPOUT],
-                         ids=[*FAMILIES, "dropout"])  # fmt: skip
+@pytest.mark.parametrize("shape", [*(oracles.SHAPES[name] for name in oracles.FAMILIES),
+oracles.SHAPES["bert"] | DROPOUT],
+                         ids=[*oracles.FAMILIES, "dropout"])  # fmt: skip
 @pytest.mark.parametrize("activation_checkpointing", ["selective", "full"])
 def test_computing_activations_again_changes_neither_loss_nor_gradient(shape, activation_checkpointing, dataset):
     model = ModelSettings(name="m", config=shape)
-    again = learned(config_of(model=model, activation_checkpointing=activation_checkpointing), dataset)
-    check_alike(again, learned(config_of(model=model), dataset), loss=1e-7)
+    again = oracles.learned(oracles.config_of(model=model, activation_checkpointing=activation_checkpointing), dataset)
+    oracles.check_alike(again, oracles.learned(oracles.config_of(model=model), dataset), loss=1e-7)
 
 
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
     kept: dict[str, int] = {}
     for activation_checkpointing in ("none", "selective", "full"):
-        config = config_of(activation_checkpointing=activation_checkpointing, last_layer=last_layer)
-        training = training_of(config, dataset)
+        config = oracles.config_of(activation_checkpointing=activation_checkpointing, last_layer=last_layer)
+        training = oracles.training_of(config, dataset)
         held: dict[int, int] = {}
 
         def pack(tensor, held=held):
@@ -205,7 +196,7 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = training.module(*micro_batches(dataset, config))
+            loss = training.module(*oracles.micro_batches(dataset, config))
         kept[activation_checkpointing] = sum(held.values())
         loss.backward()
     # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
@@ -218,10 +209,12 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
 def _check_compiled(config, dataset):
     """What compiled layers learn is the same, and micro-batches that differ in all but their shape compile no more."""
     torch._dynamo.reset()
-    compiled = training_of(config.model_copy(update={"compile": True}), dataset)
-    batches = micro_batches(dataset, config, steps=8)
+    compiled = oracles.training_of(config.model_copy(update={"compile": True}), dataset)
+    batches = oracles.micro_batches(dataset, config, steps=8)
     # Names differ by nothing: layers are compiled in place.
-    check_alike(gradients_of(compiled, batches[:1]), learned(config, dataset), loss=1e-5, gradient=1e-4)
+    oracles.check_alike(
+        oracles.gradients_of(compiled, batches[:1]), oracles.learned(config, dataset), loss=1e-5, gradient=1e-4
+    )
     counter = GraphCounter()
     for batch in batches:
         compiled.step.run([batch], 1e-4)
@@ -233,7 +226,7 @@ def _check_compiled(config, dataset):
 
 @pytest.mark.slow
 def test_compiled_layers_compute_the_same_in_machine_code(dataset):
-    _check_compiled(config_of(), dataset)
+    _check_compiled(oracles.config_of(), dataset)
 
 
 @pytest.mark.usefixtures("aot_eager")
@@ -242,18 +235,18 @@ def test_compiled_layers_compute_the_same_in_machine_code(dataset):
     [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full")],
 )
 def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activation_checkpointing, dataset):
-    _check_compiled(config_of(family, activation_checkpointing=activation_checkpointing), dataset)
+    _check_compiled(oracles.config_of(family, activation_checkpointing=activation_checkpointing), dataset)
 
 
 @pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
-    expected = learned(config_of(family), dataset)
-    monkeypatch.setattr(sparse_last_layer, "varlen_attn", attend_within_edges)
+    expected = oracles.learned(oracles.config_of(family), dataset)
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
     chosen = attention.ChosenAttention(kind="varlen", reason="test")
     monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
-    check_alike(learned(config_of(family), dataset), expected)
-    _check_compiled(config_of(family), dataset)
+    oracles.check_alike(oracles.learned(oracles.config_of(family), dataset), expected)
+    _check_compiled(oracles.config_of(family), dataset)
 
 
 def test_a_graph_compiled_after_the_first_steps_is_counted_unless_it_is_none_of_trainings():

@@ -20,15 +20,8 @@ from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
 from trainer.preflight import describe_run, driver_of, open_board, open_dataset
+from trainer.record import run_record
 from trainer.record import writer as run_writer
-from trainer.record.run_record import (
-    EARLIER_DIRECTORY,
-    TENSORBOARD_DIRECTORY,
-    StartClock,
-    read_exit,
-    read_origin,
-    read_run,
-)
 from trainer.record.writer import RunWriter
 
 
@@ -63,13 +56,13 @@ def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_on
     assert directory.exists() == active
     directory.mkdir(exist_ok=True)
     writer.finish(end_of(75, checkpoint="step-000000002"))
-    assert read_exit(directory) == end_of(75, checkpoint="step-000000002")
+    assert run_record.read_exit(directory) == end_of(75, checkpoint="step-000000002")
     if active:
-        run = read_run(directory)
+        run = run_record.read_run(directory)
         assert (run.header, run.steps) == (header_of(), (row_of(1), row_of(2, loss=None)))
         assert (run.evaluations, run.events, run.startup) == ((evaluation_of(2),), (event_of(2),), startup_of())
-        assert run.end == read_exit(directory)
-        assert list((directory / TENSORBOARD_DIRECTORY).iterdir())
+        assert run.end == run_record.read_exit(directory)
+        assert list((directory / run_record.TENSORBOARD_DIRECTORY).iterdir())
 
 
 def test_a_later_start_hides_what_tensorboard_drew_and_without_it_the_record_has_the_numbers(tmp_path, monkeypatch):
@@ -87,7 +80,7 @@ def test_a_later_start_hides_what_tensorboard_drew_and_without_it_the_record_has
     writer.close()
     for row in ROWS:
         writer.append(row)
-    assert len(read_run(tmp_path / "r").steps) == 2
+    assert len(run_record.read_run(tmp_path / "r").steps) == 2
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert open_board(writer, header_of()) is None
 
@@ -100,11 +93,11 @@ def test_a_start_that_goes_on_cuts_torn_tails_and_replaces_rows_of_steps_that_ar
     for name in ("steps", "evaluations", "events"):
         with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
             file.write('{"step": 5, "ä')
-    assert [row.step for row in read_run(tmp_path / "r").steps] == [1, 2, 3, 4]
+    assert [row.step for row in run_record.read_run(tmp_path / "r").steps] == [1, 2, 3, 4]
     second = begin()
     for row in (row_of(3, loss=2.0), evaluation_of(2, loss=2.0), event_of(3)):
         second.append(row)
-    run = read_run(tmp_path / "r")
+    run = run_record.read_run(tmp_path / "r")
     assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
     assert [row.step for row in run.events] == [1, 2, 3, 4, 3]
@@ -116,14 +109,14 @@ def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
     first.finish(end_of(75))
     again = {"resumed_from": "step-000000002", "resumed_step": 2, "job": "slurm-1"}
     second = begin(**again)
-    run = read_run(tmp_path / "r")
+    run = run_record.read_run(tmp_path / "r")
     assert (run.header, run.startup, run.end) == (header_of(attempt=2, **again), None, None)
     assert [first.attempt, second.attempt, begin().attempt] == [1, 2, 3]
-    earlier = tmp_path / "r" / EARLIER_DIRECTORY
+    earlier = tmp_path / "r" / run_record.EARLIER_DIRECTORY
     assert {path.name for path in earlier.iterdir()} == {"1", "2"}
     assert {path.name for path in (earlier / "1").iterdir()} == {"exit.json", "run.json", "startup.json"}
-    assert read_run(earlier / "1").end == end_of(75)
-    assert read_run(earlier / "2").header.attempt == 2
+    assert run_record.read_run(earlier / "1").end == end_of(75)
+    assert run_record.read_run(earlier / "2").header.attempt == 2
 
 
 def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_only_to_go_on(begin, tmp_path):
@@ -131,23 +124,23 @@ def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_o
     with pytest.raises(BadConfig, match="holds a run already"):
         RunWriter(tmp_path / "r", active=True)
     leave(RunWriter(tmp_path / "r", active=True, again=True))
-    assert read_run(tmp_path / "r").header.attempt == 1
+    assert run_record.read_run(tmp_path / "r").header.attempt == 1
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
 
 
 def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no_origin(tmp_path):
     for attempt, origin in ((1, None), (2, "/other/checkpoint"), (3, "step-000000002")):
         writer = RunWriter(tmp_path / "r", active=True, again=True)
-        assert (writer.attempt, read_exit(tmp_path / "r")) == (attempt, None)
+        assert (writer.attempt, run_record.read_exit(tmp_path / "r")) == (attempt, None)
         if origin:
             writer.start(header_of(resumed_from=origin))
         writer.finish(end_of(75))
         leave(writer)
-    earlier = tmp_path / "r" / EARLIER_DIRECTORY
+    earlier = tmp_path / "r" / run_record.EARLIER_DIRECTORY
     assert [{path.name for path in (earlier / start).iterdir()} for start in ("1", "2")] == [
         {"exit.json"}, {"exit.json", "run.json"}
     ]  # fmt: skip
-    assert read_origin(tmp_path / "r") == "/other/checkpoint"
+    assert run_record.read_origin(tmp_path / "r") == "/other/checkpoint"
 
 
 def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_and_in_order(tmp_path, monkeypatch):
@@ -167,11 +160,11 @@ def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_an
             writer.append(row_of(step))
             writer.append(event_of(step))
             assert writer.trouble == "No space left on device"
-            assert read_run(tmp_path / "r").steps[-1] == row_of(step - 1)
+            assert run_record.read_run(tmp_path / "r").steps[-1] == row_of(step - 1)
             assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
         writer.append(row_of(step + 1))
         assert writer.trouble is None
-    run = read_run(tmp_path / "r")
+    run = run_record.read_run(tmp_path / "r")
     assert (run.steps, run.events) == (tuple(map(row_of, range(1, 6))), (event_of(2), event_of(4)))
     told = [row for row in shown if getattr(row, "kind", "") == "record_waits"]
     assert [row.step for row in told] == [2, 4]
@@ -181,12 +174,12 @@ def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_an
 @pytest.mark.parametrize("version", [2, 9])
 def test_what_is_no_run_or_another_version_is_refused(begin, tmp_path, version):
     with pytest.raises(BadConfig, match="not a run"):
-        read_run(tmp_path)
+        run_record.read_run(tmp_path)
     begin()
     path = tmp_path / "r" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
     with pytest.raises(BadConfig):
-        read_run(tmp_path / "r")
+        run_record.read_run(tmp_path / "r")
 
 
 def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
@@ -202,7 +195,7 @@ def test_every_second_until_the_first_step_belongs_to_one_phase(monkeypatch):
     moment = [1000.0]
     monkeypatch.setattr(time, "time", lambda: moment[0])
     monkeypatch.setattr(time, "monotonic", lambda: 500.0)
-    clock = StartClock(began_s=990.0)
+    clock = run_record.StartClock(began_s=990.0)
     steps = (("import", 0), ("staging", 2), ("build", 1), ("first_batch", 1), ("build", 2), ("first_step", 4))
     for phase, seconds in steps:
         moment[0] += seconds
