@@ -22,20 +22,8 @@ def machine(null_gpus):
 @pytest.fixture(scope="module")
 def profile(machine, data):
     path = machine.folder / "profile.toml"
-    words = (
-        "--model",
-        "bert-mini",
-        "--seq-length",
-        "64",
-        "--max-micro-batch-size",
-        "8",
-        "--data",
-        data,
-        "--out",
-        path,
-        "--json",
-    )
-    ended = machine.autotune("probe", *words)
+    line = "--model bert-mini --seq-length 64 --max-micro-batch-size 8 --json --data"
+    ended = machine.autotune("probe", *line.split(), data, "--out", path)
     assert ended.code == 0, ended
     [told] = json.loads(ended.out)["models"]
     assert (told["bytes_known"], told["curve"]) == ("allocator", [])

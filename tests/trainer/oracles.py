@@ -51,13 +51,9 @@ def attend_within_edges(
 def config_of(family: str = "bert", **changes) -> TrainConfig:
     """A tiny model of an architecture, without dropout."""
     settings = {
-        "model": ModelSettings(name="m", config=SHAPES[family]),
-        "seq_length_tokens": 64,
-        "micro_batch_size": 8,
-        "global_batch_size": 8,
-        "layout": "packed",
-        "max_grad_norm": 1e9,
-    }
+        "model": ModelSettings(name="m", config=SHAPES[family]), "seq_length_tokens": 64, "micro_batch_size": 8,
+        "global_batch_size": 8, "layout": "packed", "max_grad_norm": 1e9,
+    }  # fmt: skip
     return TrainConfig(**settings | changes)
 
 

@@ -78,10 +78,8 @@ def ran(
 ) -> TrainingContext:
     run = run_of(world, train, noise_scale=noise_scale, first_step=1 if noise_scale is None else 5000)
     profile = profile_of(world, train) if with_profile else None
-    counters = None if profile is None else counters_of_profile(profile)
-    return TrainingContext(
-        train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA
-    )
+    limit = bottleneck_of_run(run, None if profile is None else counters_of_profile(profile))
+    return TrainingContext(train=train, profile=profile, run=run, bottleneck=limit, data=DATA)
 
 
 def _rates(world: World, train: TrainConfig) -> Benefit:

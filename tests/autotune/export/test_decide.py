@@ -8,11 +8,8 @@ from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
 
 MODERNBERT = train_config.ModelSettings(name="m", config={"model_type": "modernbert"})
-FSDP = {
-    "parallel": train_config.ParallelSettings(strategy="fsdp2", shard_ranks=2),
-    "precision": "bf16",
-    "device": "cuda",
-}
+SHARDED = train_config.ParallelSettings(strategy="fsdp2", shard_ranks=2)
+FSDP = {"parallel": SHARDED, "precision": "bf16", "device": "cuda"}
 UNMEASURED = {"probe": None, "workers": None}
 
 

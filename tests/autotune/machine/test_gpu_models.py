@@ -11,16 +11,16 @@ cards = st.sampled_from(GPU_MODELS)
 
 
 @given(cards, st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]), st.sampled_from("-_ "), st.booleans())
-def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(gpu_model, frame, separator, shout):
-    spelled = frame.format(gpu_model.key.replace("-", separator))
-    assert find_gpu_model(spelled.upper() if shout else spelled) is gpu_model
-    assert gpu_model.name == gpu_model.names[0]
-    for name in gpu_model.names:
+def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(gpu, frame, separator, shout):
+    spelled = frame.format(gpu.key.replace("-", separator))
+    assert find_gpu_model(spelled.upper() if shout else spelled) is gpu
+    assert gpu.name == gpu.names[0]
+    for name in gpu.names:
         assert (
             find_gpu_model(name)
             is find_gpu_model(name.removeprefix("NVIDIA "))
-            is gpu_model_of(name, gpu_model.total_bytes)
-            is gpu_model
+            is gpu_model_of(name, gpu.total_bytes)
+            is gpu
         )
 
 
@@ -39,7 +39,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
         find_gpu_model(name)
     offered, _, known = caught.value.next_step.rpartition("Known cards: ")
     assert (near in offered) if near else offered == ""
-    assert all(gpu_model.key in known for gpu_model in GPU_MODELS)
+    assert all(gpu.key in known for gpu in GPU_MODELS)
 
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
@@ -47,7 +47,7 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
     with pytest.raises(BadInput, match=rf"{name!r} fits \d cards") as caught:
         find_gpu_model(name)
     offered = caught.value.next_step.split("?")[0]
-    assert all((gpu_model.key in offered) == gpu_model.key.startswith(name.lower() + "-") for gpu_model in GPU_MODELS)
+    assert all((gpu.key in offered) == gpu.key.startswith(name.lower() + "-") for gpu in GPU_MODELS)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unl
 
 
 def test_names_are_each_their_cards_own_and_sizes_are_in_order_and_carry_their_sources():
-    names = [name for gpu_model in GPU_MODELS for name in (gpu_model.key, *gpu_model.names)]
+    names = [name for gpu in GPU_MODELS for name in (gpu.key, *gpu.names)]
     assert len(set(names)) == len(names)
-    for gpu_model in GPU_MODELS:
-        assert 0.95 * gpu_model.total_bytes < gpu_model.usable_bytes < gpu_model.total_bytes
-        assert gpu_model.usable_bytes < int(re.search(r"(\d+)gb$", gpu_model.key)[1]) * 2**30
-        for source in (gpu_model.total_source, gpu_model.usable_source):
+    for gpu in GPU_MODELS:
+        assert 0.95 * gpu.total_bytes < gpu.usable_bytes < gpu.total_bytes
+        assert gpu.usable_bytes < int(re.search(r"(\d+)gb$", gpu.key)[1]) * 2**30
+        for source in (gpu.total_source, gpu.usable_source):
             assert re.search(r"\S; 20\d\d-\d\d-\d\d$", source)

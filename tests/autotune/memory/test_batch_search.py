@@ -107,11 +107,7 @@ def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand
     machine = Machine(fixed=1e9, per_row=1e8, budget=9e9, constant_error=0.05)
     prediction = machine.prediction if predicted else None
     smaller = [SizeTrial(micro_batch_size=rows, fits=True, peak_bytes=machine.peak(rows)) for rows in (2, 30)]
-    others = [
-        SizeTrial(micro_batch_size=60, fits=True, peak_bytes=8 * GB),
-        SizeTrial(micro_batch_size=61, fits=False),
-        SizeTrial(micro_batch_size=20, fits=None),
-    ]
+    others = [*trials((60, 8 * GB), (61, None)), SizeTrial(micro_batch_size=20, fits=None)]
     predict_bytes = batch_search.predict_bytes
     found = predict_bytes([*smaller, *others], 60, prediction)
     assert found == predict_bytes(smaller, 60, prediction)

@@ -33,10 +33,8 @@ def laws(draw) -> memory.MemoryModel:
 
 
 ON_CPU, ON_GPU = memory.MemoryOverheads(kind="cpu"), memory.MemoryOverheads(kind="cuda")
-LARGE_WORKSPACES = replace(
-    ON_GPU, workspaces_bytes=(32 * memory.MIB, 32 * memory.MIB), non_pytorch_bytes=600 * memory.MIB
-)
-SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * memory.MIB), ON_GPU, LARGE_WORKSPACES])
+LARGE = replace(ON_GPU, workspaces_bytes=(32 * memory.MIB, 32 * memory.MIB), non_pytorch_bytes=600 * memory.MIB)
+SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * memory.MIB), ON_GPU, LARGE])
 
 
 def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None = None) -> Trace:
@@ -59,9 +57,9 @@ def test_sizes_that_grow_evenly_are_exact_anywhere_and_others_where_traced_and_b
     def traced(rows: int) -> int:
         return 1000 * -(-rows // 7)
 
-    memory_model = memory.fit_memory_model([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
-    assert memory_model is not None
-    (size,) = memory_model.sizes_bytes(rows)
+    model = memory.fit_memory_model([trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)])
+    assert model is not None
+    (size,) = model.sizes_bytes(rows)
     if 3 <= rows <= 40:
         low, high = max(n for n in (3, 11, 40) if n <= rows), min(n for n in (3, 11, 40) if n >= rows)
         assert traced(low) <= size <= traced(high)
@@ -88,28 +86,21 @@ def test_traces_that_are_not_alike_tell_no_law(change):
 
 
 def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allocator_reserves():
-    memory_model = simple_law(
-        (1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2]
-    )
-    assert [memory.peak_bytes(memory_model, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)] == [
-        1050,
-        1059,
-    ]
-    assert memory_model.largest_parameter_bytes == 1000
-    memory_model = simple_law((3 * memory.MIB, 0, Term.PARAMETERS), (0, 17 * memory.MIB, "activations"))
+    model = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
+    peaks = [memory.peak_bytes(model, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)]
+    assert peaks == [1050, 1059]
+    assert model.largest_parameter_bytes == 1000
+    model = simple_law((3 * memory.MIB, 0, Term.PARAMETERS), (0, 17 * memory.MIB, "activations"))
     overheads = replace(ON_GPU, workspaces_bytes=(32 * memory.MIB,), non_pytorch_bytes=5)
     # 32 + 3 + 17 MiB in pages of 20 MiB.
-    assert [memory.peak_bytes(memory_model, rows, overheads) for rows in (1, 2)] == [
-        60 * memory.MIB + 5,
-        80 * memory.MIB + 5,
-    ]
+    assert [memory.peak_bytes(model, rows, overheads) for rows in (1, 2)] == [60 * memory.MIB + 5, 80 * memory.MIB + 5]
 
 
 @settings(deadline=None)
-@given(memory_model=laws(), rows=st.integers(1, 500), overheads=SURROUNDINGS)
-def test_the_terms_of_the_ledger_add_up_to_the_peak(memory_model, rows, overheads):
-    found = memory.memory_breakdown(memory_model, rows, overheads)
-    assert sum(found.terms_bytes.values()) == found.peak_bytes == memory.peak_bytes(memory_model, rows, overheads)
+@given(model=laws(), rows=st.integers(1, 500), overheads=SURROUNDINGS)
+def test_the_terms_of_the_ledger_add_up_to_the_peak(model, rows, overheads):
+    found = memory.memory_breakdown(model, rows, overheads)
+    assert sum(found.terms_bytes.values()) == found.peak_bytes == memory.peak_bytes(model, rows, overheads)
     assert all(size > 0 for size in found.terms_bytes.values())
     assert found.terms_bytes.get(Term.OUTSIDE, 0) == overheads.non_pytorch_bytes
     assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(overheads.workspaces_bytes)
@@ -118,17 +109,12 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(memory_model, rows, overhead
 
 
 @settings(deadline=None)
-@given(
-    memory_model=laws(),
-    overheads=SURROUNDINGS,
-    share=st.floats(-0.1, 1.1),
-    max_micro_batch_size=st.integers(1, MAX_ROWS),
-)
-def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(memory_model, overheads, share, max_micro_batch_size):
-    peaks = [memory.peak_bytes(memory_model, rows, overheads) for rows in range(1, max_micro_batch_size + 1)]
+@given(model=laws(), overheads=SURROUNDINGS, share=st.floats(-0.1, 1.1), max_micro_batch_size=st.integers(1, MAX_ROWS))
+def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(model, overheads, share, max_micro_batch_size):
+    peaks = [memory.peak_bytes(model, rows, overheads) for rows in range(1, max_micro_batch_size + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
     fitting = [rows for rows, peak in enumerate(peaks, start=1) if peak <= budget]
-    found = memory.largest_micro_batch_size(memory_model, budget, overheads, max_micro_batch_size=max_micro_batch_size)
+    found = memory.largest_micro_batch_size(model, budget, overheads, max_micro_batch_size=max_micro_batch_size)
     assert found == 0 or found in fitting
     assert found == max_micro_batch_size or peaks[found] > budget
     # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.
@@ -136,9 +122,7 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(memory_model, ov
         assert found == max(fitting, default=0)
 
 
-SIZES = st.one_of(st.integers(1, 64), st.integers(1, 4 * memory.MIB), st.integers(1, 64 * memory.MIB)).map(
-    memory.rounded_bytes
-)
+SIZES = st.one_of(*(st.integers(1, most) for most in (64, 4 * memory.MIB, 64 * memory.MIB))).map(memory.rounded_bytes)
 SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60)
 """Sizes; whether a block is released before; which."""
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = memory.SMALL_PAGE_BYTES, memory.LARGE_PAGE_BYTES

@@ -59,10 +59,8 @@ def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_
     assert (found.steps_per_epoch, found.global_batch_tokens) == (10.0, 100 * 1024)
     assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)  # of what is assumed
     # 2·4 bytes of 500,000 gradients over 100 MB/s, at 2/3 of (2 ms + 32·10 ms) for 3,200 tokens.
-    max_micro_batch_size = model.load.max_micro_batch_size
-    seconds_per_token = (
-        2 / 3 * model.load.compute.forward_backward_s(max_micro_batch_size) / (max_micro_batch_size * 100)
-    )
+    most = model.load.max_micro_batch_size
+    seconds_per_token = 2 / 3 * model.load.compute.forward_backward_s(most) / (most * 100)
     assert found.least_tokens_per_rank == pytest.approx(2 * 4 * 500_000 / 1e8 / seconds_per_token, rel=0.001)
 
 
@@ -84,11 +82,8 @@ def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measu
 
 def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_as_predicted(tmp_path):
     model = known(probed(network=None), ranks_per_node=1, global_batch_tokens=6400)
-    row = (
-        scaling.predict_scaling("tiny", model, [2])
-        .rows[0]
-        .model_copy(update={"micro_batch_size": 4, "gradient_accumulation_steps": 8})
-    )
+    (row,) = scaling.predict_scaling("tiny", model, [2]).rows
+    row = row.model_copy(update={"micro_batch_size": 4, "gradient_accumulation_steps": 8})
     cluster = Cluster()
     found = scaling.measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials

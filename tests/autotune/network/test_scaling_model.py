@@ -5,30 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.network.decide import scaling_model
-from autotune.network.decide.scaling_model import (
-    AllRanks,
-    Load,
-    ScalingModel,
-    gradient_syncs,
-    limit_of,
-    predict,
-    useful_nodes,
-)
 from autotune.network.values import MIB, GradientPart, GradientSync, Link, Network, RankCompute
 from autotune.plan.values import PlanFigure
 
 GRADIENTS = tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20))
 COMPUTE = RankCompute(sequence_s=0.01, micro_batch_s=0.002, optimizer_step_s=0.01, gradients=GRADIENTS)
-EXCHANGES = gradient_syncs(sixteen_bit=False)
+EXCHANGES = scaling_model.gradient_syncs(sixteen_bit=False)
 NETWORK = Network(nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9))
 
 
 def load(rows=1024, most=32):
-    return Load(compute=COMPUTE, global_batch_size=rows, tokens_per_sequence=500.0, max_micro_batch_size=most)
+    return scaling_model.Load(
+        compute=COMPUTE, global_batch_size=rows, tokens_per_sequence=500.0, max_micro_batch_size=most
+    )
 
 
 def model(load_=None, network=NETWORK, gradient_syncs=EXCHANGES):
-    return ScalingModel(load=load_ or load(), network=network, gradient_syncs=tuple(gradient_syncs))
+    return scaling_model.ScalingModel(load=load_ or load(), network=network, gradient_syncs=tuple(gradient_syncs))
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
@@ -39,20 +32,21 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
     assert bool(found) == (rows >= ranks)
     for split in found:
         assert split.micro_batch_size <= most
-        assert (
-            split.micro_batch_size * split.gradient_accumulation_steps * ranks
-            >= rows
-            > split.micro_batch_size * (split.gradient_accumulation_steps - 1) * ranks
-        )
+        step, micro = split.gradient_accumulation_steps, split.micro_batch_size * ranks
+        assert micro * step >= rows > micro * (step - 1)
 
 
 def test_what_cannot_be_dealt_or_sent_has_no_prediction():
     few = load(rows=3)
-    assert (predict(few, NETWORK, GradientSync()), model(few).at(2), model(few).efficiency(2)) == (None, None, None)
-    assert spread_of(rate(), 2, few) == AllRanks()
+    assert (scaling_model.predict(few, NETWORK, GradientSync()), model(few).at(2), model(few).efficiency(2)) == (
+        None,
+        None,
+        None,
+    )
+    assert spread_of(rate(), 2, few) == scaling_model.AllRanks()
     narrow = GradientSync(strategy="fsdp2", gradient_dtype="bf16")  # no 16 bits under accumulation
-    assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
-    assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
+    assert scaling_model.predict(load(rows=1024, most=32), NETWORK, narrow) is None
+    assert scaling_model.predict(load(rows=128, most=32), NETWORK, narrow) is not None
 
 
 def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_named():
@@ -62,15 +56,15 @@ def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_
     assert efficiencies[0] == pytest.approx(1.0)
     assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
     slow = model(None, replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)), [GradientSync()])
-    limit, share = limit_of(slow.at(16).time)
+    limit, share = scaling_model.limit_of(slow.at(16).time)
     assert limit == "network"
     assert 0.1 < share <= 1
     alone = replace(slow, network=replace(slow.network, ranks_per_node=1))
-    assert limit_of(alone.at(1).time) == ("compute", None)
+    assert scaling_model.limit_of(alone.at(1).time) == ("compute", None)
 
 
 def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
-    every = gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
+    every = scaling_model.gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
     assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [{"fp32"}, {"fp32", "bf16"}]
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
     assert model(None, fast, every).at(2).gradient_sync == GradientSync(bucket_cap_bytes=25 * MIB)  # nothing to send
@@ -79,12 +73,12 @@ def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
 def test_useful_nodes_are_looked_for_until_they_end(last):
     asked = []
-    found = useful_nodes(lambda nodes: asked.append(nodes) or (0.95 if nodes <= last else 0.5), 8192)
+    found = scaling_model.useful_nodes(lambda nodes: asked.append(nodes) or (0.95 if nodes <= last else 0.5), 8192)
     assert found == last
     assert len(asked) == max(asked) <= max(64, 1.3 * last)
     # The largest counts, even if a smaller one divides badly.
-    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
-    assert useful_nodes(lambda nodes: None, 5) == 1
+    assert scaling_model.useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
+    assert scaling_model.useful_nodes(lambda nodes: None, 5) == 1
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
@@ -92,7 +86,9 @@ def test_levers_are_those_that_lift_and_the_strongest_comes_first():
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
     counts = [nodes for _, nodes in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in dict(model(gradient_syncs=gradient_syncs(sixteen_bit=True)).levers(200, 1))
+    assert "16-bit gradients" not in dict(
+        model(gradient_syncs=scaling_model.gradient_syncs(sixteen_bit=True)).levers(200, 1)
+    )
 
 
 def spread_of(rate, nodes, load_=None, over=None):

@@ -26,13 +26,9 @@ LEVELS = {
     "layout": ("padded", "bucketed", "packed"),
 }
 UNEXPLORED = Configuration(
-    precision="fp32",
-    attention="auto",
-    activation_checkpointing="none",
-    compile=False,
-    layout="packed",
+    precision="fp32", attention="auto", activation_checkpointing="none", compile=False, layout="packed",
     micro_batch_size=8,
-)
+)  # fmt: skip
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
 FEW = tuple(

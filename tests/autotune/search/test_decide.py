@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search import decide
 from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
-from autotune.search.values import Configuration
+from tests.autotune.search.explorations import UNEXPLORED
 
-UNEXPLORED = Configuration(
-    precision="fp32",
-    attention="auto",
-    activation_checkpointing="none",
-    compile=False,
-    layout="packed",
-    micro_batch_size=8,
-)
 AXES = {
     "precision": ("fp32", "bf16"), "activation_checkpointing": ("none", "full"), "layout": ("packed", "padded"),
     "micro_batch_size": (1, 4, 16),

@@ -24,9 +24,11 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
-PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
-         "--seq-length", "64", "--max-micro-batch-size", "8", "--global-batch-tokens", "1024",
-         "--trial-timeout", "60"]  # fmt: skip
+PROBE_LINE = (
+    "probe --model tiny/config.json --data data --device cpu --memory 64MiB --seq-length 64 --max-micro-batch-size 8 "
+    "--global-batch-tokens 1024 --trial-timeout 60"
+)
+PROBE = PROBE_LINE.split()
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
 SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_size=8"]
@@ -163,17 +165,8 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
 
 
 def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, work, autotune):
-    asked = [
-        "network",
-        "--nodes",
-        "1,2,4",
-        "--predict",
-        "--profile",
-        "tuned/tiny-cpu.toml",
-        "--json",
-        "--trial-timeout",
-        "120",
-    ]
+    line = "network --nodes 1,2,4 --predict --profile tuned/tiny-cpu.toml --json --trial-timeout 120"
+    asked = line.split()
     predicted = json.loads(autotune(*asked).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
     asked[2] = "1,2"
