@@ -1,6 +1,6 @@
 """For each rule of advice a training in which following it is worth what it promises, and one in which it is silent.
 
-All of these are worlds of arithmetic (``tests.autotune.worlds``); ``benchmarks.advice`` follows some rules for
+All of these are worlds of arithmetic (``tests.simulators.worlds``); ``benchmarks.advice`` follows some rules for
 real, by training on this machine. If a rule's own arithmetic is all there is to a world, as in the memory of a foreach
 optimizer, ``tests.simulators.sizes`` measures it.
 """
@@ -20,10 +20,10 @@ from autotune.advice.values import Advice
 from autotune.base.interval import Interval
 from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
-from tests.autotune import worlds
 from tests.autotune.profiles.examples import but
-from tests.autotune.worlds import World, max_micro_batch_size, memory_bytes, profile_of, run_of, settings, step
+from tests.simulators import worlds
 from tests.simulators.cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
+from tests.simulators.worlds import World, max_micro_batch_size, memory_bytes, profile_of, run_of, settings, step
 from trainer.config.train_config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")

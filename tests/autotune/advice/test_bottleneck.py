@@ -11,9 +11,9 @@ from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_
 from autotune.advice.decide.gpu_counters import Counters, counters_of_profile, data_share, with_counters
 from autotune.advice.values import Bottleneck, StepPart
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.worlds import World, profile_of, run_of, settings
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
+from tests.simulators.worlds import World, profile_of, run_of, settings
 from trainer.record.run_record import StepRow
 
 RUNS = 120

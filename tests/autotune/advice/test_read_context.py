@@ -14,8 +14,8 @@ from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials.examples import record
-from tests.autotune.worlds import World, run_of, settings
 from tests.fakes import FakeHost
+from tests.simulators.worlds import World, run_of, settings
 from tests.trainer.checkpoint.checkpoints import end_of, header_of
 from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
 from trainer.data.dataset import read_manifest

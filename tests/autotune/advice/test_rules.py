@@ -11,7 +11,7 @@ from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
 from tests.autotune.advice.scenarios import Scenario, ran, scenarios, tuned
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.worlds import World, settings
+from tests.simulators.worlds import World, settings
 
 NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}

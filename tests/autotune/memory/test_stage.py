@@ -7,9 +7,9 @@ from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_p
 from autotune.profiles.store import read_profile
 from autotune.trials import session
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.search.explorations import additive
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
+from tests.simulators.explorations import additive
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search import decide
 from autotune.search.decide import Posterior, Seen, expected_improvement, knob_space, micro_batches, posterior
-from tests.autotune.search.explorations import UNEXPLORED
+from tests.simulators.explorations import UNEXPLORED
 
 AXES = {
     "precision": ("fp32", "bf16"), "activation_checkpointing": ("none", "full"), "layout": ("packed", "padded"),

@@ -7,7 +7,7 @@ from autotune.errors import Undecided
 from autotune.search.history import FINALISTS
 from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, confirm, evidence
 from autotune.trials.values import Crashed, OutOfMemory
-from tests.autotune.search.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
+from tests.simulators.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
 BROKEN = Crashed(detail="broken")
 

@@ -15,9 +15,9 @@ from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
-from tests.autotune.search.explorations import additive
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
+from tests.simulators.explorations import additive
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
