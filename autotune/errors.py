@@ -1,28 +1,28 @@
-"""The errors a user can meet, and the exit code that each one owns.
+"""Errors that you can meet, and the exit code of each.
 
 AutotuneError
-├── UsageError        2   the command line itself is wrong
-├── BadInput          3   a file, a name or a value that was given cannot be used
-├── ExceedsMemory        4   not even the smallest case fits the memory budget
-├── MachineLacks      5   this machine has no such device, library or permission
-├── ProfileRejected    6   the profile does not belong to this machine, model or data
-├── NotCheckable      7   nothing here can confirm or deny it
-├── Undecided         8   the measurements ran, and do not support an answer
-├── Slower            9   what was compared is proven to be slower than allowed
-├── InternalError    70   a bug of this project
-├── StartAgain       75   time ran out, or a node was lost; the same command goes on
-└── StoppedWaiting  130   Ctrl-C while waiting for a job, which goes on
+├── UsageError        2   the command line is wrong
+├── BadInput          3   a given file, name or value cannot be used
+├── ExceedsMemory     4   not even the smallest case fits the memory budget
+├── MachineLacks      5   this machine lacks a device, a library or a permission
+├── ProfileRejected   6   the profile does not match this machine, model or data
+├── NotCheckable      7   the check cannot be made on this machine
+├── Undecided         8   the measurements ran, but do not support an answer
+├── Slower            9   the comparison is slower than allowed, beyond noise
+├── InternalError    70   a bug in this project
+├── StartAgain       75   time ran out, or a node was lost; the same command continues
+└── StoppedWaiting  130   Ctrl-C while waiting for a job, which continues
 """
 
 from trainer.errors import printable
 
 
 class AutotuneError(Exception):
-    """Something the user can act on; both texts can be shown as they are, whatever file they quote.
+    """An error that you can act on; both texts can be shown verbatim, whatever file they quote.
 
     Args:
-        message: What happened, with the value that caused it.
-        next_step: What to do or to run next.
+        message: Description of the failure, with the value that caused it.
+        next_step: Action to take or command to run next.
     """
 
     exit_code = 70
@@ -49,43 +49,43 @@ class ExceedsMemory(AutotuneError, exit_code=4):
 
 
 class MachineLacks(AutotuneError, exit_code=5):
-    """This machine has no such device, library or permission."""
+    """This machine lacks a device, a library or a permission."""
 
 
 class ProfileRejected(AutotuneError, exit_code=6):
-    """The profile does not belong to this machine, model or data, or its order of tuning was not kept."""
+    """The profile does not match this machine, model or data, or tuning steps were run out of order."""
 
 
 class NotCheckable(AutotuneError, exit_code=7):
-    """Nothing on this machine can confirm or deny it."""
+    """The check cannot be made on this machine."""
 
 
 class Undecided(AutotuneError, exit_code=8):
-    """Trials ran, and what came back does not support an answer."""
+    """Trials ran, but their results do not support an answer."""
 
 
 class OutOfTime(Undecided):
-    """The next trial would end after the time that you gave; what was measured is in the trial log."""
+    """The next trial would exceed the time budget; results so far are in the trial log."""
 
 
 class Slower(AutotuneError, exit_code=9):
-    """What was compared is slower than allowed, beyond noise."""
+    """The comparison is slower than allowed, beyond noise."""
 
 
 class InternalError(AutotuneError, exit_code=70):
-    """A bug of this project."""
+    """A bug in this project."""
 
 
 class StartAgain(AutotuneError, exit_code=75):
-    """Time ran out, or a node was lost; what was finished is saved, and the same command goes on."""
+    """Time ran out, or a node was lost; finished work is saved, and the same command continues."""
 
 
 class StoppedWaiting(AutotuneError, exit_code=130):
-    """Somebody pressed Ctrl-C while waiting for a job, which goes on."""
+    """Ctrl-C was pressed while waiting for a job, which continues."""
 
 
 EXIT_INTERRUPTED = 130
-"""Ctrl-C: what was finished is saved."""
+"""Exit code after Ctrl-C; finished work is saved."""
 EXIT_TERMINATED = 143
-"""SIGTERM: what was finished is saved."""
+"""Exit code after SIGTERM; finished work is saved."""
 INTERRUPTED = "interrupted: finished work is saved, and the same command goes on from it\n"

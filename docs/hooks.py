@@ -48,7 +48,7 @@ def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
 def rules() -> str:
     """Return what advice looks for."""
     rows = [f"| `{rule.name}` | {', '.join(rule.covers)} | {rule.looks_for} |\n" for rule in RULES]
-    return "| rule | covers | looks for |\n|---|---|---|\n" + "".join(rows)
+    return "| rule | covers | check |\n|---|---|---|\n" + "".join(rows)
 
 
 def keys(kind: type[BaseModel]) -> str:

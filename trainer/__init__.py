@@ -1,1 +1,1 @@
-"""A data-parallel masked-LM trainer that consumes tuned profiles."""
+"""Data-parallel trainer for masked language models, configured by tuned profiles."""

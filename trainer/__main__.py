@@ -1,9 +1,9 @@
 """``python -m trainer --profile P.toml [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
 
-``--expect-profile-sha256 HASH`` refuses a profile that somebody has edited since that was its hash.
+``--expect-profile-sha256 HASH`` rejects a profile whose hash differs, such as after an edit.
 
-Under torchrun for many ranks. ``exit.json`` in the run directory says how it ended, as torchrun returns 1 whatever its
-ranks return.
+Run it under torchrun for several ranks. ``exit.json`` in the run directory has the exit code and reason, as torchrun
+itself returns 1 for any failure of its ranks.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 
 _CAUSE_WAIT_S = 5.0
-"""How long a rank that lost another waits for that one's own word of why."""
+"""Longest wait of a rank that lost another for that rank's own failure note, in seconds."""
 _LAST_WAIT_S = 60.0
-"""How long the first rank, which has nothing left to write, waits for the others to come to their end."""
+"""Longest wait of rank 0, which has nothing left to write, for the other ranks to finish, in seconds."""
 
 
 def main() -> int:
-    """Train one model from a profile; returns the exit code."""
+    """Train one model from a profile; return the exit code."""
     clock = StartClock(process_started_s())
     ignore_closed_streams()
     arguments = command_line().parse_args()
@@ -48,7 +48,7 @@ def main() -> int:
     opened: list[RunWriter] = []
     start = Start()
     try:
-        for number in heard_signals():  # until training watches for them, they end the process in order
+        for number in heard_signals():  # until the watchdog handles them, they end the process cleanly
             signal.signal(number, _raise_signalled)
         resolved = resolve(
             arguments.profile,
@@ -57,7 +57,7 @@ def main() -> int:
             expect_sha256=arguments.expect_profile_sha256,
         )
         if resolved.config.device == "cpu":
-            # Before torch is imported: its threads wait by spinning, and where others use a core as well, one of
+            # Before torch is imported: its threads wait by spinning, and if other processes use a core too, one of
             # them then keeps the next from its turn for seconds.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 class _Signalled(BaseException):
-    """A signal came before training began; like Ctrl-C, nothing catches it on the way."""
+    """Signal before training began; a ``BaseException``, so that, as with Ctrl-C, no handler on the way catches it."""
 
 
 def _raise_signalled(number: int, frame: object) -> None:
@@ -99,17 +99,17 @@ def _raise_signalled(number: int, frame: object) -> None:
 
 @dataclass
 class _Job:
-    """One rank's part in a run, from its imports to its exit code."""
+    """Run of one rank, from its imports to its exit code."""
 
     resolved: ResolvedConfig
     rank: int
     writer: RunWriter | None
-    """None on other ranks than the first, until that tells where the run is."""
+    """Writer of the run record; None on ranks other than 0 until rank 0 has broadcast the run directory."""
     start: Start
     clock: StartClock
 
     def prepare(self) -> None:
-        """Import, and stage the dataset."""
+        """Import torch and the training loop, and stage the dataset."""
         # Heavy: bad input has been answered by now, in a fraction of a second.
         import trainer.loop  # noqa: F401
 
@@ -120,12 +120,12 @@ class _Job:
         self.clock.ended("staging")
 
     def run(self) -> int:
-        """Join the others and train."""
+        """Join the process group and train; return the exit code."""
         from trainer.distributed.ranks import join_ranks, leave_ranks, longest_join_s, lost_ranks
         from trainer.health.failures import explain
         from trainer.loop import train
 
-        # Until all ranks have found each other, one may still be staging its data.
+        # Until all ranks have joined the process group, one may still be staging its data.
         self._watch = Watchdog(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -155,7 +155,7 @@ class _Job:
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
             code, reason, next_step = error.exit_code, error.message, error.next_step
-        except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
+        except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
             code, reason, next_step = explain(error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed))
             if code != DeviceOutOfMemory.exit_code:
                 self._keep_traceback()
@@ -178,7 +178,7 @@ class _Job:
         return code
 
     def _learn_of_run(self, tell: Callable[[Any], Any]) -> RunWriter:
-        """Learn from the first rank where the run is and what it goes on from."""
+        """Receive the run directory and the checkpoint to start from, which rank 0 broadcasts."""
         told = None
         if self.writer is not None:
             path = self.start.checkpoint
@@ -193,7 +193,7 @@ class _Job:
         return self.writer
 
     def _leave_finished(self, writer: RunWriter, end: RunExit, leave: Callable[..., None]) -> int:
-        """There is nothing to do: say where the result is."""
+        """Print the result of a run that has already finished; return the exit code."""
         if self.rank == 0:
             writer.finish(end)
             sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
@@ -203,7 +203,7 @@ class _Job:
         return code
 
     def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
-        """Wait for the other ranks, under the watch; returns the exit code, and whether all of them came."""
+        """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
         # The others wait for the first one to write the model, which may take long.
         self._watch.end_within(min(_LAST_WAIT_S, self._watch.timeout_s) if self.rank == 0 else self._watch.timeout_s)
         try:
@@ -219,7 +219,7 @@ class _Job:
         return code, True
 
     def _settle(self, code: int, reason: str, ending: RunExit | None = None) -> int:
-        """Write down how it ended; a rank that only lost another leaves the word to that one."""
+        """Record the exit and return its code; a rank that only lost another first waits for that rank's record."""
         if self.writer is None:
             publish_failure(os.environ, code, f"rank {self.rank}: {reason}")
             return code
@@ -267,7 +267,7 @@ def _record(
     steps: int = 0,
     ending: RunExit | None = None,
 ) -> None:
-    """Write ``exit.json``, if the disk lets it: the ``ending`` of a training that came to one, or the other values."""
+    """Write ``exit.json`` from ``ending``, or else from the other values; report a disk error, but do not raise it."""
     if writer is None:
         return
     try:
@@ -279,9 +279,9 @@ def _record(
 
 
 def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Say why this rank leaves before it knows the run, for the first rank to write down, if torchrun can keep it.
+    """Write a failure note of a rank that exits before it knows the run to torchrun's store, for rank 0 to record.
 
-    torchrun ends all ranks as soon as one fails, and the first rank then only sees a signal.
+    torchrun ends all ranks as soon as one fails, and rank 0 then only sees a signal.
     """
     with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
         store, key = _torchruns_store(environment)
@@ -289,7 +289,7 @@ def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str)
 
 
 def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return exit code and reason of a rank that left before it knew the run; None if none did."""
+    """Return the exit code and reason of a rank's failure note; None if there is none."""
     with contextlib.suppress(Exception):
         store, key = _torchruns_store(environment)
         if store.check([key]):
@@ -299,7 +299,7 @@ def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the store that torchrun's agent keeps beside its ranks, and the key of this start's word."""
+    """Return the key-value store of torchrun's agent, and the key of this start's failure note."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise LookupError("no torchrun")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
@@ -315,7 +315,7 @@ def _print_result(writer: RunWriter) -> None:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The options; nothing is read yet."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a masked-LM encoder from a profile.")
     parser.add_argument("--profile", type=Path, required=True, help="a TOML profile, as autotune probe writes it")
     parser.add_argument(
@@ -339,7 +339,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _print_settings(resolved: ResolvedConfig) -> None:
-    """Every value and where it came from, on standard error."""
+    """Print every setting and its source to standard error."""
     values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": resolved.data_dir}
     for key, source in sorted(resolved.sources.items()):
         sys.stderr.write(f"{key} = {values.get(key)}  ({source})\n")
@@ -349,6 +349,6 @@ if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Whatever is still there, such as a loader process that reads from a file system that does not answer, must not
-    # keep a run from ending that has said how it ended.
+    # Anything still running, such as a DataLoader worker that reads from a file system that does not answer, must not
+    # keep a run from ending that has recorded its exit.
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""Everything that takes a step, built from a configuration: the same for training, trials and benchmarks."""
+"""Model, optimizer and step built from a configuration, the same for training, trials and benchmarks."""
 
 import contextlib
 import functools
@@ -23,22 +23,22 @@ from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 
 WARM_UP_STEPS = 3
-"""Optimizer steps in which compiling is expected."""
+"""Number of first optimizer steps in which compilation is expected."""
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
     """Set up activation checkpointing.
 
-    With compiled layers, ``selective`` needs nothing: the compiler keeps the results of matrix products and computes
-    cheap operations again by itself, and cannot be told to within its graphs. An architecture without checkpointing
-    raises ``BadConfig``.
+    With compiled layers, ``selective`` does nothing: the compiler automatically keeps the results of matmuls and
+    recomputes cheap operations, and this cannot be configured within its graphs. Raises ``BadConfig`` for an
+    architecture without checkpointing.
     """
     if config.activation_checkpointing == "none" or (config.activation_checkpointing == "selective" and config.compile):
         return
     if not model.supports_gradient_checkpointing:
         raise BadConfig(
             f"transformers has no activation checkpointing for {model.config.model_type!r}",
-            next_step="Use --set train.checkpointing=none.",
+            next_step="Use --set train.activation_checkpointing=none.",
         )
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing == "selective":
@@ -51,28 +51,28 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
 
 
 class GraphCounter:
-    """Counts what is compiled after the first steps: shapes or settings that changed, and cost minutes."""
+    """Counter of graphs compiled after the first steps, for changed shapes or settings, which cost minutes."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._expected = 0
 
     def stepped(self) -> None:
-        """A training step was made."""
+        """Count a training step."""
         self._steps += 1
         if self._steps <= WARM_UP_STEPS:
             self._expected = _graphs_compiled()
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What the block compiles is none of training's."""
+        """Exclude graphs compiled in the block, such as by an evaluation."""
         before = _graphs_compiled()
         yield
         self._expected += _graphs_compiled() - before
 
     @property
     def recompilations(self) -> int:
-        """Graphs compiled after the first steps."""
+        """Number of graphs compiled after the first steps."""
         return _graphs_compiled() - self._expected
 
 
@@ -84,7 +84,7 @@ def _graphs_compiled() -> int:
 
 @functools.cache
 def _kept() -> frozenset[Any]:
-    """What costs much to compute and little to keep: matrix products and attention, whichever this torch has."""
+    """Return the operations to keep with ``selective``: matmuls and attention, as far as this torch has them."""
     kinds = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     names = ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in kinds))
     found = [getattr(torch.ops.aten, name, None) for name in names]
@@ -98,25 +98,25 @@ def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> Checkpoin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A model that is ready to be trained."""
+    """Model with its optimizer and step, ready for training."""
 
     module: MaskedLM
     shared: SharedModule
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
-    """What a step costs."""
+    """Work per token, from which the FLOPs of a step are computed."""
     recipe_changes: tuple[str, ...]
-    """What the configuration changed of the model's recipe for the sake of speed, in words."""
+    """Changes of the model's recipe for speed, as text, such as another attention dropout."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The encoder as transformers knows it."""
+        """Encoder as a transformers model."""
         return self.module.model
 
 
 def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks) -> Training:
-    """Build the model, the same weights on every rank, and what trains it; raise ``BadConfig`` if it cannot be."""
+    """Build the model, with the same weights on every rank, its optimizer and step; raise ``BadConfig`` if invalid."""
     configured = functools.partial(
         build_config,
         config.model,
@@ -148,7 +148,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
-    work = model_work(model)  # before its weights are shared out
+    work = model_work(model)  # before its weights are sharded
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
     return Training(
@@ -162,9 +162,9 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """What a model's loss needs, whatever of it a configuration computes; counted from the model's own matrices.
+    """Return the work that a model's loss requires, counted from its matrices, independent of the configuration.
 
-    Of an unknown architecture all but the head's count as layers. The model's weights must not be shared out yet.
+    For an unknown architecture, all matrices but the head's count as layers. The weights must not be sharded yet.
     """
     family, config = family_of(model.config), model.config
     head: list[nn.Module | None] = [model.get_output_embeddings()]
@@ -187,6 +187,6 @@ def model_work(model: PreTrainedModel) -> ModelWork:
 
 
 def _weights(parts: Sequence[nn.Module | None]) -> int:
-    """Count the elements of matrices."""
+    """Return the number of elements of all linear weights in the modules."""
     modules = [module for part in parts if part is not None for module in part.modules()]
     return sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear))

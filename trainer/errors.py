@@ -1,31 +1,31 @@
-"""The trainer's errors and their exit codes (the same numbers as autotune's).
+"""Errors of the trainer and their exit codes (the same numbers as autotune's).
 
 TrainerError
-├── BadConfig       3   a profile, dataset or setting that cannot be used
-├── DeviceOutOfMemory      4   out of memory
-├── DeviceMissing   5   the asked-for device is not here
-├── ProfileMismatch  6   the profile was tuned for something else
-├── DiskTrouble    75   a disk or file system failed; nothing was changed, and starting again goes on
-├── RanksLost      75   another rank is gone; starting again goes on from the newest checkpoint
-└── TrainingFailed 76   the run cannot go on, and starting it again would not help
+├── BadConfig          3   a profile, dataset or setting cannot be used
+├── DeviceOutOfMemory  4   the device is out of memory
+├── DeviceMissing      5   the requested device is not on this machine
+├── ProfileMismatch    6   the profile has changed, or was tuned for a larger GPU
+├── DiskTrouble       75   a disk or file system failed; nothing was changed, and a restart resumes the run
+├── RanksLost         75   another rank is gone; a restart resumes from the newest checkpoint
+└── TrainingFailed    76   the run cannot continue, and a restart would not help
 """
 
 import re
 
 HOST_REFUSES = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed")
-"""What C++, the allocator and libraries say if the host's memory is refused them."""
+"""Messages of C++, the allocator and libraries if host memory cannot be allocated."""
 
 
 def printable(text: str) -> str:
-    """The text with control and direction characters written out, but for line breaks.
+    """Return a text with control and direction characters escaped, except line breaks.
 
-    Messages quote files and names from strangers, and no such file is to steer a terminal.
+    Messages quote untrusted files and names, which must not control your terminal.
     """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class TrainerError(Exception):
-    """Something the user can act on: what happened, and the next step; both can be shown as they are."""
+    """Error that the user can act on, with a message and a next step, both safe to print."""
 
     exit_code = 70
 
@@ -48,13 +48,13 @@ class DeviceOutOfMemory(TrainerError):
 
 
 class DeviceMissing(TrainerError):
-    """The asked-for device is not on this machine."""
+    """The requested device is not on this machine."""
 
     exit_code = 5
 
 
 class ProfileMismatch(TrainerError):
-    """The profile cannot be used on this machine."""
+    """The profile does not match the expected hash, or was tuned for a GPU with more memory."""
 
     exit_code = 6
 
@@ -66,12 +66,12 @@ class RanksLost(TrainerError):
 
 
 class DiskTrouble(TrainerError):
-    """A disk or file system failed to read what may well be whole; nothing was changed."""
+    """A disk or file system failed, but its content may be intact; nothing was changed."""
 
     exit_code = 75
 
 
 class TrainingFailed(TrainerError):
-    """The run cannot go on, and starting it again unchanged would not help."""
+    """The run cannot continue, and restarting it unchanged would not help."""
 
     exit_code = 76

@@ -1,4 +1,4 @@
-"""Hold the model against the validation split."""
+"""Evaluation of the model on the validation split."""
 
 import contextlib
 import math
@@ -25,12 +25,12 @@ def evaluate(
     *,
     progressed: Callable[[], None] = lambda: None,
 ) -> EvaluationRow:
-    """Loss and hits on the same rows with the same masks every time, whatever the number of ranks; all take part.
+    """Evaluate the model on the same sequences and masks every time, for any number of ranks; a collective.
 
-    ``module`` is not wrapped by DDP, as no gradients travel; ``progressed`` is called before each micro-batch.
+    ``module`` is not wrapped in DDP, as there are no gradients; ``progressed`` is called before each micro-batch.
     """
     started_s = time.perf_counter()
-    # All rows in one go, as if they were one optimizer step; too few batches to pay for starting loader processes.
+    # All sequences at once, as if in one optimizer step; too few batches to pay for starting DataLoader workers.
     config = config.model_copy(
         update={
             "global_batch_size": min(config.evaluation.max_sequences, len(validation)),
@@ -40,7 +40,7 @@ def evaluate(
     )
     plan = make_plan(config, len(validation), ranks.world_size)
     plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
-    # This rank's loss, hits, tokens to predict, and rows.
+    # This rank's loss, hits, tokens to predict, and sequences.
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     rows_at_once, empty_rows = plan.sequences_per_micro_batch * ranks.world_size, 0
     module.eval()
@@ -49,8 +49,8 @@ def evaluate(
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()
-            # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes
-            # take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            # Packing needs fewer sequences than there are samples, and all ranks must agree on when to stop. Lanes take
+            # turns and end one by one: only as many empty sequences as there are lanes mean that all have ended.
             empty_rows = 0 if any(ranks.all_reduce_sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break

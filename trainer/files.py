@@ -1,4 +1,4 @@
-"""Files that survive anything: atomic and synced writes, whole lines, locks, and checksums. No torch here."""
+"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums. No torch here."""
 
 import contextlib
 import errno
@@ -15,41 +15,41 @@ from zlib_ng.zlib_ng import crc32
 from trainer.config.tables import StrictTable
 
 DISK_BLOCK_BYTES = 4096
-"""What begins and ends at multiples of this can go to any disk directly."""
+"""Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""
 _WRITTEN_AT_ONCE_BYTES = 4 * 2**20
 _READ_AT_ONCE_BYTES = 2**20
-"""Few enough to be in the cache when their checksum is taken."""
+"""Chunk size when reading, small enough to be in the CPU cache when its checksum is computed."""
 _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems without locks say."""
+"""Error numbers of file systems without locks."""
 _POLL_S = 0.1
 
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
-"""What file systems say while they are not well: it may be over when the job starts again, on other nodes."""
+"""Error numbers of temporary file system failures, which may be over when the job restarts, on other nodes."""
 
 
 class DamagedFile(Exception):
-    """A file is not as it was written; the message says what is wrong."""
+    """A file was changed since it was written; the message gives the difference."""
 
 
 class LockHeld(Exception):
-    """Another process held a lock all the time."""
+    """Another process held a lock until the timeout."""
 
 
 class FileEntry(StrictTable):
-    """A file, as it was written."""
+    """Name, size and checksum of a file as it was written."""
 
     name: str
     bytes: int
     crc32: int
-    """As zlib's; zlib-ng takes a third of the time for it."""
+    """CRC-32 as in zlib; zlib-ng computes it in a third of the time."""
 
 
 def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None) -> FileEntry:
-    """Write a file from scratch, and sync it; ``progressed`` is called now and then.
+    """Write a file from scratch and sync it; ``progressed`` is called after each chunk.
 
-    If memory and file system allow it, bytes go to the disk without a copy in the page cache, which would take memory
-    bandwidth and a core from a training that goes on meanwhile.
+    If memory alignment and file system allow it, direct I/O bypasses the page cache, which would take memory bandwidth
+    and a CPU core from training.
     """
     import numpy as np
 
@@ -71,7 +71,7 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
 
 
 def _write_directly(fd: int, chunk: memoryview) -> bool:
-    """Whether the file system takes it past the page cache; if not, none of it was written."""
+    """Write a chunk with direct I/O; return False if the file system does not support it, with nothing written."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     begin = os.lseek(fd, 0, os.SEEK_CUR)
     try:
@@ -95,7 +95,7 @@ def _write_all(fd: int, chunk: memoryview) -> None:
 
 
 def check_file(path: Path, entry: FileEntry) -> None:
-    """Read a file; raise ``DamagedFile`` if it differs, ``OSError`` if it cannot be read."""
+    """Compare a file with its entry; raise ``DamagedFile`` if it differs, ``OSError`` if it cannot be read."""
     status = path.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise DamagedFile(f"{path} is not a file")
@@ -110,7 +110,7 @@ def check_file(path: Path, entry: FileEntry) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk; file systems that cannot are left alone."""
+    """Sync a file, or the names in a directory, to disk; file systems without such a sync are skipped."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -123,9 +123,9 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file so that readers see the old content or the new one, never a part.
+    """Write a file so that readers see either the old content or the new one, never a part.
 
-    Its directory is there; after an error nothing is left beside it. ``durable`` waits until it is on the disk.
+    Its directory must exist; an error leaves no temporary file. ``durable`` waits until the file is on disk.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -142,9 +142,9 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line.
+    """Append all of the content or nothing, so that a full disk does not leave half a line.
 
-    ``durable`` waits until it is on the disk.
+    ``durable`` waits until the content is on disk.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
@@ -164,10 +164,10 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> int | None:
-    """Open a file, made if it is not there, and keep other processes from it until the descriptor is closed.
+    """Open a file, creating it if needed, and lock it until the descriptor is closed.
 
-    The kernel lets go of it with the process, however that ends. If it is not ``needed``, None is returned on a file
-    system without locks. ``LockHeld`` is raised if another process held it for so long, else ``OSError``.
+    The kernel releases the lock when the process ends, even if it is killed. Without ``needed``, a file system without
+    locks returns None. Raises ``LockHeld`` if another process holds the lock for ``timeout_s``, otherwise ``OSError``.
     """
     with contextlib.ExitStack() as undone:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -191,9 +191,9 @@ def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> i
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
-    """Hold the lock of ``open_locked`` during the block, which gets the file's descriptor.
+    """Hold the lock of ``open_locked`` during the block, which receives the file descriptor.
 
-    The file stays, as another process may be waiting for it by its inode.
+    The file is not removed, as another process may be waiting for its inode.
     """
     fd = open_locked(path, timeout_s, needed=needed)
     try:

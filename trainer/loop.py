@@ -1,4 +1,4 @@
-"""The training loop, readable top to bottom."""
+"""Training loop, readable top to bottom."""
 
 import math
 import time
@@ -42,13 +42,13 @@ def train(
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunExit:
-    """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
+    """Train to the end, evaluate and export the model; or, on a signal or time limit, save the state and return.
 
-    All ranks call it, with the same ``start``; by default from the beginning.
+    All ranks call it, with the same ``start``; by default it starts from scratch.
 
     Raises:
-        BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
-        TrainingFailed: If loss and gradient are wrong, and rolling back does not help.
+        BadConfig: If dataset, model or checkpoint do not match the configuration, or ranks do not match each other.
+        TrainingFailed: If loss or gradient are unhealthy, and rolling back does not help.
     """
     watch = watch or Watchdog(timeout_s=math.inf)
     run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())
@@ -56,7 +56,7 @@ def train(
 
 
 class _Run:
-    """The state of a run, and what happens to it."""
+    """State of a run, and the phases of training."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Run:
             writer.append(event)
 
     def train(self, environment: Mapping[str, str]) -> RunExit:
-        """From the first step, or the one that a checkpoint leads to, to the last."""
+        """Train from the first step, or from the checkpoint, to the last step."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
         self._overseer = HealthController(self._config, self._ranks, self._writer.append)
@@ -131,12 +131,12 @@ class _Run:
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
                 self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
-            # On a GPU the numbers of the last steps have yet to be looked at.
+            # On a GPU the numbers of the last steps are still unchecked.
             if not self._in_trouble(self._overseer.look(all_of_them=True)):
                 return self._finish()
 
     def _in_trouble(self, verdict: Verdict) -> bool:
-        """Whether a verdict asks for more than going on, which is then done."""
+        """Return whether a verdict requires a rollback or giving up, after doing so."""
         if verdict.trouble is not None:
             self._act(verdict)
         return verdict.trouble is not None
@@ -144,7 +144,7 @@ class _Run:
     # The beginning.
 
     def _go_on(self) -> None:
-        """From the checkpoint, where there is one."""
+        """Restore the checkpoint to start from, if there is one."""
         manifest, path = self._start.manifest, self._start.checkpoint
         if manifest is None or path is None:
             return
@@ -164,7 +164,7 @@ class _Run:
         self._training.module.overflows = state.head_overflows
 
     def _begin(self) -> None:
-        """Everything that the first step would otherwise wait for."""
+        """Start the loader, compile, and save a first checkpoint, so that the first step does not wait for these."""
         self._supply.start_at(self._supply.position)
         first = self._supply.wait_for_first()
         self._ended("first_batch")
@@ -176,7 +176,7 @@ class _Run:
         self._ended("compile")
         before = self._start.checkpoint
         if self._keeper.enabled and (before is None or not self._keeper.owns(before) or self._start.gave_up):
-            self._save()  # so that there is something to return to, and to go on from
+            self._save()  # to roll back to, and to resume from
         self._training.step.progressed = self._watch.heartbeat
         self._meter.restart()
 
@@ -190,7 +190,7 @@ class _Run:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
         row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
-        # Dropout follows from the place in the data and the rank, so it has no state that would have to be saved.
+        # Dropout follows from the position in the data and the rank, so it has no state to save.
         seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
@@ -219,7 +219,7 @@ class _Run:
         return verdict
 
     def _act(self, verdict: Verdict) -> str | None:
-        """Do what a verdict asks for; returns why to leave, if that is what it asks."""
+        """Roll back, give up or save as a verdict requires; return the reason to exit, if any."""
         self._keeper.tell_finished()
         trouble = verdict.trouble
         if trouble is not None and trouble.action is Action.GIVE_UP:
@@ -232,8 +232,8 @@ class _Run:
         return verdict.stop_reason
 
     def _save_if_well(self) -> str | None:
-        """Save, unless steps whose numbers have not arrived yet turn out to be trouble or ask to leave; return why."""
-        # On a GPU, with a save every two steps, nobody else reads what ranks tell each other.
+        """Save, unless the remaining steps' numbers show trouble or a reason to exit; return that reason."""
+        # On a GPU, with a save every two steps, nothing else reads the requests of ranks.
         verdict = self._overseer.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
@@ -241,7 +241,7 @@ class _Run:
         return verdict.stop_reason
 
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
-        """Return to the last good checkpoint, and go on behind the data that led here."""
+        """Restore the last good checkpoint, and continue after the data that led to the trouble."""
         path, manifest = self._keeper.newest_good()
         behind, to = self._supply.whole_position(), manifest.state
         self._keeper.restore(path, manifest)
@@ -288,7 +288,7 @@ class _Run:
         self._keeper.save(state, rollbacks=self._overseer.health.recovery.rollbacks, wait=wait)
 
     def _leave(self, reason: str) -> RunExit:
-        """Save, and say that starting again goes on."""
+        """Save, and return an exit after which a restart resumes the run."""
         in_trouble = self._in_trouble(self._overseer.look(all_of_them=True))
         self._write_rows(all_of_them=True)
         if self._keeper.enabled and not in_trouble:
@@ -301,13 +301,13 @@ class _Run:
         return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
 
     def _finish(self) -> RunExit:
-        """Save, evaluate, and export."""
+        """Save, evaluate, and export the model."""
         if self._meter.open_steps:  # the data ended between two logged steps
             self._close_row()
         self._write_rows(all_of_them=True)
         self._keeper.wait()
         if self._keeper.enabled and not self._keeper.has_saved(self._done):
-            self._save()  # first: whoever ends the process during the evaluation costs no step
+            self._save()  # first: a process killed during the evaluation loses no step
         if len(self._validation):
             self._evaluate()
         self._keeper.wait()
@@ -359,7 +359,7 @@ class _Run:
         self._writer.append(row)
 
     def _tell_startup(self) -> None:
-        """When the first step's numbers are there, it has ended on the device, too."""
+        """Write the startup times once the first step has ended, on the device too."""
         if not self._clock.is_over:
             if self._ranks.device.type == "cuda":
                 torch.cuda.synchronize()

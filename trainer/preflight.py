@@ -1,4 +1,4 @@
-"""What must hold before the first step, and what a run's record says of its dataset, model and machine."""
+"""Checks before the first step, and the header of the run record: dataset, model and machine."""
 
 import contextlib
 import importlib
@@ -26,7 +26,7 @@ from trainer.record.run_record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY,
 from trainer.record.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
-"""The newest stays until the next one is whole."""
+"""Fewest checkpoints that must fit on disk: the newest is kept until the next one is complete."""
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
@@ -39,16 +39,16 @@ _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 
 def _remark(message: str, next_step: str) -> EventRow:
-    """Return a warning that does not keep training from beginning."""
+    """Return a warning event, which does not stop training from starting."""
     return happened(0, "preflight", message, level="warning", next_step=next_step)
 
 
 def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tuple[list[EventRow], tuple[str, ...]]:
-    """Compare all ranks with each other and with the profile; return remarks, and the host of each rank.
+    """Compare all ranks with each other and with the profile; return warnings, and the host of each rank.
 
     Raises:
-        BadConfig: If ranks differ where training would silently be wrong.
-        ProfileMismatch: If the profile was tuned for more memory than some rank has.
+        BadConfig: If ranks differ in a way that would make training silently wrong.
+        ProfileMismatch: If the profile was tuned for more GPU memory than some rank has.
     """
     facts = ranks.all_gather_object(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)
@@ -59,7 +59,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
 
 
 def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
-    """Return what a rank is compared by, and where it runs."""
+    """Return the host of a rank, and the facts by which ranks are compared."""
     return {
         "host": platform.node(),
         "configuration": resolved.config_sha256,
@@ -77,9 +77,9 @@ def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) 
 def allotted_cpus(
     unbound: int | None = None, environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Count processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM.
+    """Return the number of CPUs for this process: the least of affinity, cgroup quota (v2 or v1) and SLURM.
 
-    ``unbound`` is the number by affinity before the process bound itself; None counts now.
+    ``unbound`` is the number by affinity before CPU binding; None counts now.
     """
     found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
     with contextlib.suppress(OSError, ValueError):
@@ -103,7 +103,7 @@ def allotted_cpus(
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
-    """Compare all ranks; raise ``BadConfig`` if they differ where training would silently be wrong."""
+    """Compare all ranks and return warnings; raise ``BadConfig`` if a difference would make training silently wrong."""
     for name, next_step in _MUST_AGREE.items():
         if found := _differing(facts, name):
             raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
@@ -118,7 +118,7 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
 
 
 def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
-    """Name each value and the ranks that have it; empty if all have the same."""
+    """Return each value with the ranks that have it, as text; empty if all ranks have the same."""
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(facts):
         found.setdefault(one[name], []).append(rank)
@@ -131,7 +131,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[EventRow]:
-    """Compare this machine with the profile's; raise ``ProfileMismatch`` if the GPU has less memory than that one."""
+    """Compare a rank's machine with the profile's; raise ``ProfileMismatch`` if its GPU has less memory."""
     remarks = []
     tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
@@ -162,7 +162,7 @@ _PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on
 def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
 ) -> list[EventRow]:
-    """See that the run's directory, which has ``there`` checkpoints, can keep them; else raise ``BadConfig``."""
+    """Check that the run directory, with ``there`` checkpoints, can keep them; if not, raise ``BadConfig``."""
     kept = config.checkpoint.keep_last
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
@@ -174,7 +174,7 @@ def check_directory(
 
 
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
-    """See that the run directory is one and the same for all ranks; else raise ``BadConfig`` if that is ``needed``."""
+    """Check that all ranks see rank 0's run directory; if not, raise ``BadConfig`` if ``needed``, otherwise warn."""
     token = ranks.broadcast_object(secrets.token_hex(8) if ranks.leads else "")
     file = place / f".seen-by-all-ranks.{token}"
     if ranks.leads:
@@ -195,9 +195,9 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
 def check_room(
     place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
 ) -> list[EventRow]:
-    """See that the disk holds the checkpoints that must exist at once; the first rank looks.
+    """Check, on rank 0, that the disk has room for the checkpoints that must exist at once.
 
-    ``BadConfig`` if it does not; a remark if the run has one to go on from, or only fewer than ``kept`` fit.
+    Raises ``BadConfig`` if not; only warns if the run has a checkpoint already, or if fewer than ``kept`` fit.
     """
     free = ranks.broadcast_object(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
@@ -219,7 +219,7 @@ def check_room(
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
-    """Open the dataset and hold it against the profile."""
+    """Open the dataset; raise ``BadConfig`` if it is empty, or its hash does not match the profile."""
     dataset = TokenDataset.open(resolved.data_dir)
     expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
     if expected is not None and expected != found:
@@ -233,7 +233,7 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
 
 
 def driver_of(ranks: Ranks) -> str | None:
-    """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not give it."""
+    """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not report it."""
     if ranks.device.type == "cuda":
         with contextlib.suppress(ImportError):
             nvml = importlib.import_module("pynvml")
@@ -253,7 +253,7 @@ def describe_run(
     ranks: Ranks,
     start: Start,
 ) -> RunHeader:
-    """Return what ``run.json`` says of a run, but for the number of the start, which its writer counts."""
+    """Return the content of ``run.json``, except for ``attempt``, which the run's writer sets."""
     config = resolved.config
     return RunHeader(
         **plan.model_dump(include=set(BatchSplit.model_fields)),
@@ -281,12 +281,12 @@ def describe_run(
 
 
 def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own
-    """Return a writer for TensorBoard; None without that extra, or on a full disk: the record has the same numbers."""
+    """Return a TensorBoard writer; None if it is not installed, or on a disk error: the record has the same numbers."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    # What an earlier start drew of steps that are taken again is hidden.
+    # Points of an earlier start are hidden for steps that are taken again.
     again = header.resumed_step + 1 if writer.attempt > 1 else None
     with contextlib.suppress(OSError):
         return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

@@ -1,1 +1,1 @@
-"""The bottleneck of a step, and rules that say what to change (`advise`)."""
+"""The bottleneck of a step, and rules that recommend changes (`advise`)."""

@@ -1,4 +1,4 @@
-"""``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
+"""``autotune advise``: recommended changes with their evidence, ranked by expected gain."""
 
 import shlex
 from dataclasses import replace
@@ -43,7 +43,10 @@ def advise(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
+    """Find the bottleneck and recommend changes.
+
+    Each recommendation comes with its evidence, expected gain, cost, and the exact command.
+    """
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
     from autotune.advice.read_context import context_of, read_foreign
@@ -82,7 +85,7 @@ def advise(
 
 
 def _default_place() -> Path:
-    """The newest run; else the profile, where there is but one."""
+    """Return the newest run or, without any run, the only profile."""
     from trainer.record.run_record import RUN_FILE
 
     runs = sorted((path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")), key=lambda path: path.stat().st_mtime)
@@ -100,13 +103,13 @@ def _default_place() -> Path:
 
 
 def _profiles() -> list[Path]:
-    """Those that tuning wrote: not what was kept of them, nor what advice made of them."""
+    """Return the profiles that tuning wrote, without backups and without those that advice wrote."""
     made = (".previous", ".advised")
     return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
 
 
 def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
-    """Write the safe changes of the profile ``of`` into ``profile``, if any; ``kept`` is one that lay there."""
+    """Write the safe changes of profile ``of`` to ``profile``, if any; ``kept`` is a backup of the file found there."""
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
     from autotune.profiles.store import rebase_data_path, write_profile

@@ -1,4 +1,4 @@
-"""Put together what is known of a training: from a profile with its trial log, a run, or a directory with data."""
+"""Context of a training for advice, read from a profile with its trial log, a run, or a directory with data."""
 
 import shlex
 from collections.abc import Sequence
@@ -40,11 +40,11 @@ def context_of(
 ) -> TrainingContext:
     """Return what is known of a profile (a file), a run, or a directory with data.
 
-    A run's ``profile`` is looked for among the ``candidates`` if none is named, the dataset where the profile says; a
-    profile is predicted for as many ``nodes`` as its network was measured on unless told otherwise.
+    Without ``profile``, a run's is searched among the ``candidates``; without ``data``, the profile names the dataset.
+    Without ``nodes``, a profile's predictions are for as many as its network was measured on.
 
     Raises:
-        BadInput, TrainerError: If it is none of these, or cannot be read.
+        BadInput, TrainerError: If the path is none of these, or cannot be read.
         ProfileRejected: If the run was not started from the profile.
     """
     if place.is_file():
@@ -70,10 +70,10 @@ def context_of(
 
 
 def read_measured_run(directory: Path) -> Run:
-    """Read the record of a training whose rates are taken for measurements.
+    """Read the record of a run, whose rates count as measurements.
 
     Raises:
-        TrainerError: If it is no run, or one of another schema.
+        TrainerError: If the directory holds no run, or one of another schema.
         MachineLacks, Undecided: If its GPU is a pretended one, or cannot reach its rates.
     """
     run = read_run(directory)
@@ -89,7 +89,7 @@ def context_of_profile(
     data: Path | None = None,
     nodes: int | None = None,
 ) -> TrainingContext:
-    """Return what is known after tuning, on as many nodes as are meant."""
+    """Return what is known after tuning, with predictions for the intended nodes."""
     profile = stored.profile
     return TrainingContext(
         train=profile.train,
@@ -107,7 +107,7 @@ def context_of_profile(
 def context_of_run(
     run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
 ) -> TrainingContext:
-    """Return what is known after, or in the middle of, a run, and of the profile that it was started from."""
+    """Return what is known during or after a run, and of the profile that it was started from."""
     profile = None if stored is None else stored.profile
     return TrainingContext(
         train=settings_of(run.header.config),
@@ -121,7 +121,7 @@ def context_of_run(
 
 
 def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> DataFacts | None:
-    """Return what lies in the directory that is named, else in the profile's, if that is here."""
+    """Return facts about the given directory, or else about the profile's if that exists here."""
     directory = data if data is not None or stored is None else stored.data_here()
     return None if directory is None else data_facts(directory, host)
 
@@ -130,7 +130,7 @@ _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} 
 
 
 def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
-    """Return what a run computed otherwise than its profile says, so that figures of one do not hold for the other."""
+    """Return the differences between a run and its profile because of which their figures cannot be compared."""
     train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
         return ["settings of another version of the trainer"]
@@ -143,7 +143,7 @@ def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
-    """The profile among these that a run was started from, as it is now; None where none says the same."""
+    """Return the candidate that a run was started from, as it is now; None if no hash matches."""
     for path in candidates:
         try:
             if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
@@ -154,7 +154,7 @@ def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None
 
 
 def data_facts(directory: Path, host: Host) -> DataFacts | None:
-    """Return what lies in a directory; None if it does not exist."""
+    """Return facts about the data in a directory; None if it does not exist."""
     if not directory.is_dir():
         return None
     disk = host.facts([directory]).disks[0]
@@ -176,7 +176,7 @@ def read_foreign(path: Path) -> ForeignSettings:
     """Read the settings of another trainer: the JSON of transformers' ``TrainingArguments``.
 
     Raises:
-        BadInput, TrainerError: If it is none.
+        BadInput, TrainerError: If the file does not hold them.
     """
     said = read_json(path, max_bytes=MOST_FOREIGN_BYTES)
     if not isinstance(said, dict) or not {"optim", "fp16", "bf16"} & set(said):
@@ -189,11 +189,11 @@ def read_foreign(path: Path) -> ForeignSettings:
 
 
 _SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
-"""Text takes whatever reads as text, lines of JSON among it."""
+"""Kinds of raw files, most specific first: ``text`` accepts any readable text, JSON lines included."""
 
 
 def _raw_bytes(directory: Path) -> dict[str, int]:
-    """Bytes of files that this project reads, by kind, the largest first; each file once."""
+    """Return the bytes of files that this project reads, by kind, the largest first; each file counts once."""
     found: dict[str, int] = {}
     seen: set[Path] = set()
     for kind in _SPECIFIC_FIRST:
@@ -207,7 +207,7 @@ def _raw_bytes(directory: Path) -> dict[str, int]:
 
 
 def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
-    """Return what is predicted on as many nodes as are meant; None if links are not known, or of a single node."""
+    """Return the prediction for the intended nodes; None for a single node, or without a probe or known links."""
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)
     if profile.evidence.probe is None or meant == 1 or not joins_nodes(network):

@@ -1,4 +1,4 @@
-"""Advice, what limits a step, and why settings are what they are, as text."""
+"""Advice, the bottleneck of a step, and explanations of settings, as text."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ _VALUE_CHARACTERS = 40
 
 
 def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
-    """What limits, then every recommendation, the largest expected gain first."""
+    """Format the bottleneck, then all recommendations in their order."""
     parts = [] if limit is None else [_limit_text(limit)]
     for place, one in enumerate(advice, 1):
         lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
@@ -23,7 +23,7 @@ def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
 
 
 def _limit_text(limit: Bottleneck) -> str:
-    """Return what limits, the parts of a step, and what could not be told."""
+    """Format the bottleneck, the parts of a step, and causes that could not be determined."""
     part = limit.part(limit.limit)
     share = ""
     if part is not None:
@@ -53,13 +53,13 @@ def _details(advice: Advice) -> Iterator[str]:
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:
-    """What is looked for."""
+    """Format the table of rules."""
     rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
-    return text_table(("rule", "covers", "looks for"), rows)
+    return text_table(("rule", "covers", "check"), rows)
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Return what following advice is expected to bring."""
+    """Format the gain that advice is expected to bring."""
     if gain is None:
         return "none, or its size is not known"
     ratio = Interval.of(gain.ratio, gain.low, gain.high, gain.confidence)
@@ -67,7 +67,7 @@ def gain_text(gain: Gain | None) -> str:
 
 
 def figure_text(figure: EvidenceFigure) -> str:
-    """Return a figure of the evidence with its interval, its count, and where it comes from."""
+    """Format a figure of the evidence with its interval, count and source."""
     form, unit = in_unit(figure.unit)
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
@@ -76,7 +76,7 @@ def figure_text(figure: EvidenceFigure) -> str:
 
 
 def in_unit(unit: Unit) -> tuple[Callable[[float], str], str]:
-    """Return how figures of a unit are written, and what follows them."""
+    """Return the formatter for figures of a unit, and the suffix that follows them."""
     form = _FORMS.get(unit)
     return (form, "") if form else (_count, f" {unit}")
 
@@ -97,12 +97,12 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
 
 
 def change_text(change: SettingChange) -> str:
-    """Return one setting, and what it was."""
+    """Format a changed setting with its old value."""
     return f"train.{change.key} = {setting_text(change.new)} (was {setting_text(change.old)})"
 
 
 def explanations_text(found: Sequence[Explanation]) -> str:
-    """Return all settings: those that were decided with their reasons, the others by name."""
+    """Format all settings: decided ones with their reasons, defaults by name."""
     decided = [one for one in found if one.origin != "default"]
     rows = [[one.key, _short(one.value), one.origin, one.because] for one in decided]
     defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
@@ -113,7 +113,7 @@ def explanations_text(found: Sequence[Explanation]) -> str:
 
 
 def explanation_text(one: Explanation) -> str:
-    """Return one setting with its meaning, the figures behind it, and what was rejected."""
+    """Format one setting with its meaning, the evidence behind it, and the rejected alternatives."""
     lines = [f"{one.key} = {_short(one.value)}"]
     parts = {
         "meaning": (one.meaning,) if one.meaning else (),

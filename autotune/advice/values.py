@@ -1,4 +1,4 @@
-"""Advice: a claim with its evidence, what following it should gain, what it costs, and exactly what to do."""
+"""Advice: a claim with its evidence, expected gain, cost, and the exact command."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
@@ -8,11 +8,11 @@ from autotune.base.interval import Interval
 Cause = Literal[
     "data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step", "compute"
 ]
-"""Name the cause of a part of a step's time.
+"""Causes of the parts of a step's time.
 
-``data loading``: devices wait for the loader. ``padding``: positions that hold nothing are computed. ``network``: ranks
-wait for gradients. ``straggler``: all wait for the slowest rank. ``launch-bound``: the device waits for the program to
-hand it work (launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
+``data loading``: devices wait for the loader. ``padding``: padding is computed. ``network``: ranks wait for gradients.
+``straggler``: all ranks wait for the slowest one. ``launch-bound``: the device waits for the program to launch work
+(launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
 ``optimizer step``: clipping and the optimizer. ``compute``: the rest, forward and backward of non-padding tokens.
 """
 
@@ -23,10 +23,10 @@ class StepPart:
 
     cause: Cause
     share: float
-    """Of the step, 0 to 1; all parts of a step add up to 1."""
+    """Share of the step, 0 to 1; all parts of a step add up to 1."""
     low: float | None = None
     high: float | None = None
-    """95 % confidence bounds; None where too few steps show a spread."""
+    """95 % confidence bounds; None if too few steps show a spread."""
     source: str = ""
 
     def scaled(self, factor: float) -> "StepPart":
@@ -37,50 +37,50 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """Where a step's time goes, and what limits it."""
+    """Parts of a step's time, and the one that limits it."""
 
     limit: Cause
-    """The part that costs most beside computing, or ``compute`` where none costs enough to matter. Of those that
-    do, one that sets the pace comes first: a loader, or a program, that is behind the device."""
+    """Largest part other than compute, or ``compute`` if no other part is large enough to matter. A loader or a program
+    that is behind the device takes precedence among those that matter, because it sets the pace."""
     decided: bool
-    """Whether the interval of the limit lies clear of what would name another one."""
+    """True if the confidence interval of the limit rules out any other limit."""
     parts: tuple[StepPart, ...]
-    """Largest first."""
+    """Parts of the step, largest first."""
     steps: int
-    """So many steps, or windows of steps, were looked at."""
+    """Number of steps, or of timed windows, that were analysed."""
     source: str
     mfu: Interval | None = None
-    """Model FLOP/s of the device's dense peak; None if the peak is not known."""
+    """Model FLOP/s as a share of the device's dense peak; None if the peak is not known."""
     untold: tuple[str, ...] = ()
-    """What could not be told from these figures, and what would tell it."""
+    """Causes that these figures cannot show, each with a measurement that would."""
 
     def part(self, cause: Cause) -> StepPart | None:
-        """The part of a cause; None where it could not be told."""
+        """Return the part of a cause; None if it could not be determined."""
         return next((one for one in self.parts if one.cause == cause), None)
 
 
 Severity = Literal["must", "should", "could", "note"]
-"""``must``: the run fails, or is not what it seems. ``should``: a proven or large gain without a change of recipe.
+"""``must``: the run fails, or is not what it seems. ``should``: a verified or large gain without a change of recipe.
 ``could``: a gain that is predicted, small, or changes the recipe. ``note``: nothing to do, worth knowing."""
 SEVERITIES: tuple[Severity, ...] = ("must", "should", "could", "note")
 
 Benefit = Literal["real tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"]
-"""What a gain is of. More of the first is better, less of all others."""
+"""Quantities that a gain can be of. More of the first is better, less of all others."""
 
 Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "rows", "count", "W", "°C"]
 
 Known = Literal["measured", "predicted", "assumed", "allocator"]
-"""``allocator``: of torch's allocator on a pretended GPU."""
+"""Origins of a figure. ``allocator``: torch's allocator on a pretended GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFigure(Interval):
-    """One figure of the evidence, with where it comes from; bounds without a confidence are a range of readings."""
+    """One figure of the evidence with its source; bounds without a confidence are a range of measurements."""
 
     name: str
     unit: Unit
     n: int | None = None
-    """Number of readings; None if it was computed."""
+    """Number of measurements; None if the figure was computed."""
     known: Known = "measured"
     source: str
 
@@ -99,15 +99,15 @@ def figure(name: str, value: float | Interval, unit: Unit, source: str, **more: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What following advice is expected to bring."""
+    """Gain that advice is expected to bring."""
 
     of: Benefit = "real tokens/s"
     ratio: float
-    """To what it is now: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
+    """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """Of the bounds, 0 to 1; None if they rest on assumptions as well."""
+    """Confidence of the bounds, 0 to 1; None if they rest on assumptions as well."""
     known: Literal["measured", "predicted"] = "predicted"
 
     @classmethod
@@ -122,7 +122,7 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """For ranking: how much sooner the run ends; 1 where it does not."""
+        """Factor by which the run ends sooner, for ranking; 1 if it does not."""
         if self.of == "real tokens/s":
             return self.ratio
         return 1 / self.ratio if self.of == "tokens to the same loss" and self.ratio > 0 else 1.0
@@ -130,10 +130,10 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange:
-    """One setting of ``[train]`` that the advice would set."""
+    """Change of one setting of ``[train]`` that the advice proposes."""
 
     key: str
-    """Dotted, without ``train``: ``data.num_workers``."""
+    """Dotted key without ``train``, such as ``data.num_workers``."""
     old: Any
     new: Any
 
@@ -143,17 +143,16 @@ class Advice:
     """One recommendation."""
 
     rule: str = ""
-    """Name of the rule, such as ``padding``; the table of rules sets it."""
+    """Name of the rule, such as ``padding``; set by ``advise``."""
     severity: Severity = "should"
     claim: str
-    """One sentence, with the figure that carries it."""
+    """One sentence with its key figure."""
     evidence: tuple[EvidenceFigure, ...] = ()
     gain: Gain | None = None
-    """None if there is none, or if its size is not known."""
+    """Expected gain; None if there is none, or if its size is not known."""
     cost: str
     changes: tuple[SettingChange, ...] = ()
-    """Of the profile."""
     command: str | None = None
     would_change: str
     safe: bool = False
-    """Whether ``--apply`` writes its changes: the same recipe, no more memory, and nothing to be measured first."""
+    """True if ``--apply`` writes the changes: same recipe, no more memory, and nothing to be measured first."""

@@ -1,1 +1,1 @@
-"""What all packages stand on: units, bounded values, statistics, files, and documents with their renderers."""
+"""Basics that every package uses: units, bounded values, statistics, files, and documents with their renderers."""

@@ -1,4 +1,4 @@
-"""The clock as a port, so that what waits or stamps times can be tested without waiting."""
+"""A clock as a port, so that code that waits or stamps times can be tested without waiting."""
 
 import time
 from datetime import UTC, datetime
@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from: the machine's own clock."""
+    """Source of the time and of waiting; by default the machine's own clock."""
 
     def monotonic_s(self) -> float:
         """Return seconds on CLOCK_MONOTONIC, the same for all processes of one boot."""
         return time.monotonic()
 
     def utc_now(self) -> datetime:
-        """Return the date and time, aware of being UTC."""
+        """Return the current date and time, with UTC as its time zone."""
         return datetime.now(UTC)
 
     def sleep(self, duration_s: float) -> None:

@@ -1,18 +1,18 @@
-"""Defaults of options, each declared once, for commands, requests and the commands that are suggested next."""
+"""Default values of options, declared once for commands, requests and suggested next commands."""
 
 SEQ_LENGTH_TOKENS = 512
-"""Positions of a sequence."""
+"""Positions in a sequence."""
 MAX_ROWS = 16_384
-"""The largest micro-batch that is looked for."""
+"""Largest micro-batch size that is tried."""
 HEADROOM_SHARE = 0.03
-"""Share of the largest micro-batch that is left free."""
+"""Share of the largest micro-batch size that is left unused."""
 TRIAL_TIMEOUT_S = 600.0
-"""Time that one trial may take."""
+"""Timeout of one trial, in seconds."""
 WINDOW_S = 2.0
-"""Time of one timed window."""
+"""Duration of one timed window, in seconds."""
 JOINT_TRIALS = 12
-"""Of workers, prefetching and pinning together, if no number of workers is enough."""
+"""Trials that vary DataLoader workers, prefetching and pinning together, if no number of workers is enough."""
 BASELINE_ROUNDS = 10
-"""Windows of each recipe at most."""
+"""Maximum number of timed windows per recipe."""
 VOCAB_SIZE = 30_522
-"""BERT's vocabulary, without a dataset or a profile that says better."""
+"""Vocabulary size of BERT, used if neither a dataset nor a profile gives another."""

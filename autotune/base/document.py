@@ -1,4 +1,4 @@
-"""What commands and reports say, before it has a format: sections of words, tables and charts.
+"""Content of command output and reports before it has a format: sections of text, tables and charts.
 
 Nothing here is escaped or shortened: each format does that to every text alike.
 """
@@ -11,24 +11,24 @@ from typing import Any, Literal, TypeVar
 from autotune.base.tables import Row, inert
 
 LONG_TABLE_ROWS = 24
-"""A table with more has a window of its own."""
+"""Number of rows above which a table scrolls in its own area."""
 FACTS = ("what", "value")
-"""Headers of names and values, which a terminal does without."""
+"""Headers of a table of names and values; a terminal omits them."""
 MOST_CELL_LETTERS = 240
 MOST_WORDS_LETTERS = 600
-"""Texts of strangers end there: a report is read by people."""
+"""Longest text in characters; longer ones, as untrusted files may hold, are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """A command or a key, letter by letter."""
+    """A command or a key, shown verbatim."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strong:
-    """What a reader should not miss."""
+    """Emphasised text."""
 
     text: str
 
@@ -36,76 +36,76 @@ class Strong:
 _T = TypeVar("_T")
 _Form = Callable[[str], str]
 Words = tuple[str | Code | Strong, ...]
-"""Running text."""
+"""Running text, in plain, verbatim and emphasised parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paragraph:
-    """A few sentences."""
+    """A paragraph of running text."""
 
     words: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A part that was not measured, and the command that would."""
+    """A part that was not measured, and the commands that would measure it."""
 
     what: str
     state: str = "not measured"
     commands: tuple[str, ...]
-    """In this order; empty where none would."""
+    """Commands in the order in which to run them; empty if none would measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bullets:
-    """Sentences, each with a point before it."""
+    """A bulleted list."""
 
     items: tuple[Words, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Names, and what is to be said of each."""
+    """Names, each with a text about it."""
 
     pairs: tuple[tuple[str, Words], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under headers."""
+    """A table with a caption and headers."""
 
     caption: str
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
-    """One cell per column; a missing one shows as n/a."""
+    """Rows with one cell per column; a missing cell shows as n/a."""
     align: str = ""
-    """One letter per column, ``l`` or ``r``; columns beyond it are left-aligned."""
+    """Alignment, one letter per column, ``l`` or ``r``; further columns are left-aligned."""
     long: bool = False
-    """Whether it has a window of its own on a screen; on paper it is whole."""
+    """True if the table scrolls in its own area on a screen; it is always printed in full."""
 
 
-# Charts: values with their intervals, names and units. What is infinite, as in files of others, is not drawn.
+# Charts: values with their intervals, names and units. Infinite values, as in untrusted files, are not drawn.
 Unit = Literal["count", "share", "bytes", "plain"]
-"""How an axis is written: with thousands separators, as per cent, in the binary unit that fits, or as it is."""
+"""Format of an axis: with thousands separators, as per cent, in the binary unit that fits, or as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What is drawn along one side."""
+    """One axis of a chart."""
 
     label: str
     unit: Unit = "plain"
     log: Literal[2, 10] | None = None
-    """Base of its logarithm; None for a linear one."""
+    """Base of a logarithmic axis; None for a linear one."""
     ticks: tuple[float, ...] = ()
-    """Where it is marked; by itself when empty."""
+    """Positions of the ticks; chosen automatically if empty."""
     low: float | None = None
-    """Its lower end; by itself when None."""
+    """Lower end of the axis; chosen automatically if None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value with the bounds that belong to it."""
+    """One value with its bounds."""
 
     x: float
     y: float
@@ -115,19 +115,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points that belong together."""
+    """The points of one series."""
 
     name: str
     points: tuple[Point, ...]
     kind: Literal["line", "dots", "joined", "dotted"] = "joined"
-    """A line, dots alone, dots on a line, or a thin dotted line without a name."""
+    """Style: a line, dots alone, dots on a line, or a thin dotted line without a name."""
     colour: int = 0
-    """Number of its colour."""
+    """Index into the palette."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A value that others are held against."""
+    """A reference value, drawn as a line across the chart."""
 
     at: float
     label: str
@@ -135,7 +135,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shade:
-    """A stretch of the horizontal axis."""
+    """A shaded range of the horizontal axis."""
 
     start: float
     end: float
@@ -144,31 +144,31 @@ class Shade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Values along an axis; bounds are bars at dots, and bands at lines."""
+    """A line chart; bounds are bars at dots, and bands around lines."""
 
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
     shade: Shade | None = None
     rules: tuple[Rule, ...] = ()
-    """Across, at values of the vertical axis."""
+    """Horizontal lines, at values of the vertical axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One value of several that are compared."""
+    """One bar of a bar chart."""
 
     label: str
     value: float
     low: float | None = None
     high: float | None = None
     shown: str = ""
-    """Written at its end."""
+    """Text at the end of the bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Horizontal bars from nought, one below the other."""
+    """Horizontal bars from zero, one below the other."""
 
     axis: Axis
     bars: tuple[Bar, ...]
@@ -176,13 +176,13 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Horizontal bars of parts, one below the other."""
+    """Horizontal stacked bars, one below the other."""
 
     axis: Axis
     stacks: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
-    """The label of each bar, and its parts by name and size; the same name has the same colour in all bars."""
+    """Label of each bar, and its parts by name and size; the same name has the same colour in all bars."""
     rules: tuple[Rule, ...] = ()
-    """Upright, at values of the axis."""
+    """Vertical lines, at values of the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +192,9 @@ class Columns:
     x: Axis
     y: Axis
     columns: tuple[tuple[float, float, float], ...]
-    """Start, end and height of each."""
+    """Start, end and height of each column."""
     rules: tuple[Rule, ...] = ()
-    """Upright, at values of the horizontal axis."""
+    """Vertical lines, at values of the horizontal axis."""
 
 
 Drawing = Lines | Bars | Stacks | Columns
@@ -202,25 +202,25 @@ Drawing = Lines | Bars | Stacks | Columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A picture with the same figures beside it."""
+    """A drawing with a table of the same figures."""
 
     title: str
     description: str
-    """What it shows, for those who cannot see it."""
+    """Description for readers who cannot see the chart."""
     drawing: Drawing
     table: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part with a title."""
+    """A titled part of a document."""
 
     title: str
     key: str
-    """Of its anchor, unique in the document."""
+    """Anchor of the section, unique in the document."""
     blocks: "tuple[Block, ...]"
     badge: str | None = None
-    """One word before the title."""
+    """Word in front of the title."""
 
 
 Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section
@@ -228,7 +228,7 @@ Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A whole report."""
+    """A complete report."""
 
     title: str
     subtitle: str
@@ -236,13 +236,13 @@ class Document:
 
 
 def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
-    """One line without control characters, cut where it is longer than anybody reads."""
+    """Return one line without control characters, cut after ``most`` characters."""
     plain = inert(text)
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
 
 
 def blocks_of(section: Section | Document) -> Iterator[Block]:
-    """Every block, sections and what is in them included, in reading order."""
+    """Yield every block in reading order, sections and their contents included."""
     for block in section.sections if isinstance(section, Document) else section.blocks:
         yield block
         if isinstance(block, Section):
@@ -250,7 +250,7 @@ def blocks_of(section: Section | Document) -> Iterator[Block]:
 
 
 def rendered(words: Words, text: _Form, *, code: _Form, strong: _Form) -> str:
-    """Running text in a format, whose parts are written so."""
+    """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
     return "".join(
         text(part) if isinstance(part, str) else code(part.text) if isinstance(part, Code) else strong(part.text)
         for part in words
@@ -258,13 +258,13 @@ def rendered(words: Words, text: _Form, *, code: _Form, strong: _Form) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """Return the text with a capital letter and a full stop."""
     text = text.strip()
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def told(lines: Iterable[str]) -> Bullets:
-    """Each line as a sentence."""
+    """Return a bulleted list with each line as a sentence."""
     return Bullets(items=tuple((sentence(line),) for line in lines))
 
 
@@ -282,17 +282,17 @@ def table_of(
 
 
 def facts(caption: str, rows: Sequence[Row]) -> Table:
-    """A table of names and values."""
+    """Return a table of names and values."""
     return Table(caption=caption, headers=FACTS, rows=tuple(rows))
 
 
 def answer_json(answer: object) -> str:
-    """One JSON value with the names of the fields; properties are left out."""
+    """Return one JSON value whose keys are the fields' names; properties are left out."""
     return json.dumps(plain(answer), indent=2)
 
 
 def plain(answer: object) -> Any:  # noqa: ANN401 - any JSON value
-    """The same as dictionaries, lists and scalars."""
+    """Return the value as dictionaries, lists and scalars."""
     from pydantic_core import to_jsonable_python
 
     return to_jsonable_python(answer)

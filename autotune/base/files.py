@@ -1,4 +1,4 @@
-"""Files that must survive anything, in ``profiles/`` and ``reports/``: atomic writes and the append-only trial log."""
+"""Files in ``profiles/`` and ``reports/``, which must survive a crash: atomic writes, and JSON in readable rows."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ _SHORT_CHARACTERS = 600
 
 
 def json_rows(value: object) -> str:
-    """Return JSON in which what is short, or holds no further tables, stands on one line: lists of rows read as rows.
+    """Return JSON with each value that is short or flat on one line, so that lists of rows read as rows.
 
-    What JSON does not know becomes text.
+    Values that JSON does not support become text.
     """
     return f"{_rows(value, '')}\n"
 
@@ -36,7 +36,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that readers see the old content or the new one, never a part.
 
     Raises:
-        BadInput: If the place cannot be written; nothing is left there then.
+        BadInput: If the path cannot be written; nothing is left behind.
     """
     with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Prove that a directory can be written, or made and written, before hours are spent; nothing is left behind.
+    """Check that a directory can be written, or created and written, before hours are spent; nothing is left behind.
 
     Raises:
         BadInput: If it cannot.
@@ -61,7 +61,7 @@ def check_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Translate the operating system's refusals to write into one clear error."""
+    """Translate the operating system's write errors into one clear ``BadInput``."""
     try:
         yield
     except OSError as error:

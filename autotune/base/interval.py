@@ -1,4 +1,4 @@
-"""A value and the bounds that noise leaves it."""
+"""A value with its confidence bounds."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,38 +20,38 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 CONFIDENCE = 0.98
-"""Of bounds that a decision rests on: looking again after every few rounds gives chance more than one try."""
+"""Confidence of bounds that decide; high, as checks after every few rounds give chance more than one try."""
 SHOWN_CONFIDENCE = 0.95
-"""Of bounds that only show how far noise reaches."""
+"""Confidence of bounds that only show the noise."""
 NOT_ENOUGH = "not enough windows"
-"""Said in place of bounds that would say nothing."""
+"""Text shown instead of bounds that would be meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value with its confidence bounds; None if there are too few readings for them."""
+    """A value with its confidence bounds; they are None if there are too few measurements."""
 
     value: float
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """With which the bounds hold the value, 0 to 1; None without bounds, and for bounds that rest on assumptions."""
+    """Confidence of the bounds, 0 to 1; None without bounds, and for bounds that rest on assumptions."""
 
     @classmethod
     def of(cls, value: float, low: float | None, high: float | None, confidence: float | None) -> "Interval":
-        """Bounds as they were kept: both or none."""
+        """Return the value with stored bounds; without any unless both are known."""
         if low is None or high is None:
             return cls(value=value)
         return cls(value=value, low=low, high=high, confidence=confidence)
 
     def scaled(self, factor: float) -> "Interval":
-        """Return all of it times a positive factor."""
+        """Return the value and its bounds multiplied by a positive factor."""
         low, high = (None if end is None else factor * end for end in (self.low, self.high))
         return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
 
 
 class RatioBounds(StrictTable):
-    """Bounds of a ratio, of 98 % confidence; None where too few windows show a spread."""
+    """Bounds of a ratio at 98 % confidence; None if too few windows show a spread."""
 
     ratio_low: PositiveFloat | None = None
     ratio_high: PositiveFloat | None = None

@@ -1,4 +1,4 @@
-"""What a known architecture costs, from its config alone: operations, and gradients by when they are ready. Pure."""
+"""Cost of a known architecture, from its config alone: FLOPs, and gradients by when they are ready. Pure."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,21 @@ from trainer.model.flops import ModelWork
 Int64 = npt.NDArray[np.int64]
 
 HIDDEN_SIZE, LAYERS = 768, 12
-"""Where a config leaves them out: BERT's, and those of most encoders."""
+"""Defaults for configs that leave them out: BERT's, and those of most encoders."""
 _NARROW_PARTS = 10 / 12
-"""Of a layer, that only its result needs: queries, output and MLP, but neither keys nor values."""
+"""Share of a layer that only its output needs: queries, output and MLP, but neither keys nor values."""
 _VOCAB_MULTIPLE = 64
-"""Rows of the table of embeddings come in whole tiles."""
+"""Multiple to which the rows of the embedding table are padded, for whole tiles."""
 _PARTS_PER_LAYER = 4
 _TYPICAL_LENGTHS = 1024
 _MOST = 2**20
-"""Sizes and counts of models are less."""
+"""Exclusive upper bound of sizes and counts in a model's config."""
 _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
-"""ModernBERT's, where a config leaves them out."""
+"""Defaults of ModernBERT, for configs that leave them out."""
 
 
 def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> ModelWork | None:
-    """What a model has to compute; None for an architecture whose parts this project does not know."""
+    """Return the matmul and attention work of a model; None for an architecture that this project does not know."""
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
@@ -46,7 +46,7 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
 
 
 def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
-    """Rows of the table of embeddings, to a per cent or two, from what the rest leaves of the parameters; else None."""
+    """Return the embedding rows to within 1 or 2 %, from the parameters that the rest leaves; None if unknown."""
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
@@ -59,14 +59,14 @@ def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
 
 
 def flops_per_token(work: ModelWork, lengths: Int64, masking_probability: float) -> float:
-    """Operations of training for each real token, in the mean over documents of these lengths."""
+    """Return the training FLOPs per non-padding token, on average over documents of these lengths."""
     tokens = int(lengths.sum())
     ordinary = tokens - SPECIAL_TOKENS_PER_SAMPLE * len(lengths)
     return work.step_flops(lengths, round(masking_probability * ordinary)) / tokens
 
 
 def typical_lengths(samples: LengthDistribution, row_tokens: int) -> Int64:
-    """Lengths that stand for those of a dataset, special tokens included, cut to a row; shape (N,).
+    """Return lengths that represent those of a dataset, special tokens included, cut to a sequence; shape (N,).
 
     Quantiles in equal steps: their mean and the mean of their squares are those of the dataset to within its bins.
     """
@@ -78,12 +78,12 @@ def typical_lengths(samples: LengthDistribution, row_tokens: int) -> Int64:
 
 
 def assumed_lengths(row_tokens: int) -> Int64:
-    """Where nothing is known of a dataset: documents of half a row each."""
+    """Return lengths for an unknown dataset: documents of half a sequence each."""
     return np.array([max(SPECIAL_TOKENS_PER_SAMPLE + 1, row_tokens // 2)], dtype=np.int64)
 
 
 def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
-    """Gradients layer after layer, then everything else at once, as embeddings are ready last."""
+    """Return the gradients layer after layer, then all others at once, as those of embeddings are ready last."""
     _, layers, of_layer = _shape(train)
     in_layers = min(parameters, layers * of_layer)
     parts = layers * _PARTS_PER_LAYER
@@ -93,7 +93,7 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
 
 
 def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
-    """Of what is gathered at once at most: the table of embeddings, or all of a layer; in 32 bits."""
+    """Return the most bytes that are gathered at once: the embedding table, or a whole layer; in 32 bits."""
     _, layers, of_layer = _shape(train)
     return 4 * max(of_layer, parameters - layers * of_layer)
 
@@ -108,7 +108,7 @@ def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
 
 
 def of_model(train: TrainConfig, key: str, default: float) -> float:
-    """Return a number of the model's config; the default where it is none that a model can have."""
+    """Return a number of the model's config; the default if it is missing or not plausible."""
     value = train.model.config.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST:
         return value
@@ -116,12 +116,12 @@ def of_model(train: TrainConfig, key: str, default: float) -> float:
 
 
 def count_of_model(train: TrainConfig, key: str, default: int) -> int:
-    """Return the same of what a model has at least one of."""
+    """Return a count of the model's config that is at least 1; the default if it is missing, not plausible or 0."""
     return int(of_model(train, key, default)) or default
 
 
 def _shape(train: TrainConfig) -> tuple[int, int, int]:
-    """Return a model's width, its layers, and the weights of one layer's matrices."""
+    """Return a model's hidden size, its number of layers, and the weights of one layer's matrices."""
     hidden = count_of_model(train, "hidden_size", HIDDEN_SIZE)
     gated = 3 if train.model.config["model_type"] == "modernbert" else 2
     of_layer = 4 * hidden**2 + gated * hidden * of_model(train, "intermediate_size", 4 * hidden)
@@ -129,11 +129,11 @@ def _shape(train: TrainConfig) -> tuple[int, int, int]:
 
 
 def place_share(train: TrainConfig, parameters: int | None) -> float:
-    """Return the share of a step's products that grows with all places, padding included.
+    """Return the share of a step's matmuls that grows with all positions, padding included.
 
-    The rest grows with places to predict: of a masked head, and of ten of the last layer's twelve parts. Counted in
-    multiply-adds with weights; attention's own products are left out. Without a count of parameters nothing is known of
-    the vocabulary, and all counts.
+    The rest grows with the positions to predict: a sparse head, and ten of the last layer's twelve parts. Counted in
+    multiply-adds with weights; attention's own matmuls are left out. Without a count of parameters the vocabulary is
+    unknown, and the share is 1.
     """
     if parameters is None or train.mlm_head == "dense" or train.model.config["model_type"] not in FAMILIES:
         return 1.0

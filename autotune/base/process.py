@@ -1,4 +1,4 @@
-"""What the operating system does for processes that this package starts."""
+"""Child processes that the kernel signals when this process ends."""
 
 import ctypes
 import functools
@@ -14,11 +14,11 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this forked process when its parent ends; for a child's first lines.
+    """Let the kernel signal this forked process when its parent ends; to be called first in the child.
 
     Args:
-        parent: The parent's process id, asked for before the fork: it may have ended already.
-        number: The signal: SIGTERM for a program that ends what it has started itself.
+        parent: Process id of the parent, read before the fork: it may have ended already.
+        number: Signal to send; SIGTERM for a program that has to end its own children.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -31,6 +31,6 @@ def start(
     at_end: signal.Signals = signal.SIGKILL,
     **options: Any,  # noqa: ANN401 - of ``Popen``
 ) -> "subprocess.Popen[Any]":
-    """Start a program that gets a signal when this thread ends, however it ends."""
+    """Start a program that receives a signal when this thread ends, however it ends."""
     ending = functools.partial(end_with_parent, os.getpid(), at_end)
     return subprocess.Popen(command, preexec_fn=ending, **options)  # noqa: PLW1509 - two system calls, no locks

@@ -1,4 +1,4 @@
-"""A document for a terminal, as Markdown, and as one HTML file: no script in it, and nothing from elsewhere."""
+"""Renderers of a document: for a terminal, as Markdown, and as one HTML file without scripts or external resources."""
 
 import base64
 import hashlib
@@ -30,14 +30,14 @@ from autotune.base.svg import drawn
 from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
 _DEEPEST = 6
-"""Levels of titles that Markdown and HTML know."""
+"""Levels of headings that Markdown and HTML support."""
 _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
 _BADGES = ("must", "should", "could", "note")
-"""Those that have a colour of their own in the page's style."""
+"""Badges that have a colour of their own in the page's style."""
 
 
 def console_text(blocks: Sequence[Block]) -> str:
-    """Return a command's answer for people, tables and sections set apart; charts are their tables."""
+    """Return a command's output for a terminal, tables and sections set apart; charts become their tables."""
     lines: list[str] = []
     apart = False
     for block in blocks:
@@ -74,7 +74,7 @@ def _line(words: Words) -> str:
 
 
 def report_markdown(document: Document) -> str:
-    """Return the whole report; charts are their titles, what they show, and their tables."""
+    """Return the whole report as Markdown; charts become their titles, descriptions and tables."""
     parts = [f"# {_inert(document.title)}", _sentences(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
         parts += _in_markdown(section, 2, f"{number}. ")
@@ -110,7 +110,7 @@ def _words(words: Words) -> str:
 
 
 def _code(text: str) -> str:
-    """Within backticks, if nothing in it needs an entity: those are read within the element only."""
+    """Return text in backticks, or in ``<code>`` if it needs entities, which are decoded only in the element."""
     plain, safe = shown(text, MOST_WORDS_LETTERS), _sentences(text)
     return f"`{plain}`" if plain == safe else f"<code>{safe}</code>"
 
@@ -124,7 +124,7 @@ def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
 
 
 def report_html(document: Document) -> str:
-    """Return the whole page. Every text of the document is escaped here, and nowhere before."""
+    """Return the whole report as an HTML page. Every text is escaped here, and nowhere before."""
     style = importlib.resources.files("autotune.base").joinpath("page.css").read_text(encoding="utf-8")
     # The policy allows only this very style, and nothing else of any kind.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -200,7 +200,7 @@ def _html_table(table: Table) -> str:
 
 
 def _cell(cell: str | None, side: str) -> str:
-    """One whose words are too long for a column may be broken anywhere; the others only between words."""
+    """Return a cell; one with a word too long for a column may break anywhere, the others only between words."""
     text = shown(cell)
     kind = "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
     if max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS:

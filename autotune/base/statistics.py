@@ -1,9 +1,9 @@
-"""What noisy readings say: of windows read in rounds, and of steps that depend on their neighbours. Pure.
+"""Statistics of noisy measurements: of windows in rounds, and of steps that depend on their neighbours. Pure.
 
-Windows: the 20 % trimmed mean, which one held-up window in five does not move, with Student's t on the winsorised
+Windows: the 20 % trimmed mean, which one disturbed window in five does not move, with Student's t on the winsorised
 spread (Yuen, Biometrika 61, 1974; Wilcox, Introduction to Robust Estimation, 3rd ed., ch. 4). Fewer than 5 are not
 trimmed, and fewer than 3 have no bounds. Steps: means of blocks that hardly depend on each other (Law, Simulation
-Modeling and Analysis, 5th ed., ch. 9.5), with the bias of an autocorrelation taken out (Kendall, Biometrika 41, 1954).
+Modeling and Analysis, 5th ed., ch. 9.5), with the bias of an autocorrelation removed (Kendall, Biometrika 41, 1954).
 Two such figures are compared by Welch's t (Biometrika 34, 1947).
 """
 
@@ -19,33 +19,33 @@ from autotune.base.interval import CONFIDENCE, NOT_ENOUGH, SHOWN_CONFIDENCE, Int
 
 Value = TypeVar("Value")
 Scale = Literal["log", "linear"]
-"""Rates and sizes are compared by their ratio, so by logarithms; shares by how many points they differ."""
+"""Scale of comparison: rates and sizes by their ratio, so by logarithms; shares by their difference."""
 
 TRIMMED_SHARE = 0.2
 LEAST_WINDOWS = 3
-"""Fewer show no spread worth the name."""
+"""Fewest windows that show a useful spread."""
 MOST_HALF_WIDTH = math.log(1.5)
-"""Bounds that lie further than 50 % from their value say nothing. Those of a ratio may lie twice as far, by logarithms,
-if they tell which of two figures is higher."""
+"""Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be twice as wide, by logarithms, if
+they tell which of two figures is higher."""
 TOO_NOISY = "too noisy for so few readings"
 LEAST_BLOCKS, MOST_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
-"""How many times as long as steps remember each other a block is at least."""
+"""Minimum length of a block, in multiples of how long steps stay correlated."""
 _STILL_CORRELATED = 0.2
-"""Blocks that remember each other more than this are put together, two and two."""
+"""Autocorrelation above which neighbouring blocks are merged in pairs."""
 _NORMAL_FREEDOM = 1e6
-"""Degrees of freedom from which Student's t is taken for the normal distribution."""
+"""Degrees of freedom from which Student's t is treated as the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure, and how well it is known."""
+    """A figure with its uncertainty."""
 
     value: float
     n: int
     scale: Scale = "log"
     variance: float | None = None
-    """Of the figure, on its scale; None if the readings show no spread that could be trusted."""
+    """Variance of the figure on its scale; None if the measurements show no spread that can be trusted."""
     freedom: float = 0.0
     no_spread: str = "one figure shows no spread"
 
@@ -55,13 +55,13 @@ class Estimate:
         return _log(self.value) if self.scale == "log" else self.value
 
     def interval(self, confidence: float = SHOWN_CONFIDENCE) -> Interval:
-        """Return the figure with its bounds; without if they would say nothing."""
+        """Return the figure with its bounds; without them if they are too wide to be useful."""
         found = self.ratio(confidence)
         wide = found.high is not None and self.scale == "log" and _log(found.high) - self.center > MOST_HALF_WIDTH
         return Interval(value=self.value) if wide else found
 
     def ratio(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return a ratio, or a difference of shares, with its bounds; without if they neither are narrow nor clear."""
+        """Return a ratio, or a difference of shares, with its bounds; without if they are neither narrow nor clear."""
         if self.variance is None:
             return Interval(value=self.value)
         half = t_quantile(confidence, self.freedom) * math.sqrt(self.variance)
@@ -75,10 +75,10 @@ class Estimate:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(confidence: float, freedom: float) -> float:
-    """Return how many standard errors to both sides hold so much of Student's t: exact, by Newton's method.
+    """Return how many standard errors on each side hold this share of Student's t: exact, by Newton's method.
 
     With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine (Abramowitz and Stegun, 26.7),
-    which falls: from below, no step goes beyond the answer.
+    which decreases: from below, no step overshoots.
 
     Raises:
         ValueError: If there is less than one degree of freedom.
@@ -104,7 +104,7 @@ def location(values: Sequence[float]) -> float:
 
 
 def residuals_of(values: Sequence[float]) -> list[float]:
-    """Return what values are off their location by, as wide as those of the whole population."""
+    """Return the deviations of values from their location, scaled to the spread of the whole population."""
     n = len(values)
     if n < 2:
         return []
@@ -113,12 +113,12 @@ def residuals_of(values: Sequence[float]) -> list[float]:
 
 
 def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
-    """Return where readings lie that do not depend on each other: rates of windows, or ratios of the same rounds.
+    """Return the location of independent measurements: rates of windows, or ratios within rounds.
 
-    Residuals are of points on the scale; those of other figures that are as noisy may be among them.
+    Residuals are on the scale; those of other figures with the same noise may be included.
 
     Raises:
-        ValueError: If there are no readings.
+        ValueError: If there are no measurements.
     """
     if not values:
         raise ValueError("no figures")
@@ -137,10 +137,10 @@ def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequ
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1) -> Interval:
-    """Return the ratio of the first to the second of figures that were read in the same rounds.
+    """Return the ratio of the first to the second of figures that were measured in the same rounds.
 
-    If this one of several ratios may have been picked as the highest, its bounds are so wide that all of them lie
-    within theirs with the same confidence (Bonferroni).
+    If this one of ``of`` ratios may have been picked as the highest, its bounds are widened until all ratios lie within
+    theirs with the same confidence (Bonferroni).
 
     Raises:
         ValueError: If there are no figures.
@@ -150,12 +150,12 @@ def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFID
 
 
 def of_one(value: float, *, scale: Scale = "log") -> Estimate:
-    """Return a figure that was read once."""
+    """Return a figure that was measured once."""
     return Estimate(value=value, n=1, scale=scale)
 
 
 def of_bounds(found: Interval, n: int | None = None) -> Estimate:
-    """Return the figure whose bounds these are, by Student's t of ``n`` windows; without, by a normal distribution."""
+    """Return the figure with these bounds, by Student's t of ``n`` windows; without ``n``, by a normal distribution."""
     if found.low is None or found.high is None or found.confidence is None or found.low <= 0:
         return Estimate(value=found.value, n=n or 1, no_spread=NOT_ENOUGH if n else "its prediction shows no spread")
     freedom = _NORMAL_FREEDOM if n is None else max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
@@ -165,7 +165,7 @@ def of_bounds(found: Interval, n: int | None = None) -> Estimate:
 
 
 def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> Estimate | None:
-    """Return ``of_steps`` for amounts and sizes as files of others hold them; None if none of them are figures."""
+    """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file; None if there are none."""
     sound = [
         (amount, size)
         for amount, size in pairs
@@ -180,7 +180,7 @@ def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:
     """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
 
-    What changes more slowly than the whole series is left out. Sizes are positive, on the ``log`` scale amounts too.
+    Variation slower than the whole series is left out. Sizes are positive, on the ``log`` scale amounts too.
     """
     value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
     count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
@@ -191,7 +191,7 @@ def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale =
 
 
 def of_blocks(value: float, means: Sequence[float], *, scale: Scale = "linear", n: int) -> Estimate:
-    """Return a figure of ``n`` steps, known as well as its means over blocks agree; of one block not at all."""
+    """Return a figure of ``n`` steps, with the variance of its means over blocks; one block shows no spread."""
     if len(means) < 2:
         return Estimate(value=value, n=n, scale=scale, no_spread="too few steps for how slowly they vary")
     points = [math.log(mean) for mean in means] if scale == "log" else means
@@ -200,7 +200,7 @@ def of_blocks(value: float, means: Sequence[float], *, scale: Scale = "linear", 
 
 
 def block_count(points: Sequence[float]) -> int | None:
-    """Into how many blocks a series is cut; None if it is too short for how long steps remember each other."""
+    """Return how many blocks to cut a series into; None if it is too short for how long steps stay correlated."""
     memory = min(max(_autocorrelation(points), 0.0), 0.99)
     length = max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory))) if memory > 0 else 1
     count = min(MOST_BLOCKS, len(points) // length)
@@ -214,13 +214,13 @@ def block_count(points: Sequence[float]) -> int | None:
 
 
 def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
-    """Return consecutive blocks that differ in length by one at most."""
+    """Return consecutive blocks whose lengths differ by at most one."""
     ends = [len(values) * number // count for number in range(count + 1)] if count else []
     return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _autocorrelation(points: Sequence[float]) -> float:
-    """Between neighbours, freed of its bias towards less; 0 if nothing varies."""
+    """Return the autocorrelation of neighbours, corrected for its bias towards less; 0 if nothing varies."""
     n = len(points)
     if n < 3:
         return 0.0
@@ -234,7 +234,7 @@ def _autocorrelation(points: Sequence[float]) -> float:
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:
-    """Return what B is of A, as a ratio; for shares, what B is more than A. 95 % bounds by Welch's t.
+    """Return the ratio of B to A, or for shares the difference B - A, with 95 % bounds by Welch's t.
 
     Raises:
         ValueError: If they are on different scales.
@@ -252,7 +252,7 @@ def difference(a: Estimate, b: Estimate) -> Interval:
 
 
 def no_spread_of(*sides: Estimate) -> str:
-    """Say why a comparison has no bounds."""
+    """Return the reason why a comparison has no bounds."""
     return "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None)) or TOO_NOISY
 
 

@@ -1,4 +1,4 @@
-"""Drawings as static SVG for a page that allows no script, no style attribute and nothing from elsewhere."""
+"""Charts as static SVG for a page that allows no script, no style attribute and no external resource."""
 
 import io
 import math
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"
-"""Stands for the colour of the page's text, whatever that is."""
+"""Placeholder that is replaced by the colour of the page's text."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
-"""Told apart by those who see colours differently (Okabe and Ito 2008), and a grey."""
+"""Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey."""
 _MOST_LETTERS, _FEW = 44, 4
 _BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _WIDTH_INCHES, _LINES_INCHES = 6.6, 3.6
@@ -26,11 +26,11 @@ _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
 _SMALL = 8.5
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-"""Of marks at an axis of bytes, in its unit."""
+"""Steps between ticks on an axis of bytes, in its unit."""
 _ROOM_FOR_LABEL_SHARE = 0.07
-"""Parts of a bar below this have no figure in them."""
+"""Share of the longest bar below which a part shows no figure."""
 _DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
-"""Colours on which white letters are read better than black ones."""
+"""Colours on which white text is easier to read than black."""
 _SVG = "http://www.w3.org/2000/svg"
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 _SETTINGS: dict[Any, Any] = {
@@ -54,9 +54,9 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
-    """Return the drawing as an ``<svg>`` element, with what those read who cannot see it.
+    """Return the drawing as an ``<svg>`` element, with a title and a description for screen readers.
 
-    ``key`` begins every id in it, so that several can stand on one page.
+    ``key`` is the prefix of every id in it, so that one page can hold several.
     """
     import matplotlib
 
@@ -77,7 +77,7 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
 
 
 def _plain(root: ElementTree.Element, key: str) -> None:
-    """Turn styles into attributes, and leave out metadata, blanks, and digits nobody sees; ids begin with ``key``."""
+    """Turn styles into attributes; drop metadata, blanks and invisible digits; prefix ids with ``key``."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}:
@@ -103,7 +103,7 @@ def _plain(root: ElementTree.Element, key: str) -> None:
         element.text = element.text if element.text and element.text.strip() else None
         element.tail = element.tail if element.tail and element.tail.strip() else None
     for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)  # as wide as its place
+        root.attrib.pop(name, None)  # as wide as its container
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "font-family": "sans-serif"}
 
 
@@ -112,7 +112,7 @@ def _short(match: re.Match[str]) -> str:
 
 
 def _figure_of(drawing: Drawing) -> "Figure":
-    """Return a figure that holds the drawing, and is as high as it needs."""
+    """Return a figure with the drawing, as high as it needs."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -224,7 +224,7 @@ def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
 
 
 def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
-    """Label, logarithm, marks and their units of one side."""
+    """Set the label, scale, ticks and unit of one axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
 
     side: Any = getattr(axes, f"{which}axis")
@@ -252,7 +252,7 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
 
 
 def _apart(axis: Axis) -> list[float]:
-    """Marks whose figures would touch the next one's are left out; never the last."""
+    """Return the ticks without those whose labels would touch the next one's; the last always stays."""
     kept: list[float] = []
     for tick in sorted(axis.ticks, reverse=True):
         near = bool(kept) and (tick > kept[-1] / 1.35 if axis.log else kept[-1] - tick < max(axis.ticks) / 24)
@@ -262,7 +262,7 @@ def _apart(axis: Axis) -> list[float]:
 
 
 def _listed(axes: "Axes", labels: list[str]) -> None:
-    """Names of bars, the first one on top."""
+    """Set the names of the bars, the first one on top."""
     axes.set_yticks(range(len(labels)), [_name_in_chart(label) for label in labels])
     axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -270,18 +270,18 @@ def _listed(axes: "Axes", labels: list[str]) -> None:
 
 
 def _name_in_chart(text: str) -> str:
-    """One short line that steers nothing."""
+    """Return the text as one short line without control characters."""
     plain = inert(text)
     return plain if len(plain) <= _MOST_LETTERS else plain[: _MOST_LETTERS - 1] + "…"
 
 
 def _byte_unit(most_bytes: float) -> tuple[str, int]:
-    """The largest binary unit of which there are a few, so that parts are not all fractions, and its bytes."""
+    """Return the largest binary unit of which there are a few, so that parts are not all fractions, and its bytes."""
     return next((unit for unit in _BYTE_UNITS if most_bytes >= _FEW * unit[1]), _BYTE_UNITS[-1])
 
 
 def _tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:
-    """A figure at an axis."""
+    """Return a value as text in its axis's unit."""
     if unit == "share":
         return f"{100 * value:.3g} %"
     if unit == "bytes":

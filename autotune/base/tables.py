@@ -1,4 +1,4 @@
-"""Tables as text. Names in them may come from strangers' files, so every cell is made inert first."""
+"""Tables as text. Names in them may come from untrusted files, so every cell is made inert first."""
 
 import re
 import unicodedata
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from trainer.errors import printable
 
 Row = Sequence[str | None]
-"""One cell per column; a missing one shows as n/a."""
+"""Cells of a row, one per column; a missing one shows as n/a."""
 
-# What could start a column, code, HTML, the target of a link, or a link by itself (address, www., e-mail).
+# Characters that could start a column, code, HTML, a link's target, or a bare link (address, www., e-mail).
 _ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def inert(text: str | None) -> str:
-    """One line without control characters: those are written out, so that no name can steer a terminal."""
+    """Return one line with control characters written out, so that no name can control a terminal."""
     if text is None:
         return "n/a"
     return printable(" ".join(text.splitlines()))
 
 
 def markdown_inert(text: str | None) -> str:
-    """One line that Markdown shows as it is written.
+    """Return one line that Markdown shows verbatim.
 
     Entities rather than backslashes: renderers differ in how many backslashes before a pipe they accept.
     """
@@ -29,9 +29,9 @@ def markdown_inert(text: str | None) -> str:
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
-    """Columns aligned for a terminal, without a final newline.
+    """Return columns aligned for a terminal, without a final newline.
 
-    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); columns beyond it are left-aligned.
+    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns are left-aligned.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.
@@ -46,7 +46,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
-    """A GitHub-flavoured table in which no cell can start markup, a link, a column or a row; no final newline.
+    """Return a GitHub-flavoured table in which no cell can start markup, a link, a column or a row; no final newline.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.
@@ -65,7 +65,7 @@ def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _width(text: str) -> int:
-    """Terminal columns that a text takes; East Asian wide characters take two, combining ones none."""
+    """Return a text's width in terminal columns; East Asian wide characters take two, combining ones none."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Units as people write them. Inside the project everything is bytes, seconds and counts."""
+"""Units for reading and writing. Inside the project everything is bytes, seconds and counts."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size in bytes such as ``94GB`` (decimal) or ``94GiB`` (binary): which of the two is never guessed.
+    """Read a size in bytes such as ``94GB`` (decimal) or ``94GiB`` (binary): the unit is never guessed.
 
     Raises:
         BadInput: If the text is not a positive number with a known unit.
@@ -41,13 +41,13 @@ def parse_bytes(text: str) -> int:
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """A size as ``parse_bytes`` reads it back to the byte, in the largest unit that is whole: ``94GB``, ``2GiB``."""
+    """Return a size that ``parse_bytes`` reads back exactly, in the largest whole unit: ``94GB``, ``2GiB``."""
     units = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
     return next((f"{size_bytes // one}{unit}" for unit, one in units.items() if not size_bytes % one), f"{size_bytes}B")
 
 
 def format_bytes(size_bytes: float | None) -> str:
-    """Show a size with a binary unit and three significant digits; ``n/a`` when it is missing."""
+    """Show a size with a binary unit and three significant digits; ``n/a`` if it is missing."""
     if size_bytes is None:
         return "n/a"
     value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -58,12 +58,12 @@ def format_bytes(size_bytes: float | None) -> str:
 
 
 def floor_gib(size_bytes: float) -> str:
-    """Write a size as an option takes it, in GiB, rounded down to a tenth: ``93.5GiB``."""
+    """Return a size in GiB as options accept it, rounded down to a tenth: ``93.5GiB``."""
     return f"{math.floor(size_bytes / 2**30 * 10) / 10:g}GiB"
 
 
 def format_seconds(duration_s: float | None) -> str:
-    """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``; ``n/a`` when it is missing."""
+    """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``; ``n/a`` if it is missing."""
     if duration_s is None:
         return "n/a"
     if duration_s < 1:
@@ -78,12 +78,12 @@ def format_seconds(duration_s: float | None) -> str:
 
 
 def format_count(value: float | None, digits: int = 0) -> str:
-    """Show a number with thousands separators; ``n/a`` when it is missing."""
+    """Show a number with thousands separators; ``n/a`` if it is missing."""
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
 def format_share(value: float | None) -> str:
-    """Show a share between 0 and 1 as a percentage; ``n/a`` when it is missing."""
+    """Show a share between 0 and 1 as a percentage; ``n/a`` if it is missing."""
     return "n/a" if value is None else f"{value * 100:.1f} %"
 
 
@@ -106,10 +106,10 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_amount(text: str) -> float:
-    """Read how much of something, such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
+    """Read an amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
 
     Raises:
-        ValueError: If the text is not a positive number, with K, M, B or T behind it or nothing.
+        ValueError: If the text is not a positive number, optionally followed by K, M, B, G or T.
     """
     return _quantity(text, _AMOUNTS, "an amount: write a positive number, such as 45.2B, 2T or 1e22")
 
@@ -123,7 +123,7 @@ def _quantity(text: str, units: Mapping[str, float], what: str, *, least: float 
 
 
 def format_amount(value: float | None) -> str:
-    """Show how much of something with four digits: ``45.2 B``, ``1.414 T``, ``9,400``; ``n/a`` when it is missing."""
+    """Show an amount with four significant digits: ``45.2 B``, ``1.414 T``, ``9,400``; ``n/a`` if it is missing."""
     if value is None:
         return "n/a"
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):

@@ -1,4 +1,4 @@
-"""``autotune baseline``: what the tuned settings are worth, against the defaults and the paper's style."""
+"""``autotune baseline``: train some windows as tuned and with both baselines; write the speedup into the profile."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def baseline(
     ] = 5.0,
     job: JobOptions,
 ) -> None:
-    """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
+    """Measure speedup over defaults and paper recipe."""
     from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes

@@ -1,11 +1,11 @@
-"""What the tuned settings are worth: windows of training as tuned and as both baselines, in rounds.
+"""Compare the tuned settings with both baselines, in interleaved windows of training.
 
-A window has at most four micro-batches to an optimizer step, whatever the global batch. What more of them to one update
-and one exchange of gradients would save is left out; a small micro-batch, such as transformers', would have most of it.
+A window has at most four micro-batches per optimizer step, whatever the global batch. The gain from more of them per
+update and gradient synchronisation is left out; a small micro-batch, such as transformers', would gain the most.
 
-Rates are in real tokens: the places that a window computed times what a place of the dataset holds in the mean, so that
-the samples a short window happens to draw are no noise. Where micro-batches are as wide as what they hold, the window's
-own real tokens count.
+Rates are in non-padding tokens: the tokens that a window computed times the dataset's average share of non-padding
+tokens, so that the samples a short window happens to draw add no noise. If micro-batches are trimmed to their longest
+sample, the window's own non-padding tokens count.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from trainer.data.dataset import Manifest, TokenDataset
 from trainer.data.global_batch import in_rows, mean_row
 
 MIN_STEPS = 1
-"""Of a window, however long it takes: on a CPU a padded step of four micro-batches is long enough by itself."""
+"""Fewest optimizer steps of a window: on a CPU one padded step of four micro-batches is long enough."""
 TUNED: RecipeName = "tuned"
 SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 
@@ -35,9 +35,9 @@ SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
 ) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
-    """Return the recipes to hold against the tuned settings, and what part of all recipes' places holds real tokens.
+    """Return the recipes to compare with the tuned settings, and the share of non-padding tokens of every recipe.
 
-    A rank may have ``most_workers`` loader workers here, for the reason that ``limit`` gives.
+    A rank may have ``most_workers`` DataLoader workers here, for the reason in ``limit``.
     """
     rows = in_rows(tuned, dataset).global_batch_size
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
@@ -51,26 +51,26 @@ def compare_with(
 
 @dataclass(slots=True, kw_only=True)
 class BaselineRunner:
-    """A comparison under way."""
+    """Comparison in progress."""
 
     training: TrainingWindows
-    """Its configuration is the tuned one."""
+    """Training windows of the tuned configuration."""
     others: tuple[Recipe, ...]
     real_shares: dict[RecipeName, float | None]
-    """Part of a row's places that hold a real token, in the mean of the dataset; None where windows must tell."""
+    """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
     most_rounds: int
     memory_budget_bytes: int
-    """Of a rank, as the profile was probed."""
+    """Memory budget of a rank, as the profile was probed."""
     micro_batches: int
-    """Of an optimizer step, when it is asked whether a micro-batch fits; as the profile was probed."""
+    """Gradient accumulation steps in the check that a micro-batch fits, as the profile was probed."""
     manifest: Manifest
     device_used_before_bytes: list[int] | None = None
-    """What each GPU held before this program, by NVML; None on a CPU or where unknown."""
+    """Bytes in use on each GPU before this program started, by NVML; None on a CPU or if unknown."""
     runner: TrialRunner
     recipes: dict[RecipeName, Recipe] = field(init=False)
-    """Those that run, the tuned one first."""
+    """Recipes that are compared, the tuned one first."""
     fallen: dict[RecipeName, str] = field(default_factory=dict)
-    """Those that do not, and why."""
+    """Reasons why recipes dropped out."""
     rounds: list[dict[RecipeName, FeedFigures]] = field(default_factory=list)
     reading: Rounds = field(init=False)
 
@@ -80,7 +80,7 @@ class BaselineRunner:
         self.recipes = {one.name: one for one in (tuned, *self.others)}
 
     def run(self) -> BaselineEvidence:
-        """Find micro-batches that fit, then measure rounds until ratios are precise or the time is over.
+        """Find micro-batches that fit, then measure rounds until the speedups are precise or the time is over.
 
         Raises:
             Undecided: If the tuned settings could not be measured.
@@ -121,7 +121,7 @@ class BaselineRunner:
         return [name for name in self.recipes if name not in self.fallen]
 
     def _fit(self, name: RecipeName) -> None:
-        """Halve a recipe's micro-batch until it fits the memory that the tuned one was probed under."""
+        """Halve a recipe's micro-batch until it fits the memory budget that the tuned one was probed under."""
         while True:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_size
@@ -139,7 +139,7 @@ class BaselineRunner:
             self.recipes[name] = replace(recipe, config=config, because=because)
 
     def _fit_trial(self, config: TrainConfig) -> Trial:
-        """Return the trainer's own step on full rows under the memory budget, as the probe asks whether it fits."""
+        """Return the trainer's own step on full sequences under the memory budget, the same check as the probe's."""
         ranks = self.training.limits.local_ranks
         changes = {
             "global_batch_size": config.micro_batch_size * ranks * self.micro_batches,
@@ -160,7 +160,7 @@ class BaselineRunner:
         return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 
     def _measure_round(self) -> None:
-        """Read a window of each."""
+        """Measure one window of each recipe."""
         number, names = len(self.rounds), self._standing()
         trials = {}
         for name in names:
@@ -184,7 +184,7 @@ class BaselineRunner:
         return figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
 
     def _speedup(self, name: RecipeName) -> Interval:
-        """Of the tuned settings over a recipe that was read at least once."""
+        """Return the speedup of the tuned settings over a recipe that was measured at least once."""
         both = [one for one in self.rounds if name in one]
         pairs = [(self._rate(TUNED, one[TUNED]), self._rate(name, one[name])) for one in both]
         return ratio_of(pairs, confidence=SHOWN_CONFIDENCE)

@@ -1,4 +1,4 @@
-"""What the tuned settings are worth against others that train the same model on the same data."""
+"""Report sections on the speedup over other recipes, and on the cost of tuning."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,13 +39,13 @@ from autotune.report.values import ReportedProfile
 
 
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:
-    """The answer for people, and what to run next."""
+    """Return the comparison and the next command, for the console."""
     following = (("profile", (str(profile),)), ("next", (command("report", profile),)))
     return console_text((*_compared(found), Pairs(pairs=following)))
 
 
 def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Three ways to train."""
+    """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
         command = f"autotune baseline --profile {one.quoted}"
@@ -55,7 +55,7 @@ def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def gains(found: BaselineEvidence) -> Iterator[str]:
-    """How many times as fast the tuned settings are, a line for each of the others."""
+    """Yield the speedup of the tuned settings over each baseline, one line each."""
     for row in found.rows:
         if row.name == "tuned":
             continue
@@ -121,7 +121,7 @@ def _value(value: SettingValue) -> str:
 
 
 def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """GPU-hours of all trials, and the training after which they are paid back."""
+    """Return the GPU-hours of all trials, and the training that pays them back."""
     rows = cost_rows(one.trials)
     if not rows:
         tune = f"autotune tune --model {one.name} --data DIR"

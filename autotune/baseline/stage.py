@@ -18,10 +18,10 @@ from trainer.data.dataset import TokenDataset
 def compare_recipes(
     bench: Session, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
 ) -> BaselineEvidence:
-    """Measure what the tuned settings are worth, and write it into the profile.
+    """Measure the speedup of the tuned settings over both baselines, and write it into the profile.
 
     Raises:
-        ProfileRejected: If the profile is of another machine, model or dataset.
+        ProfileRejected: If the profile does not match the machine, model or dataset.
         Undecided: If the tuned settings could not be measured.
     """
     probe, train = require_local_probe(stored, bench.fingerprint(stored.profile.train.model)), stored.profile.train

@@ -1,4 +1,4 @@
-"""The evidence of a comparison with other recipes, as a table of the profile."""
+"""Evidence of a comparison with other recipes, as a table of the profile."""
 
 from typing import Literal
 
@@ -15,43 +15,43 @@ RecipeName = Literal["paper", "hf-trainer", "tuned"]
 
 
 class SettingDifference(StrictTable):
-    """A setting in which a recipe differs from the tuned one, or that it could not choose itself."""
+    """Setting in which a recipe differs from the tuned one, or that it could not choose itself."""
 
     key: str
-    """Dotted, without ``train``: ``data.num_workers``."""
+    """Dotted name of the setting, without ``train``, such as ``data.num_workers``."""
     theirs: SettingValue = None
-    """None where it is unset."""
+    """Value in the recipe; None if it is unset."""
     tuned: SettingValue = None
     reason: str | None = None
-    """Why it is theirs, where the recipe had no choice."""
+    """Reason for the recipe's value if the recipe had no choice."""
 
 
 class RecipeRow(StrictTable):
-    """One way to train the same model on the same data, by the same trainer."""
+    """Measurements of one recipe with the same model, data and trainer."""
 
     name: RecipeName
     differences: list[SettingDifference] = Field(default_factory=list)
-    """From the tuned settings, in what bears on speed."""
+    """Differences from the tuned settings that affect speed."""
     tokens_per_s: list[PositiveFloat]
-    """One figure per window, of all local ranks; empty where it did not run."""
+    """Non-padding tokens/s of each window, of all local ranks together; empty if the recipe did not run."""
     speedup: PositiveFloat | None = None
-    """Tuned real tokens/s over theirs, of windows of the same round; None where it did not run."""
+    """Tuned non-padding tokens/s over the recipe's, in windows of the same round; None if it did not run."""
     speedup_low: PositiveFloat | None = None
-    """95 % confidence bounds; None where too few windows show a spread."""
+    """Lower 95 % confidence bound of the speedup; None for the tuned settings, or if too few windows show a spread."""
     speedup_high: PositiveFloat | None = None
     data_wait_share: Share | None = None
     outcome: str
-    """``ran``, or why it did not."""
+    """``ran``, or the reason why it did not run."""
 
     @property
     def bounded_speedup(self) -> Interval | None:
-        """The speedup with its bounds; None where it did not run."""
+        """Speedup with its bounds; None if the recipe did not run."""
         known = self.speedup
         return None if not known else Interval.of(known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE)
 
 
 class BaselineEvidence(StrictTable):
-    """What the tuned settings are worth: the same training as others would set it up."""
+    """Comparison of the tuned settings with other recipes for the same training."""
 
     rows: list[RecipeRow]
     local_ranks: Positive
@@ -61,5 +61,5 @@ class BaselineEvidence(StrictTable):
 
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
-    """One of the ways that were compared; None where it was not."""
+    """Return the row of a recipe; None if it was not compared."""
     return next((row for row in baseline.rows if row.name == name), None) if baseline else None

@@ -1,1 +1,1 @@
-"""The batch system: SLURM, its job scripts, the site file, and how ranks of several nodes meet."""
+"""SLURM: jobs and their scripts, the site file, and the rendezvous of ranks on several nodes."""

@@ -1,6 +1,6 @@
-"""Jobs as scripts: what is asked for, by a job and by a site, becomes one readable file for ``sbatch``.
+"""Jobs as scripts: the request of a job and the settings of a site become one readable file for ``sbatch``.
 
-Pure but for reading the template, which a site may replace by one of its own.
+Pure except for reading the template, which a site may replace by its own.
 """
 
 import importlib.resources
@@ -19,21 +19,21 @@ _MAX_TEMPLATE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a job takes of a cluster."""
+    """Resources of a job."""
 
     nodes: int = 1
     gpus: int = 0
-    """Of each node."""
+    """GPUs per node."""
     cpus: int = 1
-    """Of each node's one task."""
+    """CPU cores of each node's single task."""
     memory_mib: int | None = None
-    """Of each node, where the site does not say otherwise."""
+    """Memory per node, unless the site sets it."""
     time: str | None = None
-    """Instead of the site's."""
+    """Time limit, instead of the site's."""
 
 
 def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
-    """Return the processors of a node's task of so many ranks: as the site says, if it does."""
+    """Return the CPU cores of a node's task with this many ranks: the site's setting, else ``otherwise``."""
     if site.slurm.cpus_per_rank is not None:
         return site.slurm.cpus_per_rank * ranks
     return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
@@ -45,19 +45,19 @@ class MeasureJob:
 
     name: str
     purpose: str
-    """One line, for whoever reads the script."""
+    """One line for readers of the script."""
     command: Sequence[str]
-    """Nothing in it is expanded by the shell."""
+    """Words of the command; the shell expands none of them."""
     shape: Shape
     log: Path
     directory: Path | None = None
-    """Where it runs; None leaves that to where it is submitted from."""
+    """Working directory; None for the directory of submission."""
     with_srun: bool = True
-    """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
+    """True for one process per node; if False, the command runs once, on the first, and starts the others itself."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, beside the site's."""
+    """Environment variables in addition to the site's."""
     typed: bool = True
-    """Whether somebody typed the command; otherwise another job leads to this one."""
+    """True if you typed the command; False if the job follows another one."""
 
 
 def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
@@ -104,17 +104,17 @@ def _own_template(name: str) -> str:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Fill a template; a name that is not among the values is an error. Text goes in as it is, or by ``| quote``.
+    """Fill in a template; an unknown name is an error. Text is inserted verbatim, or shell-quoted with ``| quote``.
 
     Any template may include ``head.sbatch``: directives, prologue, variables, and the job's end.
 
     Raises:
-        BadInput: If the template is wrong.
+        BadInput: If the template is invalid.
     """
     import jinja2
     import jinja2.sandbox
 
-    # Sandboxed: a template fills in values, whoever wrote it, and runs nothing here.
+    # Sandboxed: a template only fills in values, whatever its origin, and runs nothing here.
     environment = jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
         undefined=jinja2.StrictUndefined,
@@ -136,7 +136,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 def shared_values(
     name: str, shape: Shape, site: SiteFile, directory: Path | None, more: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return what both templates fill in for a job in ``directory``; None leaves that to where it is submitted from.
+    """Return the values that both templates fill in for a job in ``directory``; None for the one of submission.
 
     ``more`` are further long options of ``sbatch``; None leaves one out, an empty text gives it without a value.
     """
@@ -174,14 +174,14 @@ def shared_values(
 
 
 def prefixed(site: SiteFile, command: str) -> str:
-    """Return a command behind the site's prefix."""
+    """Return a command after the site's prefix."""
     return f"{site.command_prefix} {command}".strip()
 
 
 def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> list[str]:
-    """Return a command behind a prefix that stays as it is, an option with its value on each line.
+    """Return a command after a verbatim prefix, with one option and its value per line.
 
-    With ``filled_in``, words with a ``$`` are for the shell to fill in.
+    With ``filled_in``, the shell expands words that have a ``$``.
     """
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in words:

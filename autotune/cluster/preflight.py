@@ -1,4 +1,4 @@
-"""Compare a node with what the profile was tuned on, and with the code and data it should see. Pure."""
+"""Comparison of a node with the profile's machine, and with the code and data that it should see. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,25 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node is found to be."""
+    """Facts about a node."""
 
     name: str
     allotted_cpus: int
     gpu_names: tuple[str, ...]
     gpu_total_bytes: tuple[int, ...]
     nvlinked: bool | None
-    """Whether every pair of the GPUs is; None with fewer than two, or where nobody can tell."""
+    """True if NVLink connects every pair of GPUs; None with fewer than two GPUs, or if it is unknown."""
     code_sha256: str
     dataset_hash: str | None
-    """None where there is no dataset."""
+    """Hash of the dataset; None if there is none."""
     dataset_place: str
     dataset_missing: str | None = None
-    """Why there is none."""
+    """Reason for a missing dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProblem:
-    """One field that keeps the job from beginning."""
+    """One field that prevents the job from starting."""
 
     field: str
     expected: str
@@ -39,9 +39,9 @@ class NodeProblem:
 def problems_of(
     profile: Profile, node: NodeFacts, *, ranks: int, cpus: int, code_sha256: str
 ) -> tuple[NodeProblem, ...]:
-    """Return what does not fit, what is cheapest to mend last.
+    """Return the mismatches, the cheapest to fix last.
 
-    ``cpus`` is what was asked of SLURM for the node's task, ``code_sha256`` the trainer's where the job was submitted.
+    ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the trainer's at submission.
     """
     there = profile.fingerprint
     others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."

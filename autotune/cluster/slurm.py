@@ -1,4 +1,4 @@
-"""What SLURM says: of this process's place, of jobs that are submitted and asked about, and what their ends mean."""
+"""SLURM: the job of this process, submission and state of jobs, and the meaning of their ends."""
 
 import re
 import shutil
@@ -15,10 +15,10 @@ ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
 _COMMANDS = ("sbatch", "srun", "sinfo")
 _POLL_S = (0.5, 10.0)
-"""Shortest and longest time between two questions: a controller serves many people."""
+"""Shortest and longest time between two queries, in seconds: a controller serves many users."""
 _POLL_GROWTH = 1.15
 _UNANSWERED = 30
-"""Questions in a row without an answer before waiting is given up."""
+"""Unanswered queries in a row after which waiting ends."""
 _TAIL_BYTES = 4096
 _SIGNAL_CODES = 128
 RUNNING_STATES = frozenset({
@@ -30,7 +30,7 @@ Told = Callable[[str], None]
 
 
 def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None]) -> SlurmFacts:
-    """Describe the job this process runs in, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
+    """Describe this process's job, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
     end_time, on_node = _whole(environment, "SLURM_JOB_END_TIME"), _whole(environment, "SLURM_GPUS_ON_NODE")
     return SlurmFacts(
         job_id=environment.get("SLURM_JOB_ID") or None,
@@ -44,43 +44,43 @@ def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None
 
 
 def _whole(environment: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of some variables that holds a number."""
+    """Return the first of these variables that holds a whole number."""
     texts = (environment.get(name, "").strip() for name in names)
     return next((int(text) for text in texts if text.isascii() and text.isdecimal()), None)
 
 
 def _gres_count(text: str) -> int | None:
-    """Add up a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``; ``None`` if it is none."""
+    """Return the total of a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``; ``None`` if it is not one."""
     counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
     return sum(map(int, counts)) if all(count.isascii() and count.isdecimal() for count in counts) else None
 
 
 class _NoAnswer(MachineLacks):
-    """A command of SLURM's took too long."""
+    """A SLURM command did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What SLURM knows of a job."""
+    """State of a job in SLURM."""
 
     state: str
-    """Such as ``PENDING``, ``RUNNING`` or ``NODE_FAIL``."""
+    """SLURM's state, such as ``PENDING``, ``RUNNING`` or ``NODE_FAIL``."""
     reason: str = ""
-    """Why it waits, or why it ended."""
+    """Reason why it waits or ended."""
     exit_code: int | None = None
-    """Of the script; None while it runs, or where a signal ended it."""
+    """Exit code of the script; None while it runs, or if a signal ended it."""
     signal: int = 0
-    """What ended the script."""
+    """Signal that ended the script; 0 for none."""
     nodes: str = ""
 
 
 def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = None) -> str:
-    """Submit a script; return the job's id.
+    """Submit a script and return the job's id.
 
-    ``after`` is a job that must have succeeded before this one begins; if it does not, this one leaves the queue.
+    ``after`` is a job that must succeed before this one begins; if it fails, this one leaves the queue.
 
     Raises:
-        MachineLacks: If there is no ``sbatch``, or it refuses.
+        MachineLacks: If there is no ``sbatch``, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
         raise MachineLacks(
@@ -99,10 +99,10 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
 
 
 def ask_state(job: str) -> JobState | None:
-    """Return how a job is doing; None if SLURM does not answer at the moment.
+    """Return a job's state; None if SLURM does not answer at the moment.
 
     Raises:
-        MachineLacks: If SLURM has forgotten the job, as it does some minutes after its end.
+        MachineLacks: If SLURM no longer knows the job, which happens some minutes after its end.
     """
     try:
         done = _run(["scontrol", "--oneliner", "show", "job", job])
@@ -119,7 +119,7 @@ def ask_state(job: str) -> JobState | None:
 
 
 def parse_state(text: str) -> JobState | None:
-    """Read what ``scontrol show job`` prints; None if it is something else. Pure."""
+    """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may hold blanks (comments, names of files); the fields that are asked for come first, and hold none.
     found: dict[str, str] = {}
     for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text):
@@ -138,7 +138,7 @@ def parse_state(text: str) -> JobState | None:
 
 
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
-    """Return this user's jobs by name: id and state; None if SLURM cannot be asked."""
+    """Return this user's jobs by name, with id and state; None if SLURM cannot be queried."""
     try:
         done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
     except MachineLacks:
@@ -169,20 +169,20 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a job, or a start of a training run, ended."""
+    """End of a job, or of one start of a training run."""
 
     code: int
-    """What to exit with."""
+    """Exit code for the command."""
     words: str = ""
-    """What there is to say."""
+    """Message about the end."""
 
 
 def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:
-    """Wait for a job's end; ``told`` is given what is new: queued and why, where it runs, the last line of its log.
+    """Wait for a job's end; ``told`` receives news: queued and why, its nodes, the last line of its log.
 
     Raises:
-        AutotuneError: If the job did not end by itself.
-        StoppedWaiting: On Ctrl-C; the job goes on.
+        AutotuneError: If SLURM ended the job, or does not answer any more.
+        StoppedWaiting: On Ctrl-C; the job continues.
     """
     try:
         last = _wait(job, log, told, ask)
@@ -217,7 +217,7 @@ def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
 
 
 def describe(state: JobState, line: str) -> str:
-    """Say on one line how a job is doing that is not over. Pure."""
+    """Describe an unfinished job on one line. Pure."""
     if state.state == "PENDING":
         return f"queued{f' ({state.reason})' if state.reason else ''}"
     if state.state == "RUNNING":
@@ -226,10 +226,10 @@ def describe(state: JobState, line: str) -> str:
 
 
 def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
-    """Say what a job's end means. Pure.
+    """Return the meaning of a job's end. Pure.
 
     Raises:
-        AutotuneError: If it did not end by itself; the exit code says whether the same command goes on.
+        AutotuneError: If a limit, pre-emption or a node failure ended it; the exit code tells if you can run it again.
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} says nothing"
@@ -260,7 +260,7 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    """Return the end of a log without control characters; empty while there is none."""
+    """Return the end of a log without control characters; empty if there is no log yet."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Commands that start ranks: on this node, or on each of several; where their torchruns meet, and who starts them."""
+"""Commands that start ranks on this node or on several: torchrun, its rendezvous, and ``srun``."""
 
 import contextlib
 import ipaddress
@@ -21,20 +21,20 @@ Start = Callable[[Sequence[str]], list[str]]
 Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
 Meeting = tuple[int, str, str]
-"""Where the torchruns of several nodes find each other: how many nodes, ``address:port`` of the first, and a name."""
+"""Rendezvous of the torchruns of several nodes: number of nodes, ``address:port`` of the first, and a name."""
 
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
 _FIRST_PORT, _PORTS = 20000, 10000
-"""Below those that Linux gives to outgoing connections (32768 and above)."""
+"""First candidate port and their range, below the ports of outgoing connections in Linux (32768 and above)."""
 _STEP = 1009
-"""From one candidate to the next; a prime, so that neighbouring jobs do not run into each other's."""
+"""Distance between candidate ports; a prime, so that neighbouring jobs do not choose each other's."""
 CANDIDATES = 8
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 STARTER_VARIABLE = "AUTOTUNE_STARTER"
 _POLL_S = 0.1
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
-"""torchrun passes on fewer signals than the trainer hears; the others would end it at once."""
+"""Signals sent to torchrun instead: it forwards fewer than the trainer handles, and the others would end it at once."""
 
 
 def torchrun_command(
@@ -46,11 +46,11 @@ def torchrun_command(
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
 ) -> list[str]:
-    """Return one node's torchrun, which restarts nothing: what is started again is the whole job. Pure.
+    """Return one node's torchrun command, without restarts: only the whole job is started again. Pure.
 
-    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and leave
-    after a signal, which an older torch than that cannot be told. ``meeting`` is None for one node alone; else a shell
-    fills in the node's number (0 keeps the meeting's store) and its address, as its name may mean nothing to others.
+    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and exit
+    after a signal; torch before 2.13 has no such option. ``meeting`` is None for a single node; else a shell fills in
+    the node's number (0 holds the rendezvous store) and its address, as others may not resolve its name.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
@@ -74,15 +74,15 @@ def version_of(text: str) -> Version:
 
 
 def on_this_node(ranks: int, torch_version: str) -> Start:
-    """Make the command of one torchrun of so many ranks."""
+    """Return a function that makes the command of one torchrun with this many ranks."""
     return lambda arguments: torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version)
 
 
 def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Mapping[str, str] = os.environ) -> Start:
-    """Make the command of one torchrun on each of the job's first nodes, by one ``srun`` on the first of them.
+    """Return a function that makes the command of one torchrun on each of the job's first nodes.
 
-    Each has so many ranks, numbered from this node on: rank 0 is here. If the job's script starts things
-    (``start_outside``) it is asked to.
+    It is one ``srun`` on the first node, with this many ranks per node, numbered from this node on: rank 0 is here. If
+    the job's script starts programs (``start_outside``), the command asks it to.
     """
     interface = next((environment[name] for name in INTERFACE_VARIABLES if environment.get(name)), None)
     option = "" if interface is None else f" --interface {shlex.quote(interface)}"
@@ -116,11 +116,11 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
 
 
 def start_outside(directory: Path, nodes: int, script: str) -> int:
-    """Let the job's script, outside of the container, run a bash script on so many nodes; a TERM is passed on.
+    """Let the job's script, outside of the container, run a bash script on this many nodes; SIGTERM is forwarded.
 
-    In ``directory``, which both sides see, ``N.sh`` is what each node is to run and ``N.nodes`` how many; the job's
-    script answers with ``N.log``, which is written to standard output, and at last ``N.code``, the exit code of
-    ``srun``. ``N.end`` asks it to stop. One after the other, so the highest number is the one that runs.
+    In ``directory``, which both sides see, ``N.sh`` is the script for each node and ``N.nodes`` their number; the job's
+    script answers with ``N.log``, which is written to standard output, and finally ``N.code``, the exit code of
+    ``srun``. ``N.end`` asks it to stop. Scripts run one after the other, so the highest number is the running one.
     """
     number = 1 + len(list(directory.glob("*.nodes")))
     asked = directory / str(number)
@@ -137,8 +137,8 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end, and return its exit code; signals are passed on, and nothing outlives this process."""
-    # It ends with this process; the ranks' own watch sees that, and they save and leave.
+    """Run a command to its end, and return its exit code; signals are forwarded, and it ends with this process."""
+    # It ends with this process; the ranks' own watch sees that, and they save and exit.
     child = start(
         command,
         env=dict(environment),
@@ -159,15 +159,15 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def derived_ports(job: int) -> tuple[int, ...]:
-    """Return the ports that a job may use, first choice first. Pure."""
+    """Return the ports that a job may use, in order of preference. Pure."""
     return tuple(_FIRST_PORT + (job + step * _STEP) % _PORTS for step in range(CANDIDATES))
 
 
 def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[int, ...]]:
-    """Return the first of a job's ports that is free, and those before it that are taken.
+    """Return the first free port of a job, and the ones before it that are taken.
 
     Raises:
-        MachineLacks: If none is.
+        MachineLacks: If none is free.
     """
     ports = derived_ports(job)
     for position, port in enumerate(ports):
@@ -180,7 +180,7 @@ def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[in
 
 
 def is_free(address: str, port: int) -> bool:
-    """Return whether nothing listens there."""
+    """Return True if nothing listens on the port."""
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier job's closed connections do not count
         try:
@@ -193,10 +193,10 @@ def is_free(address: str, port: int) -> bool:
 def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
     """Return this node's IPv4 address, as other nodes reach it. Pure.
 
-    Without ``interface`` it is ``of_name``, what the node's name resolves to here, else the first that is not loopback.
+    Without ``interface``, take one to which the node's name resolves (``of_name``), else the first, but no loopback.
 
     Raises:
-        MachineLacks: If the interface is not there, or has no address.
+        MachineLacks: If the interface does not exist, or has no address.
     """
     if interface is not None:
         if not addresses.get(interface):
@@ -213,12 +213,12 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
 
 
 def interface_of(address: str, addresses: Addresses) -> str:
-    """Return the interface that has this address of the node. Pure."""
+    """Return the interface that has this address of the node, else ``lo``. Pure."""
     return next((name for name, listed in addresses.items() if address in listed), "lo")
 
 
 def read_addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses of this node by interface."""
+    """Return this node's IPv4 addresses by interface."""
     import psutil
 
     return {
@@ -228,7 +228,7 @@ def read_addresses() -> dict[str, list[str]]:
 
 
 def resolve_own_name() -> list[str]:
-    """Return what this node's name stands for; nothing if it does not resolve."""
+    """Return the addresses to which this node's name resolves; none if it does not."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
         return list(dict.fromkeys(str(one[4][0]) for one in found))

@@ -1,4 +1,4 @@
-"""``autotune compare``: profiles, tunings, runs or datasets side by side; for CI, is one of them slower?"""
+"""``autotune compare``: profiles, tunings, runs or datasets side by side, and a speed check for CI."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ def compare(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what differs from A, and which differences in figures are beyond noise."""
+    """Show what differs from A and what exceeds noise."""
     from autotune.base.document import answer_json, plain
     from autotune.compare.decide import gate
     from autotune.compare.sections import comparison_text

@@ -1,4 +1,4 @@
-"""Two profiles, tunings, runs or datasets compared: what changed, and which figures differ beyond noise. Pure."""
+"""Comparison of two profiles, tunings, runs or datasets: changes, and figures that differ beyond noise. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ Circumstance = Literal[
 Verdict = Literal[
     "faster", "slower", "more", "less", "the same", "the same within noise", "not judged", "not comparable"
 ]
-"""``not judged``: no spread to judge by is known. ``not comparable``: something differs that the figure rests on."""
+"""``not judged``: the spread is not known. ``not comparable``: something differs that the figure depends on."""
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
 _ROUNDING = 1e-9
-"""Of ratios and shares."""
+"""Rounding error allowed in ratios and shares."""
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
 
 
@@ -33,20 +33,20 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """The new figure over the old one; None if they are not both figures."""
+        """Ratio of the new to the old figure; None if they are not both figures."""
         both = [one for one in (self.old, self.new) if isinstance(one, int | float) and not isinstance(one, bool)]
         return self.new / self.old if len(both) == 2 and self.old else None
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
-    """What differs between flat tables; a key that a side does not have counts as None."""
+    """Return the differences between flat tables; a key that one side does not have counts as None."""
     found = (Change(key=str(key), old=old.get(key), new=new.get(key)) for key in {**old, **new})
     return tuple(change for change in found if change.old != change.new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What a figure is of, and what has to be the same on both sides for it to say anything."""
+    """Name and unit of a figure, and the circumstances that must match for it to be comparable."""
 
     name: str
     unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
@@ -69,14 +69,14 @@ SAMPLES, TOKENS = Metric(name="samples", unit="samples", needs=()), Metric(name=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One figure of a side."""
+    """One measured figure of a side."""
 
     metric: Metric
     of: str
-    """What it was read at, such as ``16 rows``; figures are compared with those read at the same."""
+    """Condition of the measurement, such as ``16 rows``; figures are compared under the same condition."""
     estimate: Estimate
     exact: bool = False
-    """Whether it is a count, which has no noise."""
+    """True if the figure is a count, which has no noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +86,12 @@ class Side:
     kind: Kind
     name: str
     settings: Mapping[str, Any]
-    """By dotted key, without ``train``."""
+    """Settings by dotted key, without ``train``."""
     circumstances: Mapping[Circumstance, str]
     facts: Mapping[str, Any]
     readings: tuple[Reading, ...] = ()
     headlines: tuple[Reading, ...] = ()
-    """How fast it trains, the best known first."""
+    """Training speeds, the best known first."""
     notes: tuple[str, ...] = ()
 
 
@@ -104,14 +104,14 @@ class Compared:
     a: Estimate
     b: Estimate
     change: Interval
-    """What B is of A; for shares, what B is more than A. With 95 % bounds."""
+    """Ratio of B to A or, for shares on a linear scale, B minus A; with 95 % bounds."""
     verdict: Verdict = "the same within noise"
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Whether B may pass if no more than some share of A's speed may be lost."""
+    """Verdict on whether B passes if at most a given share of A's speed may be lost."""
 
     state: Literal["passes", "slower", "undecided", "not comparable"]
     words: str
@@ -119,7 +119,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything that is known of the difference between two sides."""
+    """All known differences between two sides."""
 
     a: Side
     b: Side
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
-    """Compare two sides; of runs with the loss of each at the same steps, what B's is of A's, and which steps."""
+    """Compare two sides; for runs, ``loss`` is that of A and B at the same steps, its ratio B to A, and those steps."""
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [{str(name): said for name, said in one.circumstances.items() if name in known} for one in (a, b)]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
@@ -159,7 +159,7 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
 
 
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
-    """By what both were read in the same way, if there is such; else by the best of each."""
+    """Compare speeds that were measured under the same condition if there are any, else the best of each side."""
     pairs = [(one, other) for one in a.headlines for other in b.headlines]
     if not pairs:
         return None
@@ -195,8 +195,8 @@ def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: I
 def gate(comparison: Comparison, lost_share: float) -> Gate:
     """Judge B's training speed against A's.
 
-    ``slower``: the measured ratio is below what is allowed, and the difference is beyond noise. ``passes``: the whole
-    interval lies above it. ``undecided``: neither is proven. ``not comparable``: the speeds are of different things.
+    ``slower``: the measured ratio is below what is allowed, and the difference exceeds noise. ``passes``: the whole
+    interval lies above it. ``undecided``: noise allows both. ``not comparable``: the speeds are of different things.
     """
     found = comparison.headline
     if found is None:

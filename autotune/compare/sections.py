@@ -13,7 +13,7 @@ _MOST_NAMES = 6
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
-    """The answer first, then what changed, settings with what they mean, then every figure."""
+    """Format the verdict first, then what changed, settings with their meaning, and every figure."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     speeds = "dataset" not in (found.a.kind, found.b.kind)
     parts = [
@@ -67,7 +67,7 @@ def _figure(one: Compared, value: float) -> str:
 
 
 def _ratio(one: Compared, value: float) -> str:
-    """A ratio; of shares on their own scale, points."""
+    """Format a ratio; for shares on a linear scale, a difference in points."""
     return f"{100 * value:+.2f} points" if one.a.scale == "linear" and one.metric.unit == "share" else f"{value:.3f}"
 
 

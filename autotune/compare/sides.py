@@ -1,4 +1,4 @@
-"""Read profiles, tunings, runs and datasets as sides of a comparison."""
+"""Sides of a comparison, read from profiles, tunings, runs and datasets."""
 
 import math
 import statistics
@@ -41,7 +41,7 @@ from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
 
 _LOSS_SHARE = 0.5
-"""Of the steps that both runs took, the later part, in which their losses are held against each other."""
+"""Share of the steps that both runs took, the later part, in which their losses are compared."""
 _READ_FROM = {
     "training": "windows of the settings as tuned",
     "windows": "windows of the workers' sweep",
@@ -50,7 +50,7 @@ _READ_FROM = {
 _NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and nothing was timed"
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
-"""Settings that a tuning varies from trial to trial."""
+"""Prefixes of settings that a tuning varies from trial to trial."""
 
 
 def compare_paths(a: Path, b: Path) -> Comparison:
@@ -70,7 +70,7 @@ def compare_paths(a: Path, b: Path) -> Comparison:
 
 
 def _side(path: Path) -> tuple[Side, Run | None]:
-    """A side, and the run if it is one."""
+    """Return the side at a path, and the run if it is one."""
     if (path / RUN_FILE).is_file():
         run = read_measured_run(path)
         return _run_side(run, str(path)), run
@@ -198,18 +198,18 @@ def _run_side(run: Run, name: str) -> Side:
 
 
 def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
-    """A reading of steps; none if fewer than a few of them are figures at all."""
+    """Return a figure of steps; an empty list if fewer than two of them have sound figures."""
     found = of_sound_steps(pairs, scale=scale)
     return [] if found is None or found.n < 2 else [Reading(metric=metric, of=_BY_STEPS, estimate=found)]
 
 
 def _model_of(model: object, name: object = "") -> str:
-    """The hash of a model's config, whatever it is called; of the name if there is none."""
+    """Return the hash of a model's config without its name, or of the name if there is no config."""
     return canonical_sha256({k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else name)
 
 
 def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
-    """Losses at the same steps, the later part of those that both took."""
+    """Return both losses over the later part of the common steps, their ratio, and these steps; None without any."""
     losses = [
         {row.step: row.loss for row in run.steps if row.loss is not None and math.isfinite(row.loss) and row.loss > 0}
         for run in (a, b)
@@ -272,7 +272,7 @@ def _tuning_side(path: Path) -> Side:
 
 
 def _what(record: TrialRecord) -> str:
-    """What a trial is of, in words that another version of this project would use as well."""
+    """Return a description of a trial, in words that another version of this project would use as well."""
     measured = record.measured
     config, loader = record.trial.config, _table(record.trial.config, "data")
     words = [_many(config.get("micro_batch_size"), "row"), _many(measured.get("local_ranks", 1), "rank")]
@@ -287,7 +287,7 @@ def _what(record: TrialRecord) -> str:
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a stranger's trial log; empty if it is none."""
+    """Return a table of an untrusted trial log; empty if it is not a table."""
     found = table.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -297,7 +297,7 @@ def _many(count: object, what: str) -> str:
 
 
 def _by_allocator(driver: str | None) -> str:
-    """How peaks of a pretended GPU are told from those of a real one, with which they are not compared."""
+    """Return a suffix that keeps peaks of a pretended GPU from being compared with those of a real one."""
     return ", allocator" if is_pretended(driver) else ""
 
 

@@ -1,1 +1,1 @@
-"""Options that commands share, completion, `--slurm`, and the guard of login nodes."""
+"""Options that commands share, shell completion, `--slurm`, and the guard for login nodes."""

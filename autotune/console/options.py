@@ -1,6 +1,6 @@
-"""Options that several commands have, each said once; those that go together are a group, a dataclass of them.
+"""Options that several commands have, each declared once; those that belong together are a group, a dataclass of them.
 
-Shells offer models, GPUs, profiles and site files after an option, and complete file names if nothing is offered.
+Shells complete models, GPUs, profiles and site files after an option, and file names if nothing else is offered.
 """
 
 import dataclasses
@@ -26,21 +26,21 @@ _NO_PROFILES = ("pyproject.toml", "site.toml")
 
 
 def models(incomplete: str) -> list[str]:
-    """Return presets that begin so."""
+    """Return the presets that begin with ``incomplete``."""
     from trainer.config.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def cards(incomplete: str) -> list[tuple[str, str]]:
-    """Return GPUs that begin so, each with its full name."""
+    """Return the GPUs that begin with ``incomplete``, each with its full name."""
     from autotune.machine.gpu_models import GPU_MODELS
 
     return [(gpu_model.key, gpu_model.name) for gpu_model in GPU_MODELS if gpu_model.key.startswith(incomplete.lower())]
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Return profiles that begin so, but none that was replaced: in the directory typed, here, and ``profiles/``."""
+    """Return profiles with this prefix, except replaced ones: from the directory typed, here, and ``profiles/``."""
     return [
         name
         for name in dict.fromkeys([*_tables(incomplete), *_tables(f"{_PROFILES}/")])
@@ -49,7 +49,7 @@ def profiles(incomplete: str) -> list[str]:
 
 
 def sites(incomplete: str) -> list[str]:
-    """Return TOML files that begin so and lie where no profiles do."""
+    """Return TOML files with this prefix, except ``pyproject.toml`` and those in ``profiles/``."""
     return [name for name in _tables(incomplete) if not name.startswith(f"{_PROFILES}/") and name != _NO_PROFILES[0]]
 
 
@@ -84,7 +84,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Models, and settings of their step."""
+    """Models, and settings of their training step."""
 
     model: Annotated[
         list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
@@ -103,7 +103,7 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions(StepOptions):
-    """Models to measure on a dataset, and how."""
+    """Models to measure on a dataset, and settings of the measurement."""
 
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")]
     device: Annotated[
@@ -131,7 +131,7 @@ class ModelOptions(StepOptions):
         settings: dict[str, object],
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "tuple[ProbeRequest, ...]":
-        """Return what to probe of each model, with further ``settings`` of the step, and ``more`` of the probe."""
+        """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.base.units import parse_bytes
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
@@ -160,7 +160,7 @@ class ModelOptions(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """A probed profile to measure the training of."""
+    """A probed profile whose training is measured."""
 
     profile: Annotated[
         Path, typer.Option(help="A profile that autotune probe wrote on such a machine.", autocompletion=profiles)
@@ -178,7 +178,7 @@ class SweepOptions:
         minutes: float,
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "SweepRequest":
-        """Return which windows to measure, with ``more`` of the sweep."""
+        """Return the request for a sweep of timed windows, with ``more`` of its fields."""
         from autotune.workers.values import SweepRequest
 
         return SweepRequest(
@@ -192,7 +192,7 @@ class SweepOptions:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of each group among its parameters in place of the group."""
+    """Return the command with the options of each group as parameters in place of the group."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: dataclasses.fields(kind) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters = []
@@ -215,10 +215,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
-    """Return the value of an option that is a figure with a unit.
+    """Return the value of an option that is a number with a unit.
 
     Raises:
-        UsageError: If it cannot be read.
+        UsageError: If it cannot be parsed.
     """
     try:
         return parse(text)
@@ -227,6 +227,6 @@ def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
 
 
 def make_request(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:
-    """Return a request: each field that ``others`` does not set is the option of the same name, if there is one."""
+    """Return a request; fields that ``others`` does not set come from the options of the same name, if they exist."""
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
     return kind(**{name: value for name, value in context.params.items() if name in names} | others)

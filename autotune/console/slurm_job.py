@@ -1,7 +1,7 @@
-"""What commands share that can submit themselves as a SLURM job, and that keep off login nodes.
+"""Commands that can submit themselves as a SLURM job, and that do not measure on login nodes.
 
-``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job. A
-second job may follow it.
+``--slurm [SITE] [--wait] [--dry-run]``: the job runs exactly the command that you typed, without these three. A second
+job may follow it.
 """
 
 import functools
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
     from autotune.workers.values import SweepRequest
 
 START_UP_S = 60.0
-"""What a job takes until its first trial begins: starting, and loading torch from a network file system."""
+"""Seconds until a job's first trial begins: starting, and loading torch from a network file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A command as a job."""
+    """Request to run a command as a job."""
 
     name: str
-    """Short: of the job, its script and its log."""
+    """Short name of the job, its script and its log."""
     purpose: str
-    """One line about what it finds out."""
+    """One line about the question that it answers."""
     trial_log: str | None = None
-    """Where its results are collected; what is known of that before the job runs."""
+    """Path of the trial log, as far as it is known before the job runs."""
     expected_minutes: float | None = None
-    """How long it should take; None where nobody can tell."""
+    """Expected duration; None if it is unknown."""
     trial_timeout_s: float | None = None
-    """Longest single trial: a job that could not hold one is not submitted. None: there are no trials."""
+    """Longest single trial: a job that could not hold one is not submitted. None if there are no trials."""
     nodes: int = 1
     ranks: int | None = None
-    """On each node; None takes one for each GPU of the site's nodes."""
+    """Ranks per node; None for one per GPU of the site's nodes."""
     on_gpus: bool = True
-    """Whether each rank needs a GPU."""
+    """True if each rank needs a GPU."""
     cpus: int | None = None
-    """Of each node; None takes the site's."""
+    """CPU cores per node; None for the site's."""
     with_srun: bool = True
-    """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
+    """True for one process per node; if False, the command runs once, on the first, and starts the others itself."""
     reports: Path = REPORTS
     command: Sequence[str] | None = None
-    """What the job runs, after the program's name; None takes the command that was typed."""
+    """Command that the job runs, after the program's name; None for the command that you typed."""
     then: "Callable[[str], JobRequest] | None" = None
-    """Makes a second job, which begins once the first has succeeded, from the first one's id."""
+    """Function that makes a second job from the first one's id; it begins once the first has succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """Whether a command runs as a job, and what it says."""
+    """Options to run a command as a job, and to choose its output."""
 
     slurm: Annotated[
         str | None,
@@ -83,11 +83,11 @@ class SlurmOptions:
     as_json: AsJson = False
 
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
-        """Do what ``--slurm`` asks for; the caller has nothing left to do if this returns True.
+        """Submit or print the job if ``--slurm`` is set; return True if nothing is left to do.
 
         Raises:
-            UsageError: If the options do not go together.
-            AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
+            UsageError: If ``--wait`` or ``--dry-run`` is set without ``--slurm``.
+            AutotuneError, TrainerError: If the site file cannot be used, or SLURM rejects or ends the job.
         """
         from autotune.cluster.job_script import MeasureJob, Shape, cpus_of, measure_script, read_template
         from autotune.cluster.site_file import SiteFile, find_site, read_site
@@ -139,16 +139,16 @@ class SlurmOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(SlurmOptions):
-    """Where a measuring command runs, and what it says."""
+    """Options to choose where a measuring command runs, and its output."""
 
     here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False
     reports: Reports = REPORTS
 
     def submitted_or_refused(self, context: typer.Context, request: JobRequest) -> bool:
-        """Do as ``submitted``; keep what is to run here off login nodes, which many people share, unless ``here``.
+        """Do as ``submitted``, but keep measurements off login nodes, which many people share, unless ``here`` is set.
 
         Raises:
-            MachineLacks: If jobs can be submitted from here and this is none; it says the command as a job.
+            MachineLacks: If this is a login node; the message has the command as a job.
         """
         if self.submitted(context, request):
             return True
@@ -165,7 +165,7 @@ class JobOptions(SlurmOptions):
 def profile_job(
     name: str, purpose: str, stored: "StoredProfile", request: "SweepRequest", *, on_gpus: bool = True
 ) -> JobRequest:
-    """Return a measurement of a profile's training as a job."""
+    """Return the job that measures a profile's training."""
     train, probe = stored.profile.train, stored.profile.evidence.probe
     return JobRequest(
         name=f"{name}-{train.model.name}",
@@ -181,7 +181,7 @@ def profile_job(
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
-    """Return the command line, as ``plain_arguments`` gives it, without what makes it a job. Pure."""
+    """Return the command line from ``plain_arguments`` without the options that make it a job. Pure."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -195,9 +195,9 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Give ``--slurm`` its value, the default, at the end of a command line or before another option.
+    """Give ``--slurm`` its default value at the end of a command line or before another option.
 
-    The parser knows no options whose value may be left out. Pure.
+    The parser has no options whose value may be left out. Pure.
     """
     if "--slurm" not in arguments:
         return tuple(arguments)
@@ -213,7 +213,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def follow_jobs(jobs: Sequence[tuple[str, Path]]) -> Ended:
-    """Wait for jobs, by number and log, in turn; return the end of the first that failed, or of the last."""
+    """Wait for jobs, by id and log, one after the other; return the end of the first that failed, or of the last."""
     ended = Ended(code=0)
     for number, log in jobs:
         say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
@@ -242,7 +242,7 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
 
 
 def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
-    """Say what was submitted, and follow it if that is asked for; exit with the code of a job that failed."""
+    """Print the submitted jobs, and follow them if requested; exit with the code of a job that failed."""
     from autotune.base.document import answer_json
 
     for number, told in enumerate(() if as_json else jobs):
@@ -250,7 +250,7 @@ def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
         expected = "n/a" if minutes is None else f"about {minutes:g}"
         print("\n" * (number > 0) + f"job               {told['job']}")
         print(f"expected minutes  {expected}, at most {told['time_limit']} (h:min:s)")
-        print(f"trial log            {told['trial_log'] or 'n/a'}")
+        print(f"trial log         {told['trial_log'] or 'n/a'}")
         print(f"log               {told['log']}\nscript            {told['script']}", flush=True)
     ended = follow_jobs([(job["job"], Path(job["log"])) for job in jobs if wait])
     if as_json:

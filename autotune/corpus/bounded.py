@@ -1,6 +1,6 @@
-"""Run work on a stranger's file in a child process that cannot cost more than the bounds.
+"""Work on an untrusted file in a child process with bounded time, memory and output.
 
-The child is forked, so the caller must be light: what is loaded when ``run_bounded`` is called is what the child has.
+The child is forked, so the caller must be light: the child has all that is loaded when ``run_bounded`` is called.
 """
 
 import contextlib
@@ -21,58 +21,58 @@ from autotune.base.process import end_with_parent
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
 MAX_WALL_S = 300.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the kernel says when there is no room left, on the disk or in a quota."""
+"""Error codes of the kernel for a full disk or an exhausted quota."""
 _MAX_REASON_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """What a child may use."""
+    """Limits of a child process."""
 
     wall_s: float = MAX_WALL_S
-    """Of the wall clock, and of processor time."""
+    """Limit of wall-clock time, and of CPU time."""
     added_bytes: int = 800 * 2**20
-    """Memory beyond what the forking process has: a 256 MiB file, its sections and its largest function's code fit."""
+    """Memory beyond that of the forking process: a 256 MiB file, its sections and its largest function's code fit."""
     output_bytes: int = 2**27
     """Largest file it may write: above the size at which a piece is closed, with its last sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """A slice was read to its end."""
+    """A slice that was read to its end."""
 
     samples: int
     piece: int
     """Number of the piece that the last sample went to."""
     rejected: int
-    """Samples that could not be used."""
+    """Number of samples that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """A slice was not read to its end, and what was written of it is not to be used."""
+    """A slice that was not read to its end; samples written of it must not be used."""
 
     reason: str
     killed: bool = False
-    """Whether the file may be without blame: an operator, or a machine without memory, killed its reader."""
+    """True if the file may be usable: its reader was killed by an operator, or by the kernel for lack of memory."""
 
 
 Outcome = Extracted | Unread
 
 
 class CancelledError(Exception):
-    """What asked has gone away; the child was killed."""
+    """The requesting process is gone; the child was killed."""
 
 
 def run_bounded(
     work: Callable[[], Sequence[Outcome]], limits: ChildLimits, *, cancel_fd: int | None = None
 ) -> Sequence[Outcome] | Unread:
-    """Run ``work`` in a child within the limits; whatever it raises, crashes on or exceeds is a refusal.
+    """Run ``work`` in a child within the limits; return ``Unread`` if it raises, crashes or exceeds them.
 
     The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
 
     Raises:
-        CancelledError: If that happened.
+        CancelledError: If the child was killed for that reason.
         OSError: If the child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -92,7 +92,7 @@ def run_bounded(
 
 
 def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
-    """Wait for the child's end without reaping it, so that its id stays its own until its group is killed."""
+    """Wait for the child's end without reaping it, so that its id is not reused before its group is killed."""
     exit_fd = os.pidfd_open(pid)
     try:
         watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
@@ -114,7 +114,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
 
 
 def _end(pid: int) -> None:
-    """Kill the child's whole group, which is ours alone, and reap it."""
+    """Kill the child's process group, which holds only its processes, and reap it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     # Between fork and setsid the child has no group of its own yet.
@@ -137,10 +137,10 @@ def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """Make an outcome of fields from a process that is not trusted.
+    """Make an outcome from fields of an untrusted process.
 
     Raises:
-        ValueError: If they are not such fields; also KeyError and TypeError.
+        ValueError, KeyError, TypeError: If the fields are not those of an outcome.
     """
     if "reason" in told:
         return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
@@ -148,16 +148,16 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
 
 
 def printable(text: str) -> str:
-    """Return one short line without control characters: a stranger's file must not write to a terminal."""
+    """Return one short line without control characters, as an untrusted file must not write to a terminal."""
     line = "".join(character if character.isprintable() else "?" for character in text)
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
 
 
 def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd: int, parent: int) -> None:
-    """Never returns: an exception must not climb into the copy of the caller's stack."""
+    """Run the work and exit, without returning: an exception must not reach the copy of the caller's stack."""
     status = 1
     try:
-        # Should the parent die, nobody would take back what this one goes on writing.
+        # If the parent dies, this process must not continue to write: its output would not be taken back.
         end_with_parent(parent)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -169,7 +169,7 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
         except MemoryError:
             reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
-            # A full disk is no fault of the file: the caller must stop, not go on without it.
+            # A full disk is no fault of the file: the caller must stop, not continue without it.
             code = error.errno if isinstance(error, OSError) else None
             reply = {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
         os.write(write_fd, json.dumps(reply).encode())
@@ -179,12 +179,12 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, or its kind."""
+    """Return the message of an error, or its type if it has none."""
     return printable(str(error) or type(error).__name__)
 
 
 def _limit(limits: ChildLimits) -> None:
-    """Set limits for good, without asking for more than this process is allowed."""
+    """Set soft and hard limits, without exceeding those of this process."""
     # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
     used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     for which, value in (

@@ -1,4 +1,4 @@
-"""``autotune data``: raw data to a tokenised dataset, and what is done with one."""
+"""``autotune data``: prepare, inspect, verify and stage a tokenised dataset."""
 
 import contextlib
 import shlex
@@ -43,7 +43,7 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show counts, lengths, and the padding, cutting and packing of rows of some lengths."""
+    """Show sizes, sample lengths, padding and packing."""
     from autotune.corpus.verify import DEFAULT_ROW_TOKENS
     from autotune.corpus.verify import inspect as inspect_dataset
 
@@ -57,7 +57,10 @@ def inspect(
 
 @app.command("verify")
 def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
-    """Read a whole dataset and check every hash, offset and id. Ends with 3 when anything is wrong."""
+    """Check every hash, offset and id of a dataset.
+
+    Reads all of it. Exits with code 3 if anything is wrong.
+    """
     from autotune.corpus.verify import verify as verify_dataset
 
     found = verify_dataset(directory, progress)
@@ -88,7 +91,10 @@ def stage(
     timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait for who copies.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
+    """Copy a dataset to local disk, checking every byte.
+
+    One process per node copies; others that run this command wait for it.
+    """
     from trainer.staging.stage import stage as stage_dataset
 
     with contextlib.suppress(OSError):  # what is wrong with either is said when it is used
@@ -126,7 +132,7 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
 
 
 _PADDED_ROW_TOKENS = 512
-"""What the paper's recipe pads every sample to."""
+"""Sequence length to which the paper recipe pads every sample."""
 
 
 @app.command("prepare")
@@ -190,7 +196,10 @@ def prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
     job: SlurmOptions,
 ) -> None:
-    """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
+    """Make a tokenised dataset from programs or text.
+
+    Extracts samples, drops exact duplicates, learns a tokenizer, and encodes.
+    """
     from autotune.corpus.encode import LengthLimit
     from autotune.corpus.engine import Workers
     from autotune.corpus.prepare import Request

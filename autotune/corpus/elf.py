@@ -1,4 +1,4 @@
-"""One ELF file to the token text of its functions.
+"""Extraction of the functions of an ELF file as token text.
 
 A function is a line of tokens separated by single spaces. Each instruction gives its mnemonic (``rep_stosq`` for
 ``rep stosq``), one token per operand with the spaces inside it removed (``qwordptr[rbp-0x18]``), and then ``[NEXT]``.
@@ -14,9 +14,9 @@ the same line, or duplicates survive and the vocabulary fills with numbers that 
 Bounds come from ``.eh_frame``, which exception handling needs at run time, so that it survives ``strip``. Only the two
 addresses of each entry are read; every read is checked, and the loop always moves on. Left out are functions of one
 instruction, ranges outside executable sections, linkage stubs (``.plt``: one entry covers all of them and is no
-function), and functions that do not decode to their last byte, as a prefix would be a function that nobody wrote.
+function), and functions that do not decode to their last byte, as a prefix of one is no real function.
 
-The file may be hostile. It may make this code slow, hungry, or raise anything: run it through ``bounded``.
+The file may be hostile: it may make this code slow, use much memory, or raise anything. Run it through ``bounded``.
 """
 
 import functools
@@ -136,7 +136,7 @@ def _operand(operand: str, branches: bool) -> str:
 
 
 _Encoding = tuple[struct.Struct, bool]
-"""How an entry's address and size are written, and whether the address is relative to its own place."""
+"""Format of an entry's address and size, and True if the address is relative to its own position."""
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
@@ -146,7 +146,7 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
     virtual address of the section's first byte.
 
     Raises:
-        UnusableFileError: If the bytes are not such a table; ranges before the damage were already given.
+        UnusableFileError: If the bytes are not such a table; ranges before the damage were already yielded.
     """
     encodings: dict[int, _Encoding] = {}
     position = 0
@@ -210,7 +210,7 @@ def _encoding(code: int) -> _Encoding:
 
 
 def _pointer_letter(code: int) -> str:
-    """Return how ``struct`` calls it."""
+    """Return the ``struct`` format of a pointer encoding."""
     letter = _POINTER_LETTERS.get(code & 0x0F)
     if letter is None:
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
@@ -218,7 +218,7 @@ def _pointer_letter(code: int) -> str:
 
 
 def _after_leb(entry: bytes, position: int) -> int:
-    """Return the position behind a variable-length number."""
+    """Return the position after a variable-length number (LEB128)."""
     for end in range(position, position + 10):  # enough for 64 bits
         if entry[end] < 0x80:
             return end + 1

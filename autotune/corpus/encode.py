@@ -1,4 +1,4 @@
-"""Pieces of text to ids, with what there is to say of them; and encoded pieces to the shards of a dataset."""
+"""Encoding of pieces of text to ids, with statistics, and assembly of encoded pieces to the shards of a dataset."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ Ids = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLimit:
-    """What becomes of long samples: cut, with the rest left out, or split into several."""
+    """Limit of sample lengths, and handling of longer samples: cut to the limit, or split into several."""
 
     max_tokens: int | None
     long: Literal["truncate", "split"]
@@ -48,7 +48,7 @@ class LengthLimit:
 def encode_piece(
     workplace: Workplace, directory: Path, *, number: int, selection: Selection, limit: LengthLimit
 ) -> Receipt:
-    """Encode the samples of one piece that are to be used."""
+    """Encode the selected samples of one piece."""
     tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
     paths, *selected = selection.of(workplace, number)
     receipt: Receipt = {}
@@ -101,9 +101,9 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return which pieces make a shard, within its bounds: first, and one behind the last. A piece stays whole.
+    """Return the range of pieces that make each shard: first, and one after the last. Pieces are not split.
 
-    ``sizes`` are samples and tokens of each piece; one that is larger than a shard may be has one of its own.
+    ``sizes`` are samples and tokens of each piece; a piece that exceeds a shard's limits has a shard of its own.
     """
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
@@ -174,10 +174,10 @@ def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
 
 
 def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
-    """Move a shard's files to the dataset; those that an earlier run moved are there.
+    """Move a shard's files to the dataset; skip those that an earlier run moved.
 
     Raises:
-        InternalError: If a file is in neither place.
+        InternalError: If a file is in neither directory.
     """
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():

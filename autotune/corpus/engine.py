@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or on the workers of ``dask.distributed``, here or on a cluster."""
+"""Engines that run tasks: in this process, or on the workers of ``dask.distributed``, here or on a cluster."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ from trainer.errors import TrainerError
 
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3
-"""Tasks that each worker has, so that none waits; never all of them, as there may be many."""
+"""Number of tasks queued per worker, so that none waits; never all tasks, as there may be many."""
 _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue; the others join as they start."""
@@ -32,13 +32,13 @@ _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENI
 
 
 Work = Callable[..., Receipt]
-"""What a task does: called with the workplace, a directory for its files, and the task's arguments by name. It reads
-other files of the workplace; the same arguments give the same files."""
+"""Function of a task: called with the workplace, a directory for its files, and the task's arguments by name. It may
+read other files of the workplace; the same arguments give the same files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of work of a stage. Sent by pickle: ``work`` is a function of a module."""
+    """One unit of work of a stage. It is sent by pickle, so ``work`` is a function of a module."""
 
     stage: str
     number: int
@@ -48,24 +48,24 @@ class Task:
 
 OnDone = Callable[[Task, Receipt], None]
 Engine = Callable[[Iterable[Task], OnDone, int], None]
-"""Runs tasks, in any order and place, and reports each to ``OnDone``, in this process, as it is finished; raises what a
-task raises. Tasks are drawn as there is room for more, so that they may stop early; each worker has so many at once."""
+"""Function that runs tasks in any order and reports each to ``OnDone``, in this process, when it is finished; raises an
+error of a task. Tasks are drawn as workers become free, so that they may end early; each worker holds up to ``int``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Where tasks are to run: on processes of this machine, unless a scheduler or a site is named."""
+    """Workers to run tasks on: processes of this machine, unless a scheduler or a site is named."""
 
     count: int | None = None
-    """None is one per processor that this process may use; of a site, 8 jobs."""
+    """Number of workers; None is one per CPU that this process may use, or 8 jobs with a site."""
     scheduler: str | None = None
     """Address of a dask scheduler."""
     site: Path | None = None
-    """A site file: workers are jobs of its SLURM cluster."""
+    """Site file; workers are jobs of its SLURM cluster."""
 
 
 def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
-    """Start what runs tasks, of which the longest stage has so many; it ends with the block."""
+    """Start an engine, for at most ``tasks`` tasks in a stage; it stops at the end of the block."""
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
@@ -81,7 +81,7 @@ def _perform(workplace: Workplace, task: Task) -> Receipt:
 
 
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
-    """Run one task after the other, here; libraries may use several ``threads``."""
+    """Return an engine that runs tasks one after another in this process; libraries may use several ``threads``."""
     if not threads:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -93,7 +93,7 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
 
 
 def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
-    """Run tasks on the workers of a dask client."""
+    """Return an engine that runs tasks on the workers of a dask client."""
     from distributed import as_completed
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
@@ -112,7 +112,7 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
 
 
 def _perform_there(workplace: Workplace, task: Task) -> Receipt | Callable[[], Exception]:
-    """Return errors as what makes them: dask would log them, and lose the fields that pickle does not know of."""
+    """Perform a task; return errors as factories, as dask would log them and pickle would lose their fields."""
     try:
         return _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
@@ -142,7 +142,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
     import dask
     from distributed import Client, LocalCluster
 
-    # What dask logs when a worker is ended is not news to whoever pressed Ctrl-C; errors of tasks come back as values.
+    # dask's logs of ended workers would be noise after Ctrl-C; errors of tasks come back as values.
     quiet = {
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,
@@ -179,14 +179,14 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 
 
 def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
-    """End a client or workers; on a busy machine that may take longer, and what they made is there all the same."""
+    """Close a client or cluster; ignore a timeout, as a busy machine takes longer and the results are on disk."""
     with contextlib.suppress(TimeoutError):
         what.close(timeout=3.0)
 
 
 @contextlib.contextmanager
 def cluster_engine(workplace: Workplace, address: Any, workers: int | None = None) -> Iterator[Engine]:  # noqa: ANN401
-    """Use the workers of a scheduler that exists, by its address or as a dask cluster object.
+    """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
     Raises:
         BadInput: If it does not answer or has no workers.
@@ -238,7 +238,7 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
 
 def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
-    """Import it, and keep what Ctrl-C does here: the library takes it over, and would end with code 0."""
+    """Import ``SLURMCluster``, and restore the Ctrl-C handler, which the library replaces by an exit with code 0."""
     before = signal.getsignal(signal.SIGINT)
     from dask_jobqueue.slurm import SLURMCluster
 
@@ -247,7 +247,7 @@ def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
 
 
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
-    """Return the arguments of ``dask_jobqueue.SLURMCluster``: one job of one worker process each. Pure."""
+    """Return the arguments of ``dask_jobqueue.SLURMCluster``: each job has one worker process. Pure."""
     slurm = site.slurm
     directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
     said = [f"--{name}={value}" for name, value in directives.items() if value]

@@ -1,9 +1,9 @@
-"""One partition to pieces: an extraction process reads its slices in bounded children, small ones together.
+"""Extraction of a partition to pieces: a process reads its slices in bounded children, small slices together.
 
-The process loads what reading needs once, so that a child starts at once. It speaks JSON lines: on standard input one
-request at a time; on standard output ``{"ready": true}`` at first, then one answer per request: ``{"outcomes"}``, one
-for each slice from the first to the last that was read, or the fields of ``Unread`` if the child did not come to its
-end, or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and ends.
+The process imports the libraries for reading once, so that children start quickly. It speaks JSON lines: on standard
+input one request at a time; on standard output ``{"ready": true}`` first, then an answer per request: ``{"outcomes"}``,
+one for each slice from the first to the last that was read, or the fields of ``Unread`` if the child did not finish,
+or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
 MAX_LISTED_REJECTS = 100_000
-"""Of one slice; more are counted, and the list ends with how many. A file of another kind would be repeated in it."""
+"""Rejects to list per slice, then only their number: a file of the wrong kind would be copied into the list."""
 _REQUEST_FD = 0
 _LEAST_BYTES_PER_S = 2**20
-"""A slice that is read more slowly is given up."""
+"""Slowest speed to read a slice at: its time limit is ``MAX_WALL_S`` plus the time for its bytes at this speed."""
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
 _TOGETHER = 128
-"""Slices that share a child at most: what one of them costs when it fails is that the others are read again."""
+"""Maximum number of slices that share a child: if one makes it fail, the others are read again."""
 # The child imports from exactly where this process does: neither the working directory nor the environment can put
 # another module in its way (-P), and a checkout that is not installed works too.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.extract import main; main()"
@@ -55,13 +55,13 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.
 def extract_partition(
     workplace: Workplace, directory: Path, *, partition: Partition, options: SourceOptions, most: int | None = None
 ) -> Receipt:
-    """Write a partition's samples as pieces, and what could not be used as JSON lines.
+    """Write a partition's samples as pieces, and its rejects as JSON lines.
 
-    With ``most``, stop when there are that many distinct samples; others are written too.
+    With ``most``, stop at that many distinct samples; duplicates are written too.
 
     Returns:
-        ``samples`` and ``text_bytes`` of each piece; ``files`` of which the first slice was read; ``raw_bytes``, the
-        size of the slices that were read; ``rejected``, the files, lines and rows that could not be used.
+        ``samples`` and ``text_bytes`` of each piece; ``files``, those whose first slice was read; ``raw_bytes``, the
+        size of the slices that were read; ``rejected``, the number of files, lines and rows that could not be used.
 
     Raises:
         MachineLacks: If the extraction process cannot start.
@@ -138,7 +138,7 @@ class _Process:
             raise MachineLacks(f"the extraction process {what}", next_step=next_step)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
-        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced."""
+        """Send a request for ``extract_slices`` to the process; if that dies, replace it and return ``Unread``."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -158,7 +158,7 @@ class _Process:
         return self._process.stdout.readline()
 
     def close(self) -> None:
-        """End it, and its child with it; nothing is written after that."""
+        """End the process and its child; nothing is written after that."""
         if self._alive.closed:
             return
         assert self._process.stdin is not None
@@ -180,7 +180,7 @@ class _Process:
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
-    """Yield runs of slices that one child is forked for: a fork takes as long as reading many small files."""
+    """Yield runs of slices to read in one child, as a fork takes as long as reading many small files."""
     first = size_bytes = 0
     for number, part in enumerate(slices):
         size_bytes += part.end - part.begin
@@ -191,9 +191,9 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
-    """Have slices read, together and if need be one by one; those that enough was found before are left out.
+    """Read slices together, and one by one if that fails; leave out those after the last that was needed.
 
-    A child that was killed is tried again, as that tells nothing of the files.
+    A request whose child was killed is sent again, as that is no evidence against the files.
     """
     directory = Path(request["directory"])
     before = file_sizes(directory)
@@ -241,16 +241,16 @@ def main() -> None:
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
-    """Append the samples of slices to pieces, and what could not be used to the list of rejects.
+    """Append the samples of slices to pieces, and rejects to the list of rejects.
 
-    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and
-    ``most``: distinct samples to stop at, or None. Samples that repeat are written too.
+    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to continue with), and
+    ``most``: distinct samples to stop at, or None. Duplicates are written too.
 
     Returns:
-        What became of each slice; of those behind the last that was needed nothing. Nothing is left of a refused one.
+        Outcome of each slice up to the last that was needed. No samples are left of an unread one.
 
     Raises:
-        MemoryError: If a slice needs more than there is.
+        MemoryError: If a slice needs more memory than there is.
         OSError: If the disk is full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
@@ -277,7 +277,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
 
 
 def note_refused(directory: Path, part: Slice, refused: Unread) -> None:
-    """List a slice among what could not be used."""
+    """Add an unread slice to the list of rejects."""
     try:
         whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
     except OSError:  # gone since it was found
@@ -288,7 +288,7 @@ def note_refused(directory: Path, part: Slice, refused: Unread) -> None:
 
 
 def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]) -> tuple[Extracted, set[bytes]]:
-    """Extract one; also return the digests that had not been seen, if they are counted."""
+    """Extract one slice; also return its digests that are not in ``seen``, if ``most`` is set."""
     source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
     new: set[bytes] = set()
     samples = rejected = 0

@@ -1,4 +1,4 @@
-"""The text of samples between extraction and encoding: pieces, each of a size that any process can hold.
+"""The text of samples between extraction and encoding, in pieces of a size that any process can hold.
 
 A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample. For
 finding duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` says where each range begins): a
@@ -23,22 +23,22 @@ from trainer.files import write_atomically
 EXTRACT, DISTINCT = "extract-samples", "find-duplicates"
 PIECE_TEXT_BYTES = 32 * 2**20
 PIECE_SAMPLES = 2**20
-"""A piece is closed by the first sample that reaches one of these."""
+"""Limits of a piece: the first sample that reaches one of the two closes it."""
 _PREFIX_BITS = 12
 MAX_BUCKETS = 1 << _PREFIX_BITS
 _BUCKET_SAMPLES = 2**21
-"""About 150 MB while they are compared."""
+"""Samples per bucket, about 150 MB while they are compared."""
 _PIECES_FILE = "pieces.json"
 
 INDEX = np.dtype([("bytes", "<u4"), ("digest", "u1", 16)])
-"""Length of a sample's UTF-8, and its BLAKE2b hash of 16 bytes, by which samples are told apart."""
+"""Record of a sample: bytes of its UTF-8, and its 16-byte BLAKE2b hash, by which duplicates are found."""
 _SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4")])
 Index = npt.NDArray[np.void]
 Bools = npt.NDArray[np.bool_]
 
 
 def digest(content: bytes) -> bytes:
-    """Return what names a sample."""
+    """Return the hash that identifies a sample."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -50,11 +50,11 @@ class PiecePaths:
     number: int
 
     def file(self, kind: str) -> Path:
-        """Return the path of one of them."""
+        """Return the path of the file of a kind, such as ``text``."""
         return self.directory / f"{self.number:04d}.{kind}"
 
     def read_index(self) -> Index:
-        """Read the records; shape (samples,)."""
+        """Read the records of the index; shape (samples,)."""
         return np.fromfile(self.file("index"), dtype=INDEX)
 
     def read_samples(self, kept: Bools) -> Iterator[str]:
@@ -67,7 +67,7 @@ class PiecePaths:
                 yield file.read(length).decode()
 
     def sort_digests(self) -> None:
-        """Write the digests in order, and where each prefix begins."""
+        """Write the digests in ascending order, and the position at which each prefix begins."""
         words = np.ascontiguousarray(self.read_index()["digest"]).view(">u8").astype(np.uint64)
         order = np.lexsort((words[:, 1], words[:, 0]))
         records = np.empty(len(words), dtype=_SORTED)
@@ -79,7 +79,7 @@ class PiecePaths:
 
 
 class PieceWriter:
-    """Appends samples to the pieces of one directory, and begins the next when one is full."""
+    """Writer that appends samples to the pieces of a directory, and begins the next piece when one is full."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
@@ -101,18 +101,18 @@ class PieceWriter:
         self._index: BinaryIO = paths.file("index").open("ab")
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the files."""
         self._text.close()
         self._index.close()
 
 
 def file_sizes(directory: Path) -> dict[str, int]:
-    """Return what a directory holds, to go back to."""
+    """Return the sizes of a directory's files, for ``take_back``."""
     return {entry.name: entry.stat().st_size for entry in os.scandir(directory)}
 
 
 def take_back(directory: Path, sizes: Mapping[str, int]) -> None:
-    """Undo what was appended and added since ``file_sizes`` was asked."""
+    """Undo what was appended and added since ``file_sizes`` was called."""
     for path in directory.iterdir():
         if path.name in sizes:
             os.truncate(path, sizes[path.name])
@@ -122,17 +122,17 @@ def take_back(directory: Path, sizes: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One piece of all, in reading order."""
+    """One piece of a preparation."""
 
     partition: int
     number: int
-    """Of the partition's pieces."""
+    """Number of the piece within its partition."""
     samples: int
-    """How many of its samples count; a limit on all samples may end within a piece."""
+    """Number of samples that are used; a limit on all samples may end within a piece."""
     text_bytes: int
 
     def paths(self, workplace: Workplace) -> PiecePaths:
-        """Return its files."""
+        """Return the paths of its files."""
         return PiecePaths(directory=workplace.directory(EXTRACT, self.partition), number=self.number)
 
 
@@ -145,7 +145,7 @@ def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
 
 
 def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
-    """Leave the list of pieces to the tasks: sent with each, it would outgrow what they do."""
+    """Write the list of pieces for the tasks to read, as it is too large to send with each."""
     write_atomically(workplace.path / _PIECES_FILE, json.dumps([asdict(piece) for piece in pieces]), durable=False)
 
 
@@ -155,24 +155,24 @@ def read_pieces(workplace: Workplace) -> list[Piece]:
 
 
 class FirstDistinct:
-    """Follows partitions, finished in any order, until there are ``most`` distinct samples in reading order."""
+    """Count of distinct samples in reading order, up to ``most``, over partitions that finish in any order."""
 
     def __init__(self, workplace: Workplace, most: int) -> None:
         self._workplace, self._most = workplace, most
         self._waiting: dict[int, Receipt] = {}
         self._seen: set[bytes] = set()
         self.pieces: list[Piece] = []
-        """What is taken so far; the last piece up to the last sample wanted."""
+        """Pieces used so far; the last one ends at the last sample wanted."""
         self.partitions = 0
-        """How many partitions these come from."""
+        """Number of partitions that these pieces come from."""
 
     @property
     def reached(self) -> bool:
-        """Whether there are enough."""
+        """True if there are enough samples."""
         return len(self._seen) >= self._most
 
     def add(self, partition: int, receipt: Receipt) -> None:
-        """Note a finished partition, by its number in reading order."""
+        """Record a finished partition, by its number in reading order."""
         self._waiting[partition] = receipt
         while not self.reached and self.partitions in self._waiting:
             for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
@@ -192,12 +192,12 @@ class FirstDistinct:
 
 
 def buckets_for(samples: int) -> int:
-    """Return how many buckets keep each below what a process may hold: a power of two."""
+    """Return the number of buckets, a power of two, at which each fits the memory of a process."""
     return min(MAX_BUCKETS, power_of_two(samples / _BUCKET_SAMPLES))
 
 
 def power_of_two(least: float) -> int:
-    """Return the smallest power of two that is no less."""
+    """Return the smallest power of two that is at least ``least``."""
     return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
@@ -236,18 +236,18 @@ def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which samples of a piece are used for what; travels to tasks."""
+    """Rule by which the samples of a piece are used or held out; sent to tasks."""
 
     buckets: int
-    """How many buckets were compared; 0 keeps duplicates."""
+    """Number of buckets that were compared; 0 keeps duplicates."""
     validation_share: float
-    """Of all possible contents: the same on every machine, and more data moves nothing."""
+    """Share of samples to hold out, by a hash of their content: the same on every machine and if data is added."""
     seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:
-        """Return a piece, by its number in reading order, its samples to train on and those for validation.
+        """Return a piece, by its number in reading order, and masks of its training and validation samples.
 
-        Both are of shape (samples,); samples behind the piece's limit are in neither.
+        Both are of shape (samples,); samples beyond the piece's limit are in neither.
         """
         piece = read_pieces(workplace)[number]
         paths = piece.paths(workplace)
@@ -262,7 +262,7 @@ class Selection:
 
 
 def drawn(index: Index, share: float, purpose: str) -> Bools:
-    """Return which samples fall into a share, for a purpose that makes the choice its own; shape (samples,)."""
+    """Return a mask of the samples in a random share, seeded by ``purpose`` and their content; shape (samples,)."""
     key = hashlib.blake2b(purpose.encode(), digest_size=32).digest()
     below = int(share * 2**64)
     hashes = (hashlib.blake2b(name.tobytes(), digest_size=8, key=key).digest() for name in index["digest"])

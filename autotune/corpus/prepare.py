@@ -1,4 +1,4 @@
-"""Raw data to a tokenised dataset: find, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
+"""Preparation of a dataset: find files, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
 
 Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes may do them,
 and an interrupted run continues. Partitions are taken in a fixed order and of equal samples the first is kept, so that
@@ -65,41 +65,41 @@ from trainer.files import sync, write_atomically
 from trainer.record.progress import Update
 
 Stages = Callable[[str], AbstractContextManager[Update]]
-"""Opens the display of one stage, by its title."""
+"""Function that opens the progress display of a stage, by its title."""
 
 _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
-"""Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
+"""Size of the text to learn byte pairs from: more changes little, and would not fit a worker."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
 _FORMAT_VERSION = 2
-"""Raised when the same request comes to other bytes: results of an older version are not continued."""
+"""Version to raise when the same request gives other bytes: results of an older version are not continued."""
 
 
 class NothingUsableError(BadInput):
-    """The same request comes to nothing however often it is made: there is no work to continue."""
+    """A request that yields nothing however often it is made: there is no work to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to prepare: all that decides the result."""
+    """Request for a dataset: all that decides the result."""
 
     sources: tuple[str, ...]
-    """Such as ``elf:/usr/bin``; one or several."""
+    """Specifications of sources such as ``elf:/usr/bin``; one or several."""
     options: SourceOptions
     max_samples: int | None
-    """Take the first so many distinct samples; None takes all."""
+    """Number of distinct samples to take, from the first on; None takes all."""
     keep_duplicates: bool
     validation_share: float
     split_seed: int
     tokenizer: Path | Literal["wordlevel", "bpe"] | None
-    """A ``tokenizer.json`` to use, or the kind to learn; None learns words of programs, byte pairs of text."""
+    """Path of a ``tokenizer.json`` to use, or the kind to learn; None learns words of programs, byte pairs of text."""
     vocab_size: int
-    """Ids of a learned tokenizer, a multiple of 64."""
+    """Number of ids of a learned tokenizer, a multiple of 64."""
     limit: LengthLimit
 
 
 def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:
-    """Name everything that decides the result: a run continues from results of the same key only."""
+    """Return a hash of everything that decides the result; a run continues only results of the same key."""
     settings = dataclasses.asdict(request) | {
         "format": _FORMAT_VERSION,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer else str(request.tokenizer),
@@ -115,7 +115,7 @@ def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedDataset:
-    """A published dataset, and the first things that were left out on the way."""
+    """A published dataset, and the first inputs that were left out."""
 
     manifest: Manifest
     first_rejects: tuple[Reject, ...]
@@ -132,9 +132,9 @@ def prepare(
     strict: bool,
     overwrite: bool,
 ) -> PreparedDataset:
-    """Build the dataset and publish it as ``out``, continuing where an earlier run of the same request ended.
+    """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
-    ``tell`` is called with a line for the user; ``strict`` ends the preparation at anything that cannot be used.
+    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used.
 
     Raises:
         BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full.
@@ -190,7 +190,7 @@ def _strict(reject: Reject, count: int) -> BadInput:
 
 
 def read_rejects(path: Path, most: int) -> list[Reject]:
-    """Read the first of a list of what could not be used."""
+    """Read the first ``most`` entries of a list of rejects."""
     if not path.is_file():
         return []
     with path.open() as file:
@@ -209,7 +209,7 @@ class _Preparation:
     pieces: list[Piece] = field(default_factory=list)
 
     def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
-        """Do all stages; the dataset's files lie in the work directory then."""
+        """Run all stages, and return the manifest; the dataset's files are then in the work directory."""
         extracted = self._extract(strict=strict)
         write_pieces(self.workplace, self.pieces)
         buckets, duplicates = 0, 0
@@ -257,7 +257,7 @@ class _Preparation:
         return manifest
 
     def _extract(self, *, strict: bool) -> list[Receipt]:
-        """Turn partitions into pieces; return the receipts of those that count."""
+        """Extract partitions to pieces; return the receipts of those that are used."""
         most, parts = self.request.max_samples, self.input.partitions
         if strict and self.input.unreadable:
             raise _strict(self.input.unreadable[0], len(self.input.unreadable))
@@ -356,10 +356,10 @@ class _Preparation:
         on_done: Callable[[Task, Receipt], None] = lambda task, receipt: None,
         first: FirstDistinct | None = None,
     ) -> list[Receipt]:
-        """Run what is not finished of a stage, a task for each set of arguments; return the receipts in that order.
+        """Run the unfinished tasks of a stage, one for each set of arguments; return the receipts in that order.
 
-        With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first are
-        sure to be there. Without, the largest begin first: one that is begun last would have the others wait for it.
+        With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first tasks
+        are guaranteed. Without it, the largest tasks start first, so that the others need not wait for them at the end.
         """
         sizes = sizes_bytes or [1] * len(arguments)
         tasks: Iterable[Task] = [

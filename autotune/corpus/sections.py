@@ -1,4 +1,4 @@
-"""A dataset: its counts, how long samples are, and what rows of the profile's length make of them."""
+"""Text and report blocks of a dataset: its counts, sample lengths, and padding at the profile's sequence length."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _PERCENTILES = (10, 50, 75, 90, 99)
 
 
 def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
-    """Return what every JSON answer about a dataset begins with."""
+    """Return the fields with which every JSON answer about a dataset begins."""
     return {
         "path": directory,
         "dataset_hash": manifest.dataset_hash,
@@ -34,7 +34,7 @@ def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
 
 
 def dataset_text(found: Inspected) -> str:
-    """Render counts, lengths, and what row lengths do to the samples."""
+    """Render counts, lengths, and the effect of sequence lengths on the samples."""
     lengths = "  ".join(f"p{name} {format_count(value)}" for name, value in found.percentiles.items())
     every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
     rows = table_of(
@@ -52,14 +52,14 @@ def dataset_text(found: Inspected) -> str:
 
 
 def facts_text(told: Mapping[str, str], title: str, manifest: "Manifest") -> str:
-    """Render facts, and below a title how long the samples of the training split are."""
+    """Render facts, and below a title the sample lengths of the training split."""
     histogram = manifest.train.length_histogram
     drawn = length_histogram(histogram.edges, histogram.counts)
     return "\n".join([console_text((facts("", list(told.items())),)), "", title, drawn])
 
 
 def facts_of(manifest: "Manifest") -> dict[str, str]:
-    """Return what a dataset was made of, and its vocabulary."""
+    """Return the sources, vocabulary and long samples of a dataset, in words."""
     source = manifest.source
     change = f" ({100 * (source.token_bytes / source.raw_bytes - 1):+.1f} %)" if source.raw_bytes else ""
     return {
@@ -86,9 +86,9 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 
 
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
-    """Draw how many samples have how many tokens, one bar per doubling; nothing for no samples.
+    """Draw the number of samples by length in tokens, one bar per doubling; nothing without samples.
 
-    ``edges`` are the lower ones of the bins, ascending; the last bin is open-ended.
+    ``edges`` are the lower edges of the bins, ascending; the last bin is open-ended.
     """
     samples = sum(counts)
     if samples == 0:
@@ -107,7 +107,7 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
 
 
 def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
-    """Bins joined into (first, end or None, samples), one per power of two, without empty ones at either end."""
+    """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
     ends = [*edges[1:], None]
     bins = zip(edges, ends, counts, strict=True)
     rows: list[tuple[int, int | None, int]] = []
@@ -123,7 +123,7 @@ def _label(first: int, end: int | None) -> str:
 
 
 def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
-    """Each dataset once, however many profiles are of it, and how full their rows are."""
+    """Return the sample lengths, once per dataset and sequence length, and how full each profile's sequences are."""
     from autotune.report.values import part_of_each
 
     told: dict[tuple[str, int], str] = {}
@@ -193,7 +193,7 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
 
 
 def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
-    """How full rows are: in the profile's layout, and in runs."""
+    """Return the share of non-padding tokens in the profile's layout, and in its runs."""
     from autotune.profiles.values import fill_share
 
     rows: list[Row] = []

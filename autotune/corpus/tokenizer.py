@@ -1,7 +1,4 @@
-"""The tokenizer of a dataset: given and checked, or learned from its text.
-
-It is learned from exact counts of all words, or from a sample of the texts; memory stays bounded.
-"""
+"""The tokenizer of a dataset: given and checked, or learned in bounded memory, from all words or sampled texts."""
 
 import contextlib
 import heapq
@@ -33,14 +30,14 @@ from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SEPARATORS_OF_PYTHON_ONLY = "\x1c\x1d\x1e\x1f"
-"""Whitespace to ``str.split`` and not to Unicode, which the library follows."""
+"""Whitespace to ``str.split`` but not to Unicode, which the tokenizers library follows."""
 _STRETCH_CHARACTERS = 2**20
-"""The library takes about 250 bytes a character for texts without whitespace (measured); longer ones are encoded in
-parts, which may cost a token at each cut."""
+"""Longest part of a text that is encoded at once, as the library takes about 250 bytes per character without whitespace
+(measured). Each cut may cost a token."""
 _NEAR_CHARACTERS = 2**12
 _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
-"""Matrix units want the embedding table's rows to be a multiple of this."""
+"""Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table on Tensor Cores."""
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -51,41 +48,41 @@ _USUAL_NAMES = {
 COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn-tokenizer"
 
 _SHELVES = 256
-"""Words are put down by a hash of this many values, so that a merge can take some of them only."""
+"""Number of hash buckets in which words are written, so that a merge can read only some of them."""
 _WORDS_IN_MEMORY = 2**20
-"""About 150 MB of counters; then they are put down and counting begins again."""
+"""Number of counters, about 150 MB, after which they are written to disk and counting starts again."""
 _MERGE_BYTES = 2**29
 _LONGEST_WORD = 256
-"""Longer ones stay unknown: each would occur once, and thousands of them would make a tokenizer of gigabytes."""
+"""Characters of the longest word to learn: longer ones occur once, and would make a tokenizer of gigabytes."""
 _TEXTS_AT_ONCE = 2**16
 _DISTINCT_BYTES = 5 * 2**20
-"""Learning byte pairs takes about a hundred times the size of all distinct words (measured: 88 to 137)."""
+"""Bytes of distinct words to learn byte pairs from, which takes about 100 times the memory (measured: 88 to 137)."""
 _WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
-"""Nearly what the byte-level tokenizer never merges across."""
+"""Words across which the byte-level tokenizer does not merge, nearly exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTokenizer:
-    """A tokenizer and what the manifest says of it."""
+    """A tokenizer, and its properties for the manifest."""
 
     content: bytes
-    """``tokenizer.json``, byte for byte."""
+    """Content of ``tokenizer.json``, byte for byte."""
     vocab_size: int
-    """Ids in all, a multiple of 64."""
+    """Number of ids, a multiple of 64."""
     used_vocab_size: int
-    """Ids that can occur; the rest fills up."""
+    """Number of ids that can occur; the others pad the vocabulary."""
     special_ids: SpecialIds
     encoder: Tokenizer
     words: Mapping[str, int] | None
-    """The vocabulary, of one that does nothing but look up words between whitespace; None of others."""
+    """Vocabulary of a tokenizer that only looks up words between whitespace; None for all others."""
 
     @property
     def dtype(self) -> Literal["uint16", "uint32"]:
-        """The smallest stored type that holds every id."""
+        """Smallest stored type that holds every id."""
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the ids of each text, without special tokens: one that is spelt out in it is unknown."""
+        """Yield the ids of each text, without special tokens; one that is spelt out in a text becomes unknown."""
         unknown = self.special_ids.unk
         reserved = np.array(sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32)
         for ids in self._whole_words(texts) if self.words is not None else self._by_library(texts):
@@ -105,7 +102,7 @@ class DatasetTokenizer:
             yield np.array(encoding.ids, dtype=np.uint32)
 
     def _whole_words(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the library's result for whole words, five times as fast."""
+        """Yield the same ids as the library for whole words, five times as fast."""
         assert self.words is not None
         number = self.words.get
         unknown = self.special_ids.unk
@@ -129,9 +126,9 @@ def _stretches(text: str) -> Iterator[str]:
 
 
 def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a tokenizer of whole words, separated by whitespace, of the most frequent ones first in ``counts``.
+    """Make a tokenizer of whole words, separated by whitespace, from ``counts``, which hold the most frequent first.
 
-    ``vocab_size`` counts special tokens; it is a multiple of 64, to which fewer words are filled up.
+    ``vocab_size`` includes special tokens and is a multiple of 64; fewer words are padded to such a multiple.
     """
     words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
     kept = [*SPECIAL_TOKENS, *words][:vocab_size]
@@ -144,7 +141,7 @@ def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> D
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     """Make a tokenizer of byte pairs, which knows every text: bytes are its smallest tokens.
 
-    The same texts in the same order give the same tokenizer; ``vocab_size`` as for words.
+    The same texts in the same order give the same tokenizer; ``vocab_size`` as in ``learn_word_level``.
     """
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -166,16 +163,16 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
 
 
 def _filled(words: list[str]) -> list[str]:
-    """Fill words up to a multiple of 64."""
+    """Pad the list of words to a multiple of 64."""
     missing = -len(words) % VOCAB_MULTIPLE
     return [*words, *(f"[unused{number}]" for number in range(missing))]
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
-    """Read a ``tokenizer.json``; ``used`` ids can occur, if that is known to be fewer than the file has.
+    """Read a ``tokenizer.json``; ``used`` is the number of ids that can occur, None for all of the file.
 
     Raises:
-        BadInput: If it is no such file, or lacks one of the five special tokens.
+        BadInput: If it is no tokenizer, or lacks one of the five special tokens.
         BadConfig: If it is missing, too large, too deep, or not JSON.
     """
     # Bounded reading first: the library below trusts the file.
@@ -253,16 +250,16 @@ def count_words(workplace: Workplace, directory: Path, *, number: int, selection
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """Return how many merges, a power of two, keep each below what a process may hold.
+    """Return the number of merges, a power of two, at which each fits the memory of a process.
 
-    ``entries`` are words that were put down, each as often as it was, ``size_bytes`` what they take on disk.
+    ``entries`` counts words each time they were written to disk; ``size_bytes`` is their size there.
     """
     # A counted word takes 128 bytes beyond its own.
     return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
 
 
 def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: int, pieces: int, most: int) -> Receipt:
-    """Add up the counts of some of the words over all pieces, and keep the most frequent."""
+    """Add up the counts of this merge's words over all pieces, and keep the ``most`` frequent."""
     shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
     counts: Counter[str] = Counter()
     for number in range(pieces):
@@ -274,19 +271,19 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
 
 
 def _most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[str, int]]:
-    """Return the most frequent words with their counts; ties go by alphabet."""
+    """Return the most frequent words with their counts; ties are broken alphabetically."""
     return heapq.nsmallest(most, counts, key=lambda entry: (-entry[1], entry[0]))
 
 
 def learn_words(workplace: Workplace, directory: Path, *, merges: int, vocab_size: int) -> Receipt:
-    """Learn the most frequent words of all."""
+    """Learn a tokenizer of the most frequent words of all merges."""
     paths = (workplace.directory(MERGE, merge) / "words" for merge in range(merges))
     merged = ((word, count) for path in paths for word, count in json.loads(path.read_text()))
     return _learned(directory, learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size))
 
 
 def sample_texts(workplace: Workplace, directory: Path, *, number: int, selection: Selection, share: float) -> Receipt:
-    """Put down a share of the training samples of one piece."""
+    """Write a share of the training samples of one piece, as JSON lines."""
     paths, kept, _ = selection.of(workplace, number)
     if share < 1:
         kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
@@ -298,9 +295,9 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
 
 
 def mixed_texts(lines: bytes) -> Iterator[str]:
-    """Yield texts in a seeded random order, so that the first of them stand for all.
+    """Yield texts in a seeded random order, so that the first of them represent all.
 
-    ``lines`` are JSON strings: millions of short texts as objects of their own would take several times the room.
+    ``lines`` are JSON strings: millions of short texts as Python objects would take several times the memory.
     """
     ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
     for first in range(0, len(ends), _TEXTS_AT_ONCE):
@@ -311,14 +308,14 @@ def mixed_texts(lines: bytes) -> Iterator[str]:
 
 
 def learn_pairs(workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int) -> Receipt:
-    """Learn byte pairs from the sampled texts, or from fewer if their words are many or endless, as in proteins."""
+    """Learn byte pairs from the sampled texts, or from fewer if their words are many or very long, as in proteins."""
     lines = b"".join((workplace.directory(SAMPLE, number) / "texts").read_bytes() for number in range(pieces))
     count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
     return _learned(directory, learn_bpe(islice(mixed_texts(lines), count), vocab_size=vocab_size))
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
-    """Return how many of the first texts have no more than so many bytes of distinct words; at least one."""
+    """Return how many of the first texts have at most ``distinct_bytes`` of distinct words; at least one."""
     distinct: set[str] = set()
     count = size_bytes = 0
     for text in texts:
@@ -337,7 +334,7 @@ def _learned(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
 
 
 def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
-    """Write the counts to a file, note how many they are, and begin again."""
+    """Write the counts to a file, append their number to ``entries``, and clear them."""
     shelves: list[list[str]] = [[] for _ in range(_SHELVES)]
     for word, count in counts.items():
         if len(word) <= _LONGEST_WORD:

@@ -1,4 +1,4 @@
-"""What is in a dataset, and whether that is what its manifest says: every hash, offset and id, and all faults."""
+"""Verification of a dataset against its manifest (every hash, offset and id), and statistics of its samples."""
 
 import functools
 import hashlib
@@ -35,12 +35,12 @@ _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
 DEFAULT_ROW_TOKENS = (128, 512, 1024, 2048)
 SAMPLED = 65_536
-"""Samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
+"""Number of samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that is not as it should be, and in which file."""
+    """A difference between a dataset and its manifest, and the file that has it."""
 
     file: str
     what: str
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was looked at, and what was found."""
+    """Result of a verification: files and bytes read, and all faults."""
 
     manifest: Manifest
     files: int
@@ -57,7 +57,7 @@ class Verified:
 
 
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
-    """Read a dataset once, and compare all of it with its manifest; ``stage`` opens the display of progress.
+    """Read a dataset once, and compare all of it with its manifest; ``stage`` opens the progress display.
 
     Raises:
         BadConfig: If there is no manifest.
@@ -89,7 +89,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
 def _check_shard(
     directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: StageMeter
 ) -> tuple[list[Fault], npt.NDArray[np.int64]]:
-    """Also return the samples by the bins of the manifest's histogram."""
+    """Return the faults of a shard, and its number of samples in each bin of the manifest's histogram."""
     offsets = _Offsets(shard.tokens, split.length_histogram)
     # An unknown word is content; the others are added when rows are made.
     reserved = np.array(sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk}))
@@ -105,7 +105,7 @@ def _check_shard(
 
 
 def _wrong_id(used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArray[Any]) -> str | None:
-    """Find the first id that is not below the vocabulary's size, or that frames or masks."""
+    """Return a description of the first id that exceeds the vocabulary or is a special token; None without one."""
     wrong = (ids >= used) | np.isin(ids, reserved)
     if not wrong.any():
         return None
@@ -115,7 +115,7 @@ def _wrong_id(used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArra
 
 
 class _Offsets:
-    """Looks at offsets: from 0, never descending, to the number of ids; counts lengths."""
+    """Check of a shard's offsets (from 0, never descending, up to the number of ids); also counts sample lengths."""
 
     def __init__(self, tokens: int, histogram: LengthHistogram) -> None:
         self._tokens = tokens
@@ -124,7 +124,7 @@ class _Offsets:
         self._last = np.zeros(0, dtype=np.uint64)
 
     def look(self, first: int, offsets: npt.NDArray[Any]) -> str | None:
-        """Return the first fault of these, which follow those of the last call; none are the end."""
+        """Return the first fault in these offsets, which continue those of the last call; no offsets mark the end."""
         if not len(offsets):
             last = int(self._last[0])
             return None if last == self._tokens else f"the last offset is {last}, not {self._tokens}"
@@ -149,7 +149,7 @@ def _faults_of(
     look: Callable[[int, npt.NDArray[Any]], str | None],
     meter: StageMeter,
 ) -> list[str | None]:
-    """Read a file once: every chunk is hashed, and looked at until the first fault; an empty chunk is the end."""
+    """Read a file once: hash every chunk, and call ``look`` until the first fault, last with an empty chunk."""
     try:
         fd, start = open_npy(path, kind, length)
     except BadConfig as error:
@@ -194,10 +194,10 @@ def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
 
 
 def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> Inspected:
-    """Say what is in a dataset, and what row lengths do to it; from its manifest and a bounded look at its offsets.
+    """Return sample lengths and the effect of sequence lengths, from the manifest and the offsets of some samples.
 
     Raises:
-        BadConfig: If it is no dataset.
+        BadConfig: If the directory is no dataset.
     """
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
@@ -219,7 +219,7 @@ def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> 
 def _row_length(lengths: npt.NDArray[np.int64], row_tokens: int) -> RowLength:
     framed = lengths + SPECIAL_TOKENS_PER_SAMPLE
     cut = np.minimum(framed, row_tokens)
-    block = max(MIN_BLOCK_SAMPLES, row_tokens)  # as the feed packs them
+    block = max(MIN_BLOCK_SAMPLES, row_tokens)  # as the input pipeline packs them
     blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
     rows = sum(int(pack_rows(part, row_tokens).max()) + 1 for part in blocks)
     real = int(cut.sum())

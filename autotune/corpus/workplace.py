@@ -1,12 +1,12 @@
-"""The work directory of one preparation, and the directory that it is to become: checked before, published in one step.
+"""The work directory of a preparation, and the final directory: checked in advance, published in one step.
 
     .NAME.KEY.partial/        beside the final directory, for this user only
-      lock                    held by the running process; the kernel lets go of it with the process
+      lock                    held by the running process; the kernel releases it with the process
       STAGE/TASK/             a finished task: its files and receipt.json
       dataset/                the final files, gathered at the end
 
-A task writes into a directory of a name of its own and renames it when everything in it is on disk. A killed process
-leaves a directory that counts for nothing, and a task that is done twice leaves one result, which is the same.
+A task writes into a directory with a unique name and renames it when everything in it is on disk. A killed process
+leaves a directory that is ignored, and a task that runs twice leaves one result, which is the same.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 
 Receipt = dict[str, Any]
-"""What a finished task says of itself: JSON values, small, as all of a stage are held at once."""
+"""Result of a finished task: JSON values, small, as those of a whole stage are held in memory."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
@@ -45,28 +45,28 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """A work directory, by its path: it travels to other processes."""
+    """A work directory, given by its path so that it can be sent to other processes."""
 
     path: Path
 
     @property
     def dataset(self) -> Path:
-        """Where the final files are gathered."""
+        """Directory in which the final files are gathered."""
         return self.path / "dataset"
 
     def directory(self, stage: str, task: int) -> Path:
-        """Return where a finished task's files lie."""
+        """Return the directory of a finished task's files."""
         return self.path / stage / f"{task:08d}"
 
     def receipt(self, stage: str, task: int) -> Receipt | None:
-        """Return what a task said when it was finished; None if it is not."""
+        """Return the receipt of a finished task; None if it is not finished."""
         path = self.directory(stage, task) / _RECEIPT
         return json.loads(path.read_bytes()) if path.exists() else None
 
     def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
-        """Do a task in a directory of its own, put everything on disk, and make it count in one step.
+        """Run a task in a directory of its own, flush it to disk, and commit it in one step; return its receipt.
 
-        What it said is returned if it was finished before; nothing is left if ``work`` fails.
+        A task that is finished already is not run again; nothing is left if ``work`` fails.
         """
         done = self.receipt(stage, task)
         if done is not None:
@@ -99,12 +99,12 @@ def workplace_path(out: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
-    """Take the work directory of a preparation, new or left by an earlier run, for this process alone.
+    """Lock the work directory of a preparation, new or left by an earlier run, for this process.
 
-    It stays when the block ends; what killed processes left in it is removed.
+    It stays when the block ends; incomplete files of killed processes are removed.
 
     Raises:
-        BadInput: If another process works there.
+        BadInput: If another process holds it.
     """
     path = workplace_path(out, key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def check_place(out: Path, *, overwrite: bool) -> None:
 
 
 def publish(dataset: Path, final: Path) -> None:
-    """Give a finished directory its name, in one step; what had the name before is left at the old path."""
+    """Rename a finished directory to its final path in one step; an earlier dataset is left in the work directory."""
     sync(dataset)
     if final.is_dir() and any(final.iterdir()):
         _exchange(dataset, final)
@@ -166,7 +166,7 @@ def publish(dataset: Path, final: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two directories, so that the name always shows one of them whole."""
+    """Swap two directories in one step, or by renaming both if the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # None: an old C library
     if rename is not None:
         if not rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
@@ -186,11 +186,7 @@ def _exchange(new: Path, old: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say what to do when something cannot be written.
-
-    Raises:
-        BadInput: For any error of the operating system.
-    """
+    """Raise ``BadInput``, with a next step, for any ``OSError`` of the block, which writes to ``path``."""
     try:
         yield
     except OSError as error:
@@ -202,7 +198,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class StageMeter:
-    """Adds up what is done of a stage, and its rate; what an earlier run did counts as done, and not for the rate."""
+    """Progress and rate of a stage; work of an earlier run counts as done, but not for the rate."""
 
     def __init__(self, update: Update, total: int, *, in_bytes: bool) -> None:
         self._update, self._total, self._in_bytes = update, total, in_bytes
@@ -210,7 +206,7 @@ class StageMeter:
         self._started_s = time.monotonic()
 
     def add(self, amount: int, *, fresh: bool = True) -> None:
-        """Note that so much more is done."""
+        """Add finished work; it is not ``fresh`` if an earlier run did it."""
         self.done += amount
         self._fresh += amount if fresh else 0
         self._update(self.done, self._total, self._note())

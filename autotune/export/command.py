@@ -1,4 +1,4 @@
-"""``autotune profile export``: a profile as the settings of another trainer, and what these cannot say."""
+"""``autotune profile export``: a profile as settings of another trainer, and what has no equivalent there."""
 
 import json
 import sys
@@ -33,7 +33,10 @@ def export(
     data: ProfileData = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a profile's settings for another trainer; standard error says what has no equivalent."""
+    """Export a profile's settings to another trainer.
+
+    Standard error lists the settings that differ or have no equivalent.
+    """
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.export.decide import export_profile
@@ -57,7 +60,7 @@ def export(
 
 
 def _export_text(export: "Export") -> str:
-    """Everything that the settings file does not say; settings that mean the same are only counted."""
+    """Format everything that the settings file cannot express; settings that mean the same are only counted."""
     same = sum(one.equivalence == "same" and one.value is not None for one in export.settings)
     near = [
         [

@@ -1,7 +1,4 @@
-"""A profile's settings as ``TrainingArguments`` of transformers' Trainer, and what these cannot say. Pure.
-
-Names and meanings are those of transformers 5.23; a test makes real arguments of what is written here.
-"""
+"""A profile's settings as transformers 5.23's ``TrainingArguments``, and what these cannot express. Pure."""
 
 import math
 import sys
@@ -14,39 +11,39 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 _TORCHS_BUCKET_CAP_MIB = 25
-"""If no size is named, torch makes the first bucket smaller, so that it is sent early."""
+"""Default of torch: if no size is given, it makes the first bucket smaller, so that it is sent early."""
 
 Equivalence = Literal["same", "near", "none"]
-"""``same``: trains the same. ``near``: the other trainer's way to much the same end. ``none``: is lost."""
+"""``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
 Scalar = str | int | float | bool | None
 Value = Scalar | dict[str, Scalar]
-"""What a JSON file of settings can say."""
+"""Values that a JSON file of settings can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalent:
-    """One setting or ability of this trainer, beside what the other one has in its place."""
+    """One setting or ability of this trainer, and its equivalent in the other one."""
 
     setting: str
-    """The dotted key under ``[train]``, a whole table of it, or a few words if no key decides it."""
+    """Dotted key under ``[train]``, a whole table of it, or a few words if no key decides it."""
     argument: str | None
-    """The other trainer's name; None if it has none."""
+    """Name in the other trainer; None if it has none."""
     value: Value
-    """What is written there; None leaves it at the other trainer's default."""
+    """Value in the other trainer; None leaves it at that trainer's default."""
     equivalence: Equivalence
     remark: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedBatch:
-    """An optimizer step here and there. Here a row may hold many samples; there a row is one sample."""
+    """Optimizer step in both trainers. Here a sequence may hold many samples; there it is one sample."""
 
     ranks: int
     rows_per_step: int
     samples_per_row: float | None
-    """Mean; None if rows are packed and the dataset is not here."""
+    """Samples of a sequence, on average; None if sequences are packed and the dataset is not here."""
     tokens_per_step: float | None
-    """Over all ranks, as this trainer takes it."""
+    """Non-padding tokens of this trainer's optimizer step over all ranks."""
     per_device_batch_size: int
     gradient_accumulation_steps: int
     exported_samples_per_step: int
@@ -55,23 +52,23 @@ class ExportedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A profile for transformers' Trainer."""
+    """Profile exported to transformers' Trainer."""
 
     written_for: str
-    """The version that the names were checked against."""
+    """Version of transformers whose names and meanings these are; a test builds real arguments from the result."""
     model: str
     nodes: int
     ranks_per_node: int
     batch: ExportedBatch
     arguments: dict[str, Value]
     calls: tuple[str, ...]
-    """What the calling program does, because no argument says it."""
+    """Code for the calling program, which no argument can express."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
 
 
 def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_node: int) -> Export:
-    """Translate every setting of a profile; if samples of a row are not known, one for each row is taken."""
+    """Translate every setting of a profile; if the samples per sequence are not known, one is assumed."""
     train, batch = profile.train, exported_batch(profile, hold, nodes * ranks_per_node)
     settings = (*_model(train), *_batch(train, batch), *_recipe(train), *_loading_and_saving(profile, batch))
     settings += (*_parallel(train, batch.ranks), *_absent(train))
@@ -89,10 +86,10 @@ def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_no
 
 
 def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatch:
-    """The step of a profile, and the nearest one of whole samples.
+    """Return the optimizer step of a profile, and the nearest one of whole samples.
 
-    Kept are, in this order: at most as many rows in a micro-batch as were shown to fit; the non-padding tokens of an
-    optimizer step, as near as whole micro-batches of all ranks allow.
+    It keeps, in this order: at most as many sequences in a micro-batch as were verified to fit; the non-padding tokens
+    of an optimizer step, as near as whole micro-batches of all ranks allow.
     """
     train, rows = profile.train, profile.train.global_batch_size
     if train.global_batch_tokens is not None and hold.non_padding_tokens:
@@ -119,7 +116,7 @@ def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatc
 def _row(
     setting: str, argument: str | None = None, value: Value = None, *, near: str | bool = "", lost: str | bool = ""
 ) -> Equivalent:
-    """One row of the table; a remark that is false is none."""
+    """Return one row of the table; a remark that is false is left out."""
     equivalence: Equivalence = "none" if lost else "near" if near else "same"
     return Equivalent(
         setting=setting, argument=argument, value=value, equivalence=equivalence, remark=str(lost or near or "")
@@ -167,7 +164,7 @@ def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
 
 
 def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Optimizer, schedule and seeds."""
+    """Return the settings of optimizer, schedule and seeds."""
     numbers = (
         "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps",
     )  # fmt: skip
@@ -190,7 +187,7 @@ def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
-    """The schedule that gives the same learning rates after the warm-up: its name and its own arguments."""
+    """Return the name and arguments of the schedule with the same learning rates after the warm-up."""
     share = train.final_learning_rate_share
     if train.schedule == "constant" or (train.schedule == "linear" and share == 1):
         return "constant_with_warmup", {}
@@ -204,7 +201,7 @@ def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
 
 
 def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
-    """Workers, checkpoints, evaluations; seconds between saves become steps by the measured rate."""
+    """Return data loading, checkpoints and evaluations; seconds between saves become steps at the measured rate."""
     train, data, saving = profile.train, profile.train.data, profile.train.checkpoint
     any_workers, interval = data.num_workers > 0, train.evaluation.interval_steps
     every, how = saving.interval_steps, "no measured step time tells how many steps fit into it"
@@ -227,7 +224,7 @@ def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equival
 
 
 def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
-    """Seconds of an optimizer step of this trainer, and where they come from; None if nothing was measured."""
+    """Return the seconds of this trainer's optimizer step and their source; None if nothing was measured."""
     tokens, rate, tuned = batch.tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
     if tokens is None:
         return None
@@ -268,7 +265,7 @@ def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
 
 
 def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """What no argument says: if this profile uses it, with what happens instead."""
+    """Return features that no argument expresses, each with what happens instead if this profile uses it."""
     varlen = train.device == "cuda" and train.precision == "bf16" and train.layout == "packed"
     varlen = varlen if train.attention == "auto" else train.attention == "varlen"
     masked, sparse = train.mlm_head == "sparse", train.model.config["model_type"] == "modernbert"

@@ -1,1 +1,1 @@
-"""Training from a profile, here or as a job that resumes until done; and its status (`train`, `status`)."""
+"""Training from a profile, here or as a job that resumes until complete, and its status (`train`, `status`)."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What to train from, and into which directory."""
+    """Profile and dataset to train from, and the run directory."""
 
     profile: Annotated[Path, typer.Option(help="The profile to train from.", autocompletion=profiles)]
     data: ProfileData = None
@@ -43,10 +43,7 @@ class TrainOptions:
     def request(
         self, *, ranks: int | None, site_requires_approval: bool, torch_of_profile: bool = False
     ) -> "TrainRequest":
-        """Read the profile and look at the dataset before anything is started.
-
-        ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
-        """
+        """Read and check profile and dataset; ``torch_of_profile`` if ranks run its torch, not the one here."""
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.profiles.approval import refuse_other_settings, require_approved
         from autotune.profiles.store import read_profile
@@ -133,7 +130,7 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     from autotune.launch.training_job import term_lead_s, trainer_arguments
     from trainer.record.run_record import EXIT_FILE
 
-    # Of the site file only this counts here: the rest is about jobs.
+    # Only this setting of the site file applies here: the others are for jobs.
     site_path = find_site(DEFAULT_SITE, os.environ)
     required = site_path is not None and read_site(site_path).require_approved
     request = options.request(ranks=ranks, site_requires_approval=required)
@@ -146,7 +143,7 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     )
     environment = dict(os.environ)
     if request.ranks > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # what torchrun would set by itself, with a warning
+        environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a warning
     record = request.run / EXIT_FILE
     said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
     code = run_child(command, environment)
@@ -210,7 +207,10 @@ def status(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Show how training runs and tunings are doing; SLURM is asked where it is there."""
+    """Show the state of training runs and tunings.
+
+    SLURM is queried if it is available.
+    """
     from autotune.base.document import answer_json
     from autotune.cluster.slurm import queued_jobs
     from autotune.launch.sections import status_text

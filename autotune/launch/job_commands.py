@@ -1,4 +1,4 @@
-"""``autotune job``: hidden commands that the scripts of jobs call."""
+"""``autotune job``: hidden commands that job scripts call."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def preflight(
     ] = None,
     reports: Reports = REPORTS,
 ) -> None:
-    """Hold this node against the profile, the submitting machine's code, and the dataset."""
+    """Compare this node with profile, code and dataset."""
     from autotune.cluster.preflight import describe, problems_of
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
@@ -55,7 +55,7 @@ def preflight(
 
 
 def meet(*, job: Annotated[int, typer.Option(min=0, help="The job's number.")], interface: Interface = None) -> None:
-    """Print where the torchruns of this job are to meet: this node's address, and a free port."""
+    """Print this node's rendezvous address and port."""
     from autotune.cluster.torchrun import choose_port, is_free, own_address, read_addresses, resolve_own_name
 
     here = own_address(interface, read_addresses(), resolve_own_name())
@@ -68,7 +68,7 @@ def meet(*, job: Annotated[int, typer.Option(min=0, help="The job's number.")], 
 
 
 def address(*, interface: Interface = None) -> None:
-    """Print this node's address, as other nodes reach it, and the name of its interface."""
+    """Print this node's address and network interface."""
     from autotune.cluster.torchrun import interface_of, own_address, read_addresses, resolve_own_name
 
     addresses = read_addresses()
@@ -84,7 +84,7 @@ def ended(
     nodes: Annotated[int, typer.Option(min=1, help="Of the job.")] = 1,
     link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
 ) -> None:
-    """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
+    """Report how a run ended, and exit with its code."""
     from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, has_work_left, run_end_of
 
     patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
@@ -102,7 +102,7 @@ def outside(
     nodes: Annotated[int, typer.Option(min=1, help="So many of the job's.")],
     script: Annotated[str, typer.Option(help="What bash is to run on each.")],
 ) -> None:
-    """Let the job's script, outside of the container, start something on several nodes; wait for its end."""
+    """Run a script on nodes from outside the container."""
     from autotune.cluster.torchrun import STARTER_VARIABLE, start_outside
 
     if not os.environ.get(STARTER_VARIABLE):

@@ -1,4 +1,4 @@
-"""How a start of a training run ended, for the script of its job: by the run's ``exit.json``, and by nothing else."""
+"""Result of one start of a training run, for its job script, from the run's ``exit.json`` alone."""
 
 import contextlib
 import time
@@ -11,9 +11,9 @@ from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 
 PATIENCE_S = 70.0
-"""What another node wrote may be seen so late: NFS believes for up to 60 s what it knows of a directory."""
+"""Longest wait for another node's write, in seconds: NFS may use cached directory entries for up to 60 s."""
 PATIENCE_HERE_S = 5.0
-"""On one node files are seen at once; but ranks that outlive their torchrun take a moment to notice, and to leave."""
+"""Longest wait on one node, in seconds: ranks that outlive their torchrun take a moment to notice and exit."""
 _POLL_S = 0.25
 MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
@@ -27,10 +27,10 @@ def run_end_of(
     patience_s: float = PATIENCE_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
-    """Say how this start of a run ended.
+    """Return how this start of a run ended.
 
-    ``said_before`` is what ``exit.json`` held before this start: of an earlier one, which does not count. ``job_code``
-    is what srun returned: torchrun's, which is 1 whatever its ranks return. A word that is not there yet is waited for.
+    ``said_before`` is the content of ``exit.json`` before this start, which does not count; a new one is waited for.
+    ``job_code`` is the exit code of srun, which is torchrun's: 1 whatever its ranks return.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         return Ended(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
@@ -52,7 +52,7 @@ def run_end_of(
 
 
 def has_work_left(run: Path, link: int) -> Ended:
-    """Say whether job number ``link`` of a chain has anything to do: 75 if it has, else how the run ended."""
+    """Return code 75 if job number ``link`` of a chain has work left, else how the run ended."""
     end = _read(run)
     if end is None:
         code, words = REQUEUE, "the one before it was killed; goes on"
@@ -66,12 +66,12 @@ def has_work_left(run: Path, link: int) -> Ended:
 
 
 def _words(end: RunExit) -> str:
-    has_work_left = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
-    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{has_work_left}"
+    resumes = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
+    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{resumes}"
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
-    """Return how a run ends that would go on, and has gone nowhere too often; None for all others."""
+    """Return a failure if a run to be resumed has made no progress too often; None for all others."""
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
     newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
@@ -83,9 +83,9 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
 
 
 def _fruitless_starts(run: Path, end: RunExit) -> int:
-    """Return how many starts in a row, this one included, left the next one to begin where this one did.
+    """Return the number of starts in a row, this one included, that left the next one the same beginning.
 
-    By the checkpoint, not by the step: steps that are taken again and lost again lead nowhere.
+    The checkpoint counts, not the step: steps that are repeated and lost again are no progress.
     """
     earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
     count = 1
@@ -112,6 +112,6 @@ def _text(run: Path) -> str:
 
 
 def _look_again(directory: Path) -> None:
-    """Opening a directory makes NFS ask its server what is there, instead of believing what it saw last."""
+    """List a directory, which makes NFS query its server instead of using its cache."""
     with contextlib.suppress(OSError):
         list(directory.iterdir())

@@ -1,4 +1,4 @@
-"""Runs and tunings as a table for the console."""
+"""Runs and tunings as tables for the console."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from autotune.launch.values import RunStatus, TuningStatus
 
 
 def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, asked: bool) -> str:
-    """Two tables, and why runs ended; whether SLURM was ``asked`` for their jobs."""
+    """Return tables of runs and tunings, and why runs ended; ``asked`` is True if SLURM was queried for their jobs."""
     ran = table_of(
         "", runs,
         ("run", "l", lambda run: run.directory),

@@ -1,4 +1,4 @@
-"""How runs and tunings are doing, from their records alone: readable from any node that sees the files."""
+"""State of runs and tunings from their records alone, available on any node that sees the files."""
 
 import functools
 import time
@@ -16,11 +16,11 @@ from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import RUN_FILE, STEPS_FILE, Run, read_run
 
 Jobs = Mapping[str, tuple[str, str]]
-"""Id and state by a job's name."""
+"""Id and state of SLURM jobs, by job name."""
 
 
 def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
-    """Return how a run is doing; one that has not begun is told from its job, where SLURM can be asked."""
+    """Return the state of a run; if it has not begun, that of its job, if SLURM can be queried."""
     number, queued = (jobs or {}).get(f"train-{directory.name}", (None, None))
     if not (directory / RUN_FILE).is_file():
         return RunStatus(directory=str(directory), state="queued" if queued == "PENDING" else "not begun", job=number)
@@ -48,7 +48,7 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
 
 
 def tuning_status(report_directory: Path) -> TuningStatus:
-    """Return what a tuning has measured so far."""
+    """Return the progress of a tuning, from its trial log."""
     trials, damaged = read_trial_records(report_directory / TRIAL_LOG_DIRECTORY)
     newest = trials[-1] if trials else None
     return TuningStatus(
@@ -62,7 +62,7 @@ def tuning_status(report_directory: Path) -> TuningStatus:
 
 
 def find_runs_and_tunings(places: list[Path], runs: Path, reports: Path) -> tuple[list[Path], list[Path]]:
-    """Return directories of runs and of reports: those that are named, else all there are, newest first."""
+    """Return directories of runs and of reports: the given ones, else all that exist, newest first."""
     if places:
         tunings = [place for place in places if (place / TRIAL_LOG_DIRECTORY).is_dir()]
         return [place for place in places if place not in tunings], tunings

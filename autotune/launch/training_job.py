@@ -1,4 +1,4 @@
-"""A training run as a job that is started again until it is done: a profile and a site become its script."""
+"""Training run as a job that is restarted until it is complete: its script, from a profile and a site file."""
 
 import math
 import shlex
@@ -15,58 +15,58 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
-"""Weights and AdamW's two moments, in 32 bits."""
+"""Bytes of a parameter in a checkpoint: the weight and AdamW's two moments, in 32 bits."""
 _UNKNOWN_STATE_BYTES = 2**30
 _SLOW_DISK_BYTES_PER_S = 100e6
 _LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
-"""torchrun gives up before SLURM does, so that the script still says how it ended."""
+"""Seconds by which torchrun gives up before SLURM does, so that the script can still report how it ended."""
 _MEASURED_MARGIN = 1.25
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What is to be trained, and how much of the cluster it gets."""
+    """Training to run, and the resources of the cluster for it."""
 
     profile_path: Path
     profile: Profile
     config: TrainConfig
-    """The profile's, with what the command line overrides."""
+    """Configuration of the profile, with the overrides of the command line."""
     data_dir: Path
     assignments: Sequence[str]
-    """``train.key=value``, as the command line gave them."""
+    """Overrides as given on the command line: ``train.key=value``."""
     run: Path
     ranks: int
-    """On each node."""
+    """Ranks on each node."""
     torch_version: str
     code_sha256: str
     directory: Path
-    """Where relative paths begin."""
+    """Base directory of relative paths."""
     nodes: int = 1
     chain: int = 1
-    """Jobs that follow one another."""
+    """Number of jobs that follow one another."""
     time: str | None = None
-    """Longest time of the job; None takes the site's."""
+    """Time limit of the job; None takes the site's."""
     python: str = sys.executable
     reviews: Path | None = None
-    """Where the job finds at each of its starts whether the profile is approved; None if it need not be."""
+    """Reports directory in which the job checks the approval at each start; None if none is needed."""
     approved_sha256: str | None = None
-    """By which a run's record names the only profile that is trained from, the approved one; None if any will do."""
+    """SHA-256 of the approved profile, the only one to train from, as run records name it; None if any will do."""
 
     @property
     def script(self) -> Path:
-        """Where the script of its job lies."""
+        """Path of the job script."""
         return self.run / "train.sbatch"
 
     @property
     def log(self) -> Path:
-        """Of the job; of its nodes beside it."""
+        """Path of the job's log; the logs of its nodes are beside it."""
         return self.run / "logs" / "%j.log"
 
 
 def default_ranks(profile: Profile) -> int:
-    """Return one for each GPU that the profile was tuned with; on CPUs as in its evidence."""
+    """Return the number of GPUs that the profile was tuned with; on CPUs, the ranks in its evidence."""
     if profile.train.device == "cuda":
         return max(1, profile.fingerprint.gpu_count)
     return profile.local_ranks
@@ -76,7 +76,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
     """Return the script of a training job.
 
     Raises:
-        BadInput: If the time limit leaves nothing to train in.
+        BadInput: If the time limit leaves no time to train.
     """
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
@@ -126,7 +126,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
-    """Return what each rank runs; a dataset is staged if the site has local disks and the profile says nothing else."""
+    """Return the command of each rank; the dataset is staged to ``stage_to`` unless the configuration says where."""
     words = ["-m", "trainer", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
@@ -139,9 +139,9 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
 
 def term_lead_s(request: TrainRequest) -> int:
-    """Return how long before its end a job is told: two steps, a save to a slow disk, and time to leave.
+    """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit.
 
-    Left out: what other jobs take of the disk meanwhile.
+    Left out: the bandwidth that other jobs take of the disk meanwhile.
     """
     probe = request.profile.evidence.probe
     parameters = request.profile.parameters
@@ -153,7 +153,7 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
-    """Take what the site gives to so many processors; more memory if more was measured, never more than there was."""
+    """Return the site's resources for these ranks; more memory if more was measured, never more than the node had."""
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
     rows = workers.rows if workers else []
@@ -172,7 +172,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
     words = ["job", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
-    # Asked again by the job: it may wait for days, in which somebody edits the profile or takes the approval back.
+    # The job checks again: it may wait for days, in which the profile may be edited or its approval withdrawn.
     if request.reviews is not None:
         words += ["--require-approved", "--reports", str(request.reviews)]
     if request.approved_sha256 is not None:

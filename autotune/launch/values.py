@@ -1,4 +1,4 @@
-"""The progress of runs and tunings, as their records on disk tell it."""
+"""Progress of runs and tunings, from their records on disk."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A training run."""
+    """State of a training run."""
 
     directory: str
     state: str
-    """In words, such as ``finished`` or ``running``."""
+    """State in words, such as ``finished`` or ``running``."""
     job: str | None = None
-    """The SLURM job that is queued or running for it; None where there is none, or SLURM cannot be asked."""
+    """SLURM job that is queued or running for the run; None if there is none, or if SLURM cannot be queried."""
     step: int | None = None
     max_steps: int | None = None
     tokens_per_s: float | None = None
@@ -23,7 +23,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningStatus:
-    """A tuning, by its trial log."""
+    """State of a tuning, from its trial log."""
 
     directory: str
     trials: int

@@ -1,1 +1,1 @@
-"""This machine: its GPUs, host and CPUs, a table of GPU models, and what would spoil a measurement (`doctor`)."""
+"""This machine: its GPUs, host and CPUs, a table of GPU models, and checks before measurements (`doctor`)."""

@@ -1,4 +1,4 @@
-"""``autotune doctor``: what this machine is, and what would spoil a measurement on it."""
+"""``autotune doctor``: facts about this machine, and problems that would spoil a measurement on it."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def doctor(
         typer.Option(help="A place whose disk to look at, by default the working directory; may be repeated."),
     ] = None,
 ) -> None:
-    """Say what this machine is, and what would spoil a measurement on it."""
+    """Show this machine and any measurement problems."""
     monitor = NvmlMonitor()
     try:
         slurm = read_slurm(os.environ, shutil.which)
@@ -39,7 +39,7 @@ def doctor(
 
 
 def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, paths: Sequence[Path]) -> MachineFacts:
-    """Read everything once.
+    """Read all facts once.
 
     Raises:
         MachineLacks: If the host does not describe itself the way Linux does.
@@ -62,7 +62,7 @@ def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, pa
 
 
 def render(machine: MachineFacts, *, as_json: bool) -> str:
-    """Show the machine, the findings about it and the next command, as text or as one JSON object."""
+    """Return the machine, its problems and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
         from autotune.base.document import answer_json

@@ -1,4 +1,4 @@
-"""Whether this machine, as it is now, would give figures worth keeping; and what to do where it would not."""
+"""Problems that make measurements on this machine unreliable, as it is now, and their fixes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from autotune.base.units import format_bytes
 from autotune.machine.values import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
 
 Severity = Literal["fault", "warning", "note"]
-"""``fault``: figures taken now are worthless. ``warning``: they may be off. ``note``: something cannot be measured."""
+"""``fault``: measurements taken now are worthless. ``warning``: they may be off. ``note``: one cannot be taken."""
 
 SEVERITIES: tuple[Severity, ...] = ("fault", "warning", "note")
 
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 MIN_SHM_BYTES = 2**30
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
-"""Above the driver's own reserve, which is below 1 GiB on an idle data-centre card."""
+"""GPU memory that may be in use without a process; idle data-centre GPUs reserve less than 1 GiB for the driver."""
 
 MEND_NVML = "Mend NVML: nvidia-smi has to list the GPU (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 
 
 @dataclass(frozen=True, slots=True)
 class Unsuitable:
-    """Something about this machine that a measurement would suffer from."""
+    """A problem with this machine that measurements would suffer from."""
 
     severity: Severity
     claim: str
@@ -30,7 +30,7 @@ class Unsuitable:
 
 
 def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
-    """Name what would spoil a measurement here, the worst first; empty when nothing would."""
+    """Return the problems that would spoil a measurement here, the worst first; empty if there are none."""
     found = [one for gpu in machine.gpus for one in _about_gpu(gpu)]
     found += [*_about_missing_gpus(machine), *_about_host(machine.host), *_about_software(machine)]
     return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))

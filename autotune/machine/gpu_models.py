@@ -1,9 +1,9 @@
-"""GPUs by name: how much memory each kind has, so that a plan can be made for a GPU that is not here.
+"""GPUs by name, with the memory of each model, so that a plan can be made for a GPU that is not here.
 
-NVML counts what the driver manages; a CUDA process sees less, because the driver keeps a part. What CUDA sees differs
-between drivers by up to a few hundred MiB: of the figures found, the smallest is in the table, so that what fits by it
-fits. "Secondary source" means that somebody other than NVIDIA printed what their machine said. Compute capabilities
-are by NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
+NVML counts the memory that the driver manages; a CUDA process sees less, because the driver keeps a part. What CUDA
+sees differs between drivers by up to a few hundred MiB: the table has the smallest of the figures found, so that
+anything that fits by it fits. "Secondary source" means output of a machine that was not published by NVIDIA. Compute
+capabilities are from NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
 """
 
 import difflib
@@ -17,35 +17,35 @@ _MIB = 2**20
 _GIB = 2**30
 
 RESERVE_BYTES = 512 * _MIB
-"""Of a GPU's memory, what no default budget includes: kernels that are loaded when first launched and library handles
-grow outside PyTorch's allocator, where no limit holds them, in steps that no trial has run."""
+"""GPU memory that no default budget includes: kernels that are loaded when first launched and library handles take
+non-PyTorch memory, which no limit bounds, in steps that no trial has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One kind of GPU; each figure is followed by its source and that source's date."""
+    """One GPU model; each figure is followed by its source and that source's date."""
 
     key: str
     names: tuple[str, ...]
-    """NVML's, of all boards with the same memory."""
+    """NVML's names of all boards with the same memory."""
     compute_capability: tuple[int, int]
     total_bytes: int
-    """What NVML calls total, with ECC as delivered."""
+    """NVML's total memory, with ECC as delivered."""
     total_source: str
     usable_bytes: int
-    """What a CUDA process sees: torch's ``total_memory``."""
+    """Memory that a CUDA process sees: torch's ``total_memory``."""
     usable_source: str
 
     @property
     def name(self) -> str:
-        """Return NVML's first name."""
+        """NVML's first name."""
         return self.names[0]
 
     def budget_bytes(self, asked_bytes: int | None = None) -> int:
-        """Return the memory budget of a rank: as asked for, as far as a process sees so much; else less the reserve.
+        """Return a rank's memory budget: as requested, up to the usable memory; by default the usable less the reserve.
 
         Raises:
-            BadInput: If more is asked for than the card has.
+            BadInput: If the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
             raise BadInput(
@@ -142,16 +142,16 @@ GPU_MODELS = (
 )  # fmt: skip
 
 _TOTAL_TOLERANCE = 0.08
-"""GDDR shows a fifteenth more with ECC off, as ECC takes a sixteenth of it; older drivers leave out about 1 %."""
+"""Tolerance: GDDR shows a fifteenth more without ECC, which takes a sixteenth; older drivers leave out about 1 %."""
 
 
 def find_gpu_model(name: str) -> GpuModel:
-    """The card of a key, of NVML's name, or of a beginning of a key that fits one card alone, such as ``h200``.
+    """Return the GPU model of a key, of NVML's name, or of a beginning that fits one key only, such as ``h200``.
 
     Case, spaces, hyphens, underscores and a leading "NVIDIA" make no difference.
 
     Raises:
-        BadInput: If no card is named so, or several are.
+        BadInput: If no GPU model has this name, or several do.
     """
     wanted = _plain(name)
     exact = [
@@ -173,9 +173,9 @@ def find_gpu_model(name: str) -> GpuModel:
 
 
 def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
-    """Which card a device is, by NVML's name and total; None for any other, as for a slice of one (MIG, vGPU).
+    """Return a device's GPU model, by NVML's name and total; None for any other, as for a slice of one (MIG, vGPU).
 
-    The total must be near the card's as well: a part of a GPU may carry the whole one's name.
+    The total must be close as well: a part of a GPU may carry the whole one's name.
     """
     for gpu_model in GPU_MODELS:
         near = abs(total_bytes - gpu_model.total_bytes) <= _TOTAL_TOLERANCE * gpu_model.total_bytes
@@ -189,7 +189,7 @@ def _plain(name: str) -> str:
 
 
 def _beginnings(key: str) -> set[str]:
-    """A key's first words, from the one with the model's number on: ``rtx`` alone is a family."""
+    """Return a key's first words, from the one with the model's number on: ``rtx`` alone is a family."""
     words = key.split("-")
     heads = {"".join(words[:count]) for count in range(1, len(words))}
     return {head for head in heads if any(letter.isdigit() for letter in head)}

@@ -1,7 +1,7 @@
-"""Time series of what GPUs do while something else is measured, from a process that samples all GPUs of a node.
+"""Time series of GPU activity during a measurement, from a process that samples all GPUs of a node.
 
-The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each reading to its standard output, until its
-standard input closes. Nobody else reads GPM counters meanwhile, because concurrent GPM calls have crashed drivers.
+The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each sample to its standard output, until its
+standard input closes. No other process reads GPM counters meanwhile, because concurrent GPM calls have crashed drivers.
 If a call of the driver never returns, samples are missing and the process is killed.
 """
 
@@ -22,20 +22,20 @@ from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
 from autotune.machine.values import GpmWindow, GpuSample, GpuSeries, Unavailable
 
 GPM_WINDOW_S = 0.5
-"""Long enough for NVML's counters to have moved several times, short enough to lie inside a measured window."""
+"""Length of a counter window: NVML's counters change several times in it, and it fits inside a timed window."""
 ANSWER_WITHIN_S = 10.0
 START_WITHIN_S = 60.0
-"""Python and NVML may come from a slow shared disk."""
+"""Timeout of the first sample: Python and NVML may load from a slow shared disk."""
 MOST_READINGS = 2**17
-"""Kept until they are taken: twenty minutes of eight GPUs."""
+"""Most samples and counter windows kept until they are taken: twenty minutes of eight GPUs."""
 _POLL_S = 0.02
 
 Reading = tuple[str, Literal["sample", "gpm"], GpuSample | GpmWindow | Unavailable]
-"""Of the GPU with this UUID."""
+"""UUID of a GPU, and one sample or counter window of it."""
 
 
 class GpuSampler:
-    """Samples GPUs in a process of its own (``program``), so that this one's work and its locks delay no sample."""
+    """Sampler of GPUs in a process of its own (``program``), so that this one's work and its locks delay no sample."""
 
     def __init__(
         self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler")
@@ -64,7 +64,7 @@ class GpuSampler:
             self._receiver.start()
 
     def take(self) -> Mapping[str, GpuSeries]:
-        """Return what came since the last call, by UUID, or why nothing did; wait for one reading at least."""
+        """Return the samples since the last call, by UUID, or the reason for their absence; wait for at least one."""
         readings: list[Reading] = []
         late_s = time.monotonic() + self._within_s
         while self._process is not None and not readings:
@@ -84,7 +84,7 @@ class GpuSampler:
         return self._last
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End the process; stuck in the driver, it may not end before that lets it go."""
+        """End the process; if it is stuck in the driver, it may not end before that call returns."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
@@ -111,7 +111,7 @@ def _receive(stream: IO[bytes], keep: Callable[[Reading], None]) -> None:
 
 
 def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dict[str, GpuSeries]:
-    """Sort readings, in order of time, by GPU; the last reason for a missing one stays until there is one."""
+    """Group samples and counter windows by GPU; the last reason for a missing one stays until there is one."""
 
     def why(of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None) -> str | None:
         if not of_kind:
@@ -139,9 +139,9 @@ def sample_gpus(
     ended: Callable[[float], bool],
     clock: Clock,
 ) -> None:
-    """Read GPUs every ``MIN_INTERVAL_S``, and GPM counters in windows of ``GPM_WINDOW_S`` that lie end to end.
+    """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
 
-    ``write`` keeps a reading; ``ended`` waits so many seconds, or until it is to end, and returns whether it is.
+    ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has to end, and returns True if so.
     """
     counted_s = -math.inf
     while True:

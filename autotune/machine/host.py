@@ -1,7 +1,7 @@
 """The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
 
-The CPUs and the memory that a process may use are not those of the machine: affinity, control groups (v1 and v2, at
-every level) and SLURM each cut them, and the smallest counts.
+A process may not use all CPUs and memory of the machine: affinity, control groups (v1 and v2, at every level) and SLURM
+each limit them, and the smallest limit counts.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
 
 class Host(Protocol):
-    """Where facts about the host come from."""
+    """Source of facts about the host."""
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         """Describe the host now, with one entry of ``disks`` per path, in order; the paths need not exist yet.
@@ -33,7 +33,7 @@ class Host(Protocol):
         """
 
     def library_versions(self) -> dict[str, str]:
-        """Versions of those of ``LIBRARIES`` that are installed, found without importing any."""
+        """Return the versions of the ``LIBRARIES`` that are installed, without importing any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class SystemHost:
     """The host this process runs on.
 
     Args:
-        root: Where ``/proc``, ``/sys`` and ``/dev`` are looked for.
+        root: Directory that holds ``proc``, ``sys`` and ``dev``.
         environment: Environment variables; those of this process by default.
     """
 
@@ -57,7 +57,7 @@ class SystemHost:
         self._environment = os.environ if environment is None else environment
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """Read everything anew; raises ``MachineLacks`` where there is no Linux ``/proc``."""
+        """Read everything again; raises ``MachineLacks`` if there is no Linux ``/proc``."""
         import psutil
 
         memory = self._memory_info()
@@ -99,7 +99,7 @@ class SystemHost:
         return versions
 
     def _memory_info(self) -> dict[str, int]:
-        """``/proc/meminfo`` in bytes."""
+        """Return ``/proc/meminfo`` in bytes."""
         text = _read(self._root / "proc/meminfo") or ""
         found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
         if "MemTotal" not in found:
@@ -110,7 +110,7 @@ class SystemHost:
         return found
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
-        """CPU time per wall time, for every control group around this process that limits it."""
+        """Yield CPU time per wall time, for every control group around this process that limits it."""
         for group in self._control_groups(mounts, None):
             quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
             yield from _quota(quota, period)
@@ -120,9 +120,9 @@ class SystemHost:
     def _memory_bounds(
         self, mounts: Sequence[_Mount], memory: Mapping[str, int]
     ) -> Iterator[tuple[int, str, int | None]]:
-        """What could still be taken, by the system and by each control group that limits this process, and the limit.
+        """Yield available bytes, source and limit: of the system, and of each control group that limits this process.
 
-        A group's page cache is charged to it; the inactive part is given back on demand, so it counts as available.
+        A group's page cache is charged to it; the inactive part is reclaimed on demand, so it counts as available.
         """
         available = memory.get("MemAvailable", memory.get("MemFree", 0))
         yield available, "the system", None
@@ -141,7 +141,7 @@ class SystemHost:
                 yield max(0, limit - used), source, limit
 
     def _control_groups(self, mounts: Sequence[_Mount], controller: str | None) -> Iterator[Path]:
-        """This process's group (of a version 1 controller, or version 2) and its visible ancestors, innermost first."""
+        """Yield this process's group (of a v1 controller, or v2) and its visible ancestors, innermost first."""
         for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
             mine = controllers == "" if controller is None else controller in controllers.split(",")
@@ -159,7 +159,7 @@ class SystemHost:
                 yield self._root / mount.point.lstrip("/") / level
 
     def _mounts(self) -> list[_Mount]:
-        """``/proc/self/mountinfo``; see proc(5) for its fields."""
+        """Return the mounts of ``/proc/self/mountinfo``; see proc(5) for its fields."""
         mounts = []
         for line in (_read(self._root / "proc/self/mountinfo") or "").splitlines():
             before, separator, after = line.partition(" - ")
@@ -188,14 +188,14 @@ class SystemHost:
 
 
 def _read(path: Path) -> str | None:
-    """A small text file, or ``None`` where it is absent or refused."""
+    """Return a small text file, or ``None`` if it is absent or not readable."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return None
 
 
 def _whole(text: str | None) -> int | None:
-    """A count, or ``None`` for what is not one, such as ``max`` and ``-1``."""
+    """Return a count, or ``None`` for any other text, such as ``max`` and ``-1``."""
     stripped = (text or "").strip()
     return int(stripped) if stripped.isascii() and stripped.isdecimal() else None
 
@@ -212,7 +212,7 @@ def _unescape(text: str) -> str:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Bytes that an ordinary user may still write there, quotas aside; ``None`` where it cannot be asked."""
+    """Return the bytes that an ordinary user may still write there, quotas aside; ``None`` if they are unknown."""
     with contextlib.suppress(OSError):
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize

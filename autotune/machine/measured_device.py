@@ -1,4 +1,4 @@
-"""Where this program measures: the device, the host, the software; and the fingerprint that a profile keeps of them."""
+"""The measured machine: its device, host and software, and the fingerprint that a profile keeps of them."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ _HIDING = (None, "", "-1", "NoDevFiles", "void", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDevice:
-    """The device that is measured and what surrounds it."""
+    """The measured device, its host and its software."""
 
     device: Literal["cpu", "cuda"]
     gpus: tuple[GpuFacts, ...]
@@ -41,16 +41,16 @@ class MeasuredDevice:
     versions: dict[str, str]
     gpu_absent: str | None
     used_bytes_by_gpu: tuple[int | None, ...] = ()
-    """What GPUs hold already, before this program uses them, in the order of ``gpus``; None if it is unknown."""
+    """Memory in use on each GPU before this program uses it, in the order of ``gpus``; None if it is unknown."""
 
     @property
     def gpu(self) -> GpuFacts | None:
-        """The GPU that is measured."""
+        """The measured GPU; None on a CPU."""
         return self.gpus[0] if self.device == "cuda" else None
 
     @property
     def cuda_bytes(self) -> float:
-        """The memory that a CUDA process sees of the GPU, as far as it is known; infinite on a CPU."""
+        """GPU memory that a CUDA process sees, as far as it is known; infinite on a CPU."""
         if self.gpu is None:
             return math.inf
         gpu_model = gpu_model_of(self.gpu.name, self.gpu.total_bytes)
@@ -58,7 +58,7 @@ class MeasuredDevice:
 
     @property
     def words(self) -> str:
-        """The device as people read it; of a CPU, why it is not a GPU."""
+        """Description of the device for users; for a CPU, with the reason why it is not a GPU."""
         if self.gpu is None:
             return "the CPU" if self.gpus else f"the CPU ({self.gpu_absent})"
         others = f", the first of {len(self.gpus)} GPUs" if len(self.gpus) > 1 else ""
@@ -83,14 +83,14 @@ def open_device(
     measures: bool = True,
     torch_gpus: Callable[[], tuple[str, ...]] = gpus_of_torch,
 ) -> MeasuredDevice:
-    """Look at this machine and settle on a device.
+    """Describe this machine and choose a device.
 
-    ``without_gpu`` says what to do if a GPU is asked for and there is none; ``measures``, whether the device is to be
-    measured and not only described. ``torch_gpus`` is asked only if NVML describes no GPU.
+    ``without_gpu`` is the next step if a GPU is requested and there is none; ``measures`` is False if the device is
+    only described. ``torch_gpus`` is called only if NVML describes no GPU.
 
     Raises:
-        MachineLacks: If CUDA is asked for and there is no GPU; or a GPU is to be measured that NVML does not describe,
-            or only a MIG slice of one.
+        MachineLacks: If CUDA is requested and there is no GPU; or if NVML does not describe a GPU that is to be
+            measured, or only a MIG slice of one is.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
@@ -124,7 +124,7 @@ def _check_described(
     monitor: GpuMonitor,
     torch_gpus: Callable[[], tuple[str, ...]],
 ) -> None:
-    """Make sure that the GPUs which trials will compute on are those that NVML describes, and whole ones."""
+    """Check that the GPUs which trials will use are those that NVML describes, and whole ones."""
     described, unreadable = monitor.devices(), monitor.unreadable()
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
         raise MachineLacks(
@@ -152,13 +152,13 @@ def _check_described(
 def memory_budget(
     site: MeasuredDevice, asked_bytes: int | None, as_card: GpuModel | None = None, *, ranks: int = 1
 ) -> int:
-    """Return the budget of one rank: as asked for, else a GPU's free memory less a reserve, or half of the host's.
+    """Return a rank's budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
-    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_card`` is a smaller card than
+    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_card`` is a smaller GPU than
     the one that is here, whose memory is imitated.
 
     Raises:
-        BadInput: If more is asked for than there is, or a card is to be imitated without a GPU.
+        BadInput: If the request exceeds the memory, or a GPU is to be imitated without a GPU.
     """
     if as_card is not None:
         if site.gpu is None:
@@ -173,6 +173,11 @@ def memory_budget(
         # What NVML calls used includes the driver's own; if it cannot be read, the table knows what the driver keeps.
         free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
         default_bytes = int(free_bytes) - RESERVE_BYTES
+        if asked_bytes is None and default_bytes <= 0:
+            raise MachineLacks(
+                f"{what} has {format_bytes(int(free_bytes))} free, and {format_bytes(RESERVE_BYTES)} stay unused",
+                next_step="Wait until the GPU is free, or set the budget: --memory",
+            )
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
         if ranks > 1:
@@ -187,7 +192,7 @@ def memory_budget(
 
 
 def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
-    """How many ranks step together here: all visible GPUs, or as many as were asked for.
+    """Return the number of ranks on this node: one per visible GPU, or as many as requested.
 
     Raises:
         BadInput: If there are fewer GPUs.
@@ -204,7 +209,7 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
 def fingerprint(
     site: MeasuredDevice, settings: ModelSettings, manifest: Manifest | None, cuda: str | None
 ) -> Fingerprint:
-    """What the profile keeps of this machine, model and dataset; without a dataset its hash is empty."""
+    """Return the profile's fingerprint of this machine, model and dataset; without a dataset its hash is empty."""
     gpu, host = site.gpu, site.host
     of_gpu: dict[str, Any] = {"gpu_count": 0}
     if gpu is not None:
@@ -228,7 +233,7 @@ def fingerprint(
 
 
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
-    """Return what this node is, and which code and data it sees."""
+    """Return the facts of this node, and the code and data that it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
     links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
     told = [link for link in links if not isinstance(link, Unavailable)]

@@ -1,8 +1,8 @@
-"""NVIDIA GPUs as a port: what they are, what they do, and who uses them, through NVML.
+"""NVIDIA GPUs as a port, through NVML: their description, state and processes.
 
-Every error of NVML is translated here: a figure that cannot be had is ``None``, or ``Unavailable`` with NVML's reason.
-One monitor per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers. A driver's call
-may never return: each runs in a separate thread, and once one is late, NVML is not asked again.
+Every error of NVML is translated here: a missing figure is ``None``, or ``Unavailable`` with NVML's reason. One monitor
+per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers. A driver's call may never
+return: each runs in a separate thread, and once one is late, NVML is not called again.
 """
 
 import ctypes
@@ -30,13 +30,13 @@ _HINTS = {
 }
 
 LEAST_CONTEXT_BYTES = 64 * 2**20
-"""A CUDA context takes hundreds of MiB."""
+"""Least memory of a process that computes: a CUDA context takes hundreds of MiB."""
 
 ANSWER_WITHIN_S = 30.0
-"""Without persistence mode the driver first initialises every GPU, which takes seconds for each."""
+"""Timeout of a call: without persistence mode the driver first initialises every GPU, which takes seconds for each."""
 
 MIN_INTERVAL_S = 0.1
-"""NVML refreshes its counters about this often; sampling or differencing them faster reads noise."""
+"""Shortest interval between samples: NVML refreshes its counters about this often; faster samples show noise."""
 
 # The field that a GPM metric fills, NVML's name for it, and the factor from NVML's unit (percent, MiB/s) to ours.
 _GPM_METRICS = (
@@ -57,38 +57,38 @@ T = TypeVar("T")
 
 
 class GpuMonitor(Protocol):
-    """Where facts about GPUs come from; GPUs are named by UUID throughout."""
+    """Source of facts about GPUs; GPUs are named by UUID throughout."""
 
     def devices(self) -> tuple[GpuFacts, ...]:
-        """All GPUs that could be described, in NVML's order."""
+        """Return all GPUs that could be described, in NVML's order."""
 
     def unreadable(self) -> tuple[str, ...]:
-        """One line for each GPU that exists and could not be described."""
+        """Return one line for each GPU that exists and could not be described."""
 
     def why_absent(self) -> str | None:
-        """Why ``devices`` is empty; ``None`` when it is not."""
+        """Return the reason why ``devices`` is empty; ``None`` if it is not."""
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        """Device memory that is taken, by anyone and by the driver."""
+        """Return the device memory in use, by all processes and by the driver."""
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
-        """The GPU now; ``Unavailable`` only when nothing at all could be read."""
+        """Return the GPU's state now; ``Unavailable`` only if nothing at all could be read."""
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        """Processes with a compute context; those of other containers may be hidden."""
+        """Return the processes with a compute context; those of other containers may be hidden."""
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        """Whether two GPUs reach each other over NVLink."""
+        """Return True if NVLink connects the two GPUs."""
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Return hardware counters (Hopper and later) since the last call for this GPU; the first only begins."""
+        """Return hardware counters (Hopper and later) since the last call for this GPU; the first only starts them."""
 
     def close(self) -> None:
-        """Let go of the driver; afterwards every figure is unavailable."""
+        """Release the driver; afterwards every figure is unavailable."""
 
 
 class NvmlMonitor:
-    """The GPUs of this machine. Never raises for a machine without any: ``why_absent`` tells."""
+    """The GPUs of this machine. Never raises if there are none: ``why_absent`` returns the reason."""
 
     def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - untyped bindings
         self._nvml = pynvml or importlib.import_module("pynvml")
@@ -104,23 +104,23 @@ class NvmlMonitor:
         self._connect()
 
     def devices(self) -> tuple[GpuFacts, ...]:
-        """As read when the monitor was made."""
+        """Return the GPUs that were described when the monitor was made."""
         return self._devices
 
     def unreadable(self) -> tuple[str, ...]:
-        """GPUs whose driver refused to describe them, with its reason."""
+        """Return the GPUs that the driver could not describe, each with the driver's reason."""
         return self._unreadable
 
     def why_absent(self) -> str | None:
-        """The reason of the driver or the permission that is missing."""
+        """Return the driver's reason, or the permission that is missing."""
         return self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        """Total minus free, as NVML's first memory interface counts: the driver's reserve is in it."""
+        """Return total minus free, as NVML's first memory interface counts: it includes the driver's reserve."""
         return self._ask(uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used))
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
-        """One reading of every figure, each missing on its own."""
+        """Return one measurement of every figure; each may be missing on its own."""
         time_s = self._clock.monotonic_s()
         figures: dict[str, Any] = {
             # First, as it is differenced over these times.
@@ -142,14 +142,14 @@ class NvmlMonitor:
         return GpuSample(time_s=time_s, missing=reasons, **{name: _or_none(figure) for name, figure in figures.items()})
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        """As the driver lists them, with the host's process ids."""
+        """Return the processes that the driver lists, with the host's process ids."""
         listed = self._ask(uuid, lambda nvml, gpu: list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)))
         if isinstance(listed, Unavailable):
             return listed
         return tuple(GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory) for process in listed)
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        """As the driver tells of the pair: through a bridge or a switch, and whether it is up."""
+        """Return True if the driver reports a working NVLink of the pair, through a bridge or a switch."""
         if other not in self._handles:
             return Unavailable(reason=self._absent or f"no readable GPU has the UUID {other}")
         status = self._ask(
@@ -159,7 +159,7 @@ class NvmlMonitor:
         return status if isinstance(status, Unavailable) else bool(status == self._nvml.NVML_P2P_STATUS_OK)
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Compare the counters with those of the last call; a metric that the driver does not give is None."""
+        """Compare the counters with those of the last call; a metric that the driver does not report is None."""
         return self._ask(uuid, functools.partial(self._counted, uuid))
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class NvmlMonitor:
             nvml.nvmlGpmSampleFree(first)
 
     def _ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
-        """Put one question (of the bindings and a device handle) under the GPU's lock, and translate its error."""
+        """Call NVML (with the bindings and a device handle) under the GPU's lock, and translate its error."""
         if uuid not in self._handles:
             return Unavailable(reason=self._absent or f"no readable GPU has the UUID {uuid}")
         with self._locks[uuid]:
@@ -208,7 +208,7 @@ class NvmlMonitor:
         def run() -> None:
             try:
                 answer.set_result(self._try(call))
-            except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the answer
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
                 answer.set_exception(error)
 
         threading.Thread(target=run, name="nvml", daemon=True).start()
@@ -243,7 +243,7 @@ class NvmlMonitor:
             self._absent = "; ".join(self._unreadable) or "the NVIDIA driver runs and reports no GPU"
 
     def _describe(self, index: int) -> GpuFacts:
-        """Describe one GPU; what identifies it must be readable, the rest may be missing."""
+        """Describe one GPU; its identity must be readable, the rest may be missing."""
         nvml = self._nvml
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
 
@@ -280,7 +280,7 @@ def _or_none(figure: T | Unavailable) -> T | None:
 
 
 def _processes_with_memory(nvml: Any, gpu: Any) -> int:  # noqa: ANN401 - untyped bindings, an opaque handle
-    """Not those that merely hold the device open, as forked loader workers of a process with a context do."""
+    """Count processes with a CUDA context, not forked DataLoader workers, which merely hold the device open."""
     listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     return sum((process.usedGpuMemory or 0) >= LEAST_CONTEXT_BYTES for process in listed)
 
@@ -310,7 +310,7 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
 
 
 def gpus_of_torch() -> tuple[str, ...]:
-    """Return the names of the GPUs that PyTorch sees, asked of a child process; empty without a driver or PyTorch."""
+    """Return the names of the GPUs that PyTorch sees in a child process; empty without a driver or PyTorch."""
     try:
         ctypes.CDLL("libcuda.so.1")  # without it there is nothing to see, and no need to wait for PyTorch
     except OSError:

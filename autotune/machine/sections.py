@@ -1,4 +1,4 @@
-"""What a machine is and what would spoil a measurement on it."""
+"""Output of ``autotune doctor``: facts about a machine, and problems that would spoil a measurement on it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,13 +7,12 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.machine.decide import Unsuitable
+from autotune.machine.host import LIBRARIES
 from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts, Unavailable
-
-_LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
 
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
-    """Render the facts, section by section, and then the findings; no final newline."""
+    """Render the facts, section by section, and then the findings; without a final newline."""
     host, slurm = machine.host, machine.slurm
     disks = table_of(
         "", host.disks,
@@ -59,7 +58,7 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
     yield "RAM available", f"{format_bytes(host.ram_available_bytes)}, as limited by {host.ram_limit_source}{limit}"
     yield "/dev/shm free", format_bytes(host.shm_free_bytes)
     yield "Python", host.python_version
-    for name in _LIBRARIES:
+    for name in LIBRARIES:
         yield name, machine.versions.get(name, "not installed")
 
 

@@ -1,4 +1,4 @@
-"""What a machine is, as values; a figure that it does not give is ``None``, or ``Unavailable`` with the reason."""
+"""Facts about a machine; a figure that it does not give is ``None``, or ``Unavailable`` with the reason."""
 
 import itertools
 import math
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 PRETENDED = "(nullgpu)"
-"""How the driver version of a pretended GPU ends: libraries stand in for NVIDIA's, and kernels do nothing."""
+"""Suffix of a simulated GPU's driver version: libraries replace NVIDIA's, and kernels do nothing."""
 
 
 def is_pretended(driver: str | None) -> bool:
-    """Whether this driver stands in for a real one: torch's allocator is real then, and no rate is."""
+    """Return True if this driver is simulated: torch's allocator is real then, but no rate is."""
     return driver is not None and driver.endswith(PRETENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailable:
-    """A figure that could not be had here, and why."""
+    """A figure that could not be read, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What one GPU is, as its driver describes it.
+    """Facts about one GPU from its driver.
 
-    ``index`` is NVML's, which follows the PCI bus; CUDA may number the same GPUs differently, the UUID never does.
-    ``total_bytes`` is what NVML calls total, a little more than a CUDA process can use. ``power_cap_w`` is the enforced
-    limit. ``mig_uuids`` are the UUIDs of the GPU's MIG slices, where it is cut into any.
+    ``index`` is NVML's, which follows the PCI bus; CUDA may number the same GPUs differently, but UUIDs agree.
+    ``total_bytes`` is NVML's total, a little more than a CUDA process can use. ``power_cap_w`` is the enforced limit.
+    ``mig_uuids`` are the UUIDs of the GPU's MIG slices, if it has any.
     """
 
     uuid: str
@@ -45,12 +45,12 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One GPU at one moment.
+    """State of one GPU at one moment.
 
     ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
-    least one kernel ran: a rank that waits in a collective reads 1. ``used_bytes`` includes the driver's own reserve.
-    ``power_w`` is, since Hopper, the mean of the last second; ``energy_j`` counts from when the driver was loaded.
-    ``process_count`` is that of processes that hold memory to compute; those of other containers may be hidden.
+    least one kernel ran: a rank that waits in a collective shows 1. ``used_bytes`` includes the driver's own reserve.
+    ``power_w`` is, since Hopper, the mean of the last second; ``energy_j`` counts from the loading of the driver.
+    ``process_count`` counts processes that hold GPU memory to compute; those of other containers may be hidden.
     """
 
     time_s: float
@@ -63,15 +63,15 @@ class GpuSample:
     process_count: int | None = None
     energy_j: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a figure is None, by its name."""
+    """Reason for each missing figure, by the figure's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmWindow:
     """Hardware counters of one GPU between two moments (CLOCK_MONOTONIC); shares are 0 to 1.
 
-    ``sm_utilisation``: SMs that were busy. ``sm_occupancy``: resident warps of the possible ones. ``tensor_active``:
-    time in which the SMs did any tensor operation. ``dram_active``: memory bandwidth of the theoretical maximum.
+    ``sm_utilisation``: busy SMs. ``sm_occupancy``: resident warps of the possible ones. ``tensor_active``: time in
+    which the SMs did any tensor operation. ``dram_active``: memory bandwidth of the theoretical maximum.
     """
 
     start_s: float
@@ -85,9 +85,9 @@ class GpmWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeries:
-    """What one GPU did over a stretch of time: samples and windows of counters, both in order of time.
+    """Samples and counter windows of one GPU over a stretch of time, both in order of time.
 
-    ``lacking`` and ``gpm_lacking`` say why there are none of the one or the other.
+    ``lacking`` and ``gpm_lacking`` are the reasons if there are no samples or no windows.
     """
 
     samples: tuple[GpuSample, ...] = ()
@@ -96,7 +96,7 @@ class GpuSeries:
     gpm_lacking: str | None = None
 
     def between(self, start_s: float, end_s: float) -> "GpuSeries":
-        """Cut to what lies wholly between two moments of CLOCK_MONOTONIC, both included."""
+        """Return the part that lies wholly between two moments of CLOCK_MONOTONIC, both included."""
         samples = tuple(one for one in self.samples if start_s <= one.time_s <= end_s)
         gpm = tuple(one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s)
         return replace(self, samples=samples, gpm=gpm)
@@ -112,7 +112,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
-    """A GPU, what it does now, and who computes on it."""
+    """A GPU, its present state, and its compute processes."""
 
     facts: GpuFacts
     sample: GpuSample | Unavailable
@@ -131,7 +131,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicFacts:
-    """One network interface; virtual ones often give no speed."""
+    """One network interface; virtual ones often report no speed."""
 
     name: str
     speed_bits_per_s: int | None
@@ -143,8 +143,8 @@ class NicFacts:
 class HostFacts:
     """CPUs, memory, disks and network of one host, as this process may use them.
 
-    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm`` what SLURM gave this task.
-    ``ram_available_bytes`` is what could still be taken: by the system's count or by the tightest control group,
+    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm`` the CPUs that SLURM gave this
+    task. ``ram_available_bytes`` is the memory still available, by the system's count or by the tightest control group,
     whichever is less; ``ram_limit_source`` names it and ``ram_limit_bytes`` is that group's limit, if it was a group.
     """
 
@@ -166,7 +166,7 @@ class HostFacts:
 
     @property
     def allotted_cpus(self) -> int:
-        """CPUs that this process can keep busy: the smallest of what exists, at least 1."""
+        """CPUs that this process can keep busy: the smallest of the known limits, at least 1."""
         # Half a CPU cannot run a worker at full speed, so a fractional quota counts as the whole CPUs in it.
         quota = None if self.cpus_quota is None else math.floor(self.cpus_quota)
         limits = (self.cpus_online, self.cpus_affinity, quota, self.cpus_slurm)
@@ -175,10 +175,10 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmFacts:
-    """This process's place in a SLURM cluster.
+    """SLURM job of this process, and available SLURM commands.
 
-    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is what the node's own daemon told
-    a process that it started; a shell that ``salloc`` opened on the login node has none.
+    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is set by the node's own daemon for
+    processes that it starts; a shell that ``salloc`` opened on the login node has none.
     """
 
     job_id: str | None
@@ -191,25 +191,25 @@ class SlurmFacts:
 
     @property
     def in_job(self) -> bool:
-        """Whether this process runs inside a SLURM job."""
+        """True if this process runs inside a SLURM job."""
         return self.job_id is not None
 
     @property
     def is_login_node(self) -> bool:
-        """Whether jobs can be submitted from here while this runs on no node of one."""
+        """True if jobs can be submitted from here and this process does not run on a job's node."""
         return "sbatch" in self.commands and (not self.in_job or self.node_name is None)
 
     def seconds_left(self, now_utc: datetime) -> float | None:
-        """Seconds until the job's end, 0 once it has passed; ``None`` when no end is known."""
+        """Return the seconds until the job's end, 0 once it has passed; ``None`` if no end is known."""
         return None if self.end_time_s is None else max(0.0, self.end_time_s - now_utc.timestamp())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """Everything that ``autotune doctor`` looks at.
+    """All facts that ``autotune doctor`` reads.
 
-    ``gpu_absent`` says why there is no GPU; ``gpu_unreadable`` names GPUs that exist and could not be described.
-    ``versions`` holds the installed libraries only.
+    ``gpu_absent`` is the reason if there is no GPU; ``gpu_unreadable`` names GPUs that exist but could not be
+    described. ``versions`` holds the installed libraries only.
     """
 
     time_utc: datetime
@@ -234,27 +234,27 @@ THROTTLE_REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""Why a GPU runs below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
+"""Reasons for a GPU to run below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
-"""Those that spoil a measurement; anything else is how the GPU operates. The power brake is an external signal that
-cuts the clocks at least by half and raises hw_slowdown with it; the software power cap is where a loaded GPU lives."""
+"""Throttle reasons that spoil a measurement; the others are normal operation. The power brake is an external signal
+that at least halves the clocks and raises hw_slowdown; a loaded GPU usually runs at the software power cap."""
 
 
 def throttle_names(mask: int) -> tuple[str, ...]:
-    """Name the bits of NVML's throttle mask, lowest first; a bit this table lacks keeps its number."""
+    """Return the names of the bits in NVML's throttle mask, lowest first; a bit not in the table keeps its number."""
     bits = (1 << position for position in range(mask.bit_length()) if mask >> position & 1)
     return tuple(THROTTLE_REASONS.get(bit, f"unknown_{bit:#x}") for bit in bits)
 
 
 def throttle_faults(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Those throttle reasons that make a measurement worthless: heat and hardware slowdown."""
+    """Return the throttle reasons that make a measurement worthless: heat and hardware slowdown."""
     return tuple(name for name in names or () if name in FAULTS)
 
 
 def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str]) -> tuple[GpuFacts, ...]:
-    """The GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
+    """Return the GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
 
-    Entries are indices or the beginning of a GPU's or MIG slice's UUID. As in CUDA, an entry that names nothing ends
+    Entries are indices, or prefixes of the UUID of a GPU or MIG slice. As in CUDA, an entry that matches nothing ends
     the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares unless the user has set
     another ``CUDA_DEVICE_ORDER`` and GPUs differ.
     """
@@ -287,5 +287,5 @@ _NETWORK_FILESYSTEMS = (
 
 
 def is_network_filesystem(filesystem_type: str | None) -> bool:
-    """Whether files of this type of file system lie on another machine."""
+    """Return True if files on this type of file system are stored on another machine."""
     return (filesystem_type or "").lower().removeprefix("fuse.") in _NETWORK_FILESYSTEMS.split()

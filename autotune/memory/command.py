@@ -1,4 +1,4 @@
-"""``autotune probe``: the largest micro-batch per model under a memory budget, and the throughput curve."""
+"""``autotune probe`` and ``autotune estimate``: the largest micro-batch per model, measured and predicted."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,7 +48,10 @@ def probe(
     out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
     job: JobOptions,
 ) -> None:
-    """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
+    """Find the largest micro-batch that fits in memory.
+
+    Verify that one more sequence does not fit, and measure the throughput of smaller sizes.
+    """
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.sections import probe_answer, probe_text
@@ -130,7 +133,10 @@ def estimate(
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
+    """Predict the largest micro-batch without a GPU.
+
+    Show its memory breakdown. The model is traced, not run.
+    """
     from autotune.base.document import answer_json
     from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.memory.sections import estimate_text
@@ -176,7 +182,7 @@ def estimate(
 
 
 def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
-    """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
+    """Return the errors of models that were rejected as one error; its exit code is the first one's."""
     from autotune.memory.estimate import CannotTrace
 
     first = errors[0]

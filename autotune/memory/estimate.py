@@ -1,4 +1,4 @@
-"""Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
+"""Prediction of training memory without the device: the trainer's step is traced and replayed through an allocator."""
 
 import contextlib
 import functools
@@ -20,35 +20,35 @@ from trainer.data.global_batch import RowStatistics, row_statistics
 
 FIRST_ROWS = 8, 64
 BELOW_SHARE = 0.8
-"""Of the predicted largest micro-batch: traced as well, so that every size near it lies between two traced ones."""
+"""Share of the predicted largest micro-batch that is also traced, so that sizes near it lie between two traces."""
 CLOSE_SHARE = 0.005
-"""The prediction stands where a size this near to it was traced."""
+"""Relative distance to a traced size within which a prediction is final."""
 MOST_ROUNDS = 3
 SHIFTS = 3
-"""How often sizes are traced with a row more if nothing is like the largest: compiled layers write over blocks that are
-of the same size by chance."""
+"""Attempts to trace with one sequence more each, if no trace matches the largest: compiled layers write over blocks
+that are of the same size by chance."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
-"""Assumed where no dataset says better: functions of programs come at about 2.1 to a row of 512."""
+"""Documents per packed sequence, assumed without a dataset; functions of programs: about 2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 PACKED_FULL_SHARE = 0.997
-"""Of packed rows of 512, functions of programs; ``docs/performance.md``."""
+"""Share of non-padding tokens in packed sequences of 512 tokens, functions of programs; ``docs/performance.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """The law of one model's memory, and where it comes from."""
+    """Predicted memory of one model, with facts from its trace."""
 
     memory_model: MemoryModel
     max_micro_batch_size: int
-    """The largest micro-batch that is predicted to fit."""
+    """Largest micro-batch that is predicted to fit."""
     parameters: int
     attention: str
     attention_reason: str
 
 
 class CannotTrace(NotCheckable):
-    """A model computes in a way that can only be seen by running it."""
+    """The memory of this model cannot be predicted from a trace, only measured."""
 
 
 def estimate_model(
@@ -59,10 +59,10 @@ def estimate_model(
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
-    """Trace a model's step at two sizes and at the largest micro-batch that fills the budget.
+    """Trace a model's step at two sizes, then near the largest micro-batch that fits the budget.
 
-    What kernels request grows in steps, and differently for few rows; so the prediction is made again from traces near
-    what was predicted at first, until it stands.
+    Requests of kernels grow in steps, and differently for small sizes, so the prediction is repeated from traces near
+    the previous one until it is stable.
 
     Raises:
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
@@ -86,7 +86,7 @@ def estimate_model(
 def _extended(
     request: TraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
 ) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
-    """Trace further sizes; return what all traces say that are like the largest, these, and facts of the model."""
+    """Trace further sizes; return the memory model of all traces like the largest, these traces, and model facts."""
     for shift in range(SHIFTS):
         known = {trace.micro_batch_size for trace in traces}
         sizes = dict.fromkeys(one + shift for one in rows)
@@ -121,7 +121,7 @@ def _cannot(request: TraceRequest, why: str) -> CannotTrace:
 
 
 def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> RowContents:
-    """Return what is assumed without a dataset: packed rows are full, and others hold a sample without padding."""
+    """Return the assumptions without a dataset: packed sequences are nearly full, others hold one unpadded sample."""
     packed = layout == "packed"
     return RowContents(
         vocab_size=vocab_size,
@@ -135,7 +135,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
 
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowContents:
-    """Return the same of a dataset, by laying a part of it out; ``TrainerError`` is raised if it is none."""
+    """Return the contents of a dataset's sequences, from a part of it; raise ``TrainerError`` if it is no dataset."""
     any_model = ModelSettings(name="any", config={"model_type": "bert"})  # rows do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
     documents = rows.most_documents if layout == "packed" else 1.0
@@ -154,7 +154,7 @@ def _laid_out(data: Path, config: TrainConfig) -> tuple[RowStatistics, Manifest]
 
 
 def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
-    """Return non-padding tokens and samples of a row, from a part of the dataset; without it, what the profile says.
+    """Return non-padding tokens and samples per sequence, from a part of the dataset or, without it, from the profile.
 
     Raises:
         TrainerError: If ``data`` is no dataset.

@@ -1,4 +1,4 @@
-"""Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
+"""Probe of one model: the largest micro-batch under the budget, verified on both sides, then the throughput curve."""
 
 import contextlib
 import functools
@@ -39,75 +39,75 @@ from trainer.data.dataset import Manifest
 from trainer.data.global_batch import RowStatistics
 
 FIT_STEPS = (1, 1)
-"""Warm-up and timed steps of a trial that asks whether a size fits, with an evaluation after each: the last one finds
-the allocator as an evaluation leaves it."""
+"""Warm-up and timed steps of a trial that tests if a size fits, with an evaluation after each: the last step finds the
+allocator as an evaluation leaves it."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
-"""The same of a point of the throughput curve."""
+"""Warm-up and timed steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""How long the chosen micro-batch runs before its tokens/s are promised: a GPU is slower once it is warm and at
-its power limit."""
+"""Time that the chosen micro-batch runs before its tokens/s are reported, in seconds: a GPU is slower once it is warm
+and at its power limit."""
 _MOST_CHOICES = 3
-"""Sizes between those of the curve that are measured before one of them must be taken."""
+"""Most sizes that are added to the curve before one of its sizes is chosen."""
 CLOSE_BYTES = 2**20
-"""A largest size that leaves less than this free is tried a second time: processes differ by a little."""
+"""Free memory below which the largest size is tried a second time, as processes differ slightly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """What to probe of one model; None takes what suits the site."""
+    """Request to probe one model; None stands for what suits the site."""
 
     config: TrainConfig
-    """Settings of the step; without ``layout`` and ``precision`` set, it takes those that suit the model and device."""
+    """Settings of the step; unless set, ``layout`` and ``precision`` are those that suit the model and device."""
     data: Path
     reports: Path
     memory_bytes: int | None = None
-    """Budget of a rank."""
+    """Memory budget of a rank."""
     as_card: GpuModel | None = None
-    """Measure with the memory of a smaller GPU."""
+    """Smaller GPU whose memory is imitated."""
     ranks: int | None = None
     accumulate: bool = True
-    """Whether a step has several micro-batches on each rank; two stand for any number above."""
+    """True if a step has several micro-batches on each rank; two stand for any larger number."""
     granularity_rows: int = 1
-    """Only multiples of it are tried."""
+    """Granule of micro-batch sizes: only multiples of it are tried."""
     headroom_share: float = HEADROOM_SHARE
     max_micro_batch_size: int = MAX_ROWS
-    """At least one granule."""
+    """Largest size to try, at least one granule."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
-    """Whether memory is predicted first; otherwise trials alone show the way."""
+    """True if memory is predicted first; otherwise trials alone guide the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request at a known site, ready to begin."""
+    """A request at a known site, with all settings complete."""
 
     request: ProbeRequest
     config: TrainConfig
-    """The request's, complete: its ``global_batch_size`` are the ones that the chosen micro-batch splits."""
+    """Complete settings; their ``global_batch_size`` is what the chosen micro-batch splits."""
     manifest: Manifest
     memory_budget_bytes: int
-    """Of a rank."""
+    """Memory budget of a rank."""
     device_used_before_bytes: int | list[int] | None = None
-    """What each GPU held before this program, by NVML; None on a CPU."""
+    """Memory used on each GPU before this program, by NVML; None on a CPU."""
     local_ranks: int = 1
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
     rows: RowStatistics | None = None
-    """What rows of the dataset hold; None for full rows of one document."""
+    """Statistics of the dataset's sequences; None for full sequences of one document."""
     expected: Expected | None = None
-    """What lies around a traced step on this device; None: nothing is traced."""
+    """Overheads of a traced step on this device; None if nothing is traced."""
 
     @property
     def micro_batches(self) -> int:
-        """Of an optimizer step, on each rank."""
+        """Micro-batches of an optimizer step, on each rank."""
         return 2 if self.request.accumulate else 1
 
     @property
     def documents_per_sequence(self) -> float:
-        """In the fullest micro-batches."""
+        """Documents per sequence in the fullest micro-batches."""
         return self.rows.most_documents if self.rows is not None and self.config.layout == "packed" else 1.0
 
     def trace(self, machine: Machine) -> MemoryEstimate:
-        """Trace the model's step, and predict its memory near the largest micro-batch; ``CannotTrace`` if it fails."""
+        """Trace the model's step; predict its memory near the largest micro-batch. Raise ``CannotTrace`` on failure."""
         request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -123,7 +123,7 @@ class Probe:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """A probe under way. Sizes are counted in granules."""
+    """State of a running probe. Sizes are counted in granules."""
 
     probe: Probe
     runner: TrialRunner
@@ -132,18 +132,18 @@ class Search:
     not_traced: str | None = None
     prediction: Prediction | None = None
     traced_bytes: Callable[[int], float] | None = None
-    """The predicted peak by rows, before any trial."""
+    """Predicted peak by number of sequences, before any trial."""
 
     name: str = field(init=False)
-    """Of the model."""
+    """Name of the model."""
     granule: int = field(init=False)
-    """Rows of the smallest size."""
+    """Sequences of the smallest size."""
 
     def __post_init__(self) -> None:
         self.name, self.granule = self.probe.config.model.name, self.probe.request.granularity_rows
 
     def predict(self) -> None:
-        """Trace the model; if that fails, trials alone show the way."""
+        """Trace the model; if that fails, let trials alone guide the search."""
         expected = self.probe.expected
         if expected is None:
             return
@@ -162,7 +162,7 @@ class Search:
         )
 
     def predicted_rows(self) -> int | None:
-        """Return the largest micro-batch that the trace alone predicts; None without one."""
+        """Return the largest micro-batch that the trace alone predicts; None without a trace."""
         return None if self.estimate is None else self.estimate.max_micro_batch_size // self.granule * self.granule
 
     def find(self) -> None:
@@ -209,7 +209,7 @@ class Search:
         return points
 
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
-        """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
+        """Choose the split of the global batch; if the chosen size was not measured, add it to the curve."""
         limit, rows, ranks = curve[-1].micro_batch_size, self.probe.config.global_batch_size, self.probe.local_ranks
         sizes = range(self.granule, limit + 1, self.granule)
         for _ in range(_MOST_CHOICES):
@@ -224,7 +224,7 @@ class Search:
         return choose_micro_batch(curve, feasible_max, global_batch_size=rows, ranks=ranks)
 
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
-        """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
+        """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time runs out."""
         device = self.probe.config.device
         if not (seconds := min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)):
             return None
@@ -265,7 +265,7 @@ class Search:
         )
 
     def does_not_fit(self) -> ExceedsMemory:
-        """Return the error that not even the smallest size fits: what it needs, the largest term, what would help."""
+        """Return the error that not even the smallest size fits: its memory, the largest term, and remedies."""
         probe, rows = self.probe, self.granule
         tokens, budget = probe.config.seq_length_tokens, format_bytes(probe.memory_budget_bytes)
         trial = step_trial(probe, rows, FIT_STEPS, None)
@@ -289,7 +289,7 @@ class Search:
         )
 
     def terms_bytes(self, rows: int) -> dict[str, int]:
-        """Return what a micro-batch is predicted to need, by term; empty without a trace."""
+        """Return the predicted memory of a micro-batch by term; empty without a trace."""
         if self.estimate is None or self.probe.expected is None:
             return {}
         return dict(memory_breakdown(self.estimate.memory_model, rows, self.probe.expected.usual).terms_bytes)
@@ -298,13 +298,13 @@ class Search:
 def probe_model(
     probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
 ) -> tuple[TrainConfig, ProbeEvidence]:
-    """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
+    """Predict, find and verify the largest micro-batch in fresh processes, and measure the throughput curve.
 
-    ``traced`` is of ``probe.trace``, if it was called before. Returns the settings with the chosen micro-batch as well.
+    ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the chosen micro-batch as well.
 
     Raises:
         ExceedsMemory: If not even the smallest size fits.
-        Undecided: If trials failed in a way that says nothing about memory.
+        Undecided: If trials failed for a reason unrelated to memory.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)
     search.predict()
@@ -348,7 +348,7 @@ def probe_model(
 
 
 def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:
-    """Return the trainer's settings of a trial of so many rows."""
+    """Return the trainer's settings of a trial with ``rows`` sequences per micro-batch."""
     global_batch_size = rows * probe.local_ranks * (micro_batches or probe.micro_batches)
     return probe.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": global_batch_size})
 
@@ -362,7 +362,7 @@ def step_trial(
     attempt: int = 0,
     micro_batches: int | None = None,
 ) -> Trial:
-    """Return a trial of the trainer's own step; without a budget nothing is limited. Each attempt is another trial."""
+    """Return a trial of the trainer's step, without a limit if there is no budget. Each attempt is another trial."""
     asked = StepRequest(
         config=step_config(probe, rows, micro_batches=micro_batches),
         vocab_size=probe.manifest.vocab_size,

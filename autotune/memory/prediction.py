@@ -1,4 +1,4 @@
-"""Answer ``autotune estimate``: what fits, and what would fit otherwise; and what ``autotune plan`` asks of memory."""
+"""Memory predictions for ``autotune estimate`` and ``autotune plan``: the largest micro-batch, and alternatives."""
 
 import contextlib
 import itertools
@@ -46,15 +46,15 @@ from trainer.record.progress import Update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """What is to be predicted."""
+    """Request for a memory prediction."""
 
     configs: tuple[TrainConfig, ...]
-    """Settings of the step, of each model on the same device; batches do not count."""
+    """Settings of the step of each model, all on the same device; batch sizes are ignored."""
     gpu: str | None
     memory: str | None
     data: Path | None
     vocab_size: int
-    """Without a dataset."""
+    """Vocabulary size without a dataset."""
     ranks: int
     accumulate: bool
     tensor_ranks: int
@@ -65,7 +65,7 @@ class PredictionRequest:
 def settings_of_step(
     model: ModelSettings, device: Literal["cuda", "cpu"], *, layout: str | None, precision: str | None, **others: object
 ) -> TrainConfig:
-    """Return the trainer's settings with others of its settings; None takes the default of the model or the device."""
+    """Return the trainer's settings, ``others`` included; None takes the default of the model or the device."""
     return TrainConfig.model_validate(
         {
             "model": model,
@@ -79,23 +79,23 @@ def settings_of_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The card, or the memory of one."""
+    """The GPU, or the amount of memory, to predict for."""
 
     name: str
     budget_bytes: int
     expected: Expected
     reserve_bytes: int = 0
-    """Of the card's memory, left out of the budget."""
+    """GPU memory that is left out of the budget."""
 
 
 def predict(
     asked: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
-    """Predict for every model; one that does not fit, or can only be run, keeps no other from its answer.
+    """Predict every model; one that does not fit, or can only be measured, does not affect the others.
 
     Raises:
         BadInput: If the model cannot be built.
-        TrainerError: If the dataset is none.
+        TrainerError: If ``asked.data`` is no dataset.
     """
     predicted: list[PredictedModel] = []
     refused: dict[str, AutotuneError] = {}
@@ -122,11 +122,11 @@ def predict(
 
 
 def find_target(asked: PredictionRequest) -> Target:
-    """The card that is meant, and how much of it may be used.
+    """Return the GPU to predict for, with its memory budget.
 
     Raises:
-        BadInput: If there is no such card, or more is asked for than it has.
-        UsageError: If nothing says how much memory there is.
+        BadInput: If the GPU is not found, or the budget exceeds its memory.
+        UsageError: If the amount of memory is unknown, or a GPU is named for a CPU.
     """
     budget = None if asked.memory is None else parse_bytes(asked.memory)
     if asked.configs[0].device == "cpu":
@@ -180,7 +180,7 @@ def _estimated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tracer:
-    """Predicts from traces of the step."""
+    """Predictions from traces of the step."""
 
     asked: PredictionRequest
     target: Target
@@ -237,7 +237,7 @@ class _Tracer:
         )
 
     def contents(self, config: TrainConfig) -> RowContents:
-        """Return what rows hold with these settings: of the dataset that is named, else assumed."""
+        """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
         if self.asked.data is None:
             return assumed_contents(self.asked.vocab_size, config.layout, config.seq_length_tokens)
         return contents_of(self.asked.data, config.layout, config.seq_length_tokens)
@@ -252,7 +252,7 @@ class _Tracer:
         return _estimated(config, self.contents(config), self.machine, budget, usual, **several)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
-        """Return what fits with these settings, and a word on it: if there is no answer, why."""
+        """Return the largest micro-batch with these settings, and a note: the reason if there is none."""
         try:
             rows = self._traced(config).max_micro_batch_size
         except BadInput:
@@ -262,7 +262,7 @@ class _Tracer:
         return rows, "or more" if rows == self.asked.max_micro_batch_size else ""
 
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> ExceedsMemory:
-        """Say which term is the largest, and which single change would make a row fit."""
+        """Return the error with the largest term and the single changes that would make one sequence fit."""
         budget = self.target.budget_bytes
         found = memory_breakdown(estimate.memory_model, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
@@ -321,7 +321,7 @@ def _is_known(config: TrainConfig) -> bool:
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the terms that the profile's probe traced; None without them, or if they are a rank's share of it."""
+    """Return the memory that the profile's probe traced; None without a trace, or if it is a rank's share."""
     probe, train = profile.evidence.probe, profile.train
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None
@@ -384,7 +384,7 @@ def traced(
 
 
 def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_proven: bool) -> MemoryPlan:
-    """Return the same with every way of sharing the model among the ranks."""
+    """Return the plan with the memory under every way of sharing the model among the ranks."""
     tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
     proven_bytes = memory.state.total_bytes if is_proven else 0  # a trial says that it fits, whatever a trace predicts
     found = shares(
@@ -399,7 +399,7 @@ def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages:
 
 
 def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
-    """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
+    """Return the largest micro-batch that fits if all ranks share the state; at least one sequence."""
     whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
     of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_size
     room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_size)
@@ -407,7 +407,7 @@ def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
 
 
 def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
-    """Return the profile's; if the model does not fit so, the first of the trainer's ways in which it does."""
+    """Return ``said``; if it is DDP and the model does not fit, ZeRO-1 if it fits with that, else FSDP2."""
     if memory.max_micro_batch_size > 0 or said != "ddp":
         return said
     names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}

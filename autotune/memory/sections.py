@@ -1,4 +1,4 @@
-"""What fits: the memory breakdown, and throughput by micro-batch with its knee."""
+"""Report sections on memory: the memory breakdown, and throughput by micro-batch with its knee."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,28 +48,28 @@ from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
 
 _MOST_PARTS = 7
-"""Of a bar; more cannot be told apart."""
+"""Most parts of a bar; more cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedModel:
-    """One probed model: its profile, where that lies, and every trial."""
+    """A probed model: its profile, the path of that, and every trial."""
 
     path: Path
     profile: Profile
     trials: tuple[FinishedTrial, ...]
     previous: Path | None
-    """Where the profile that lay there before was kept."""
+    """Path to which the previous profile was moved."""
 
     @property
     def evidence(self) -> ProbeEvidence:
-        """What the probe put into the profile."""
+        """Evidence that the probe put into the profile."""
         assert self.profile.evidence.probe is not None
         return self.profile.evidence.probe
 
 
 def probe_answer(one: ProbedModel) -> dict[str, Any]:
-    """The JSON of one model: what the probe found, where that was written, and every trial."""
+    """Return the JSON of one model: the probe's result, the path of its profile, and every trial."""
     train = one.profile.train
     return {
         "model": train.model.name,
@@ -93,7 +93,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
-    """The answer for people: one line per model, why, where it was written, and what to run next."""
+    """Return the answer for people: one line per model, reasons, where it was written, and the next command."""
     found = [
         (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_size)) for one in probed
     ]
@@ -118,7 +118,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:
-    """Why so many sequences are used, how the global batch is split, and what is not known, a line each."""
+    """Yield the reason for the micro-batch size, the split of the global batch, and what is unknown, a line each."""
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice
@@ -136,7 +136,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
 
 
 def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
-    """Micro-batches and rows on so many ranks, and which rows are empty."""
+    """Return the split of the global batch into micro-batches per rank, in words, with its empty sequences."""
     dealing = split_global_batch(train.global_batch_size, train.micro_batch_size, local_ranks)
     words = (
         f"a global batch of {plural(train.global_batch_size, 'row')} is "
@@ -151,7 +151,7 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
 
 
 def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Where memory goes: predicted by term, measured in all, and the budget."""
+    """Return the section on memory: predicted by term, measured in total, and the budget."""
     probe = one.profile.evidence.probe
     if probe is None:
         return (Missing(what="What fits", commands=(probe_command(one.profile, one.path),)),)
@@ -217,7 +217,7 @@ def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
 
 
 def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
-    """Terms as the chart has them: all activations as one, and the smallest together."""
+    """Return the terms as the chart has them: all activations as one, and the smallest together."""
     joined: dict[str, float] = {}
     for term, size in terms.items():
         name = ACTIVATIONS if is_activations(term) else term
@@ -230,7 +230,7 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
 
 
 def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Throughput by micro-batch, with the stretch in which the knee lies, and what is used."""
+    """Return the section on throughput by micro-batch, with the range of the knee, and the size in use."""
     probe = one.profile.evidence.probe
     if probe is None:
         return (Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)),)
@@ -278,15 +278,15 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 _SMALL_SHARE = 0.001
-"""Terms below this are summed up."""
+"""Share of the peak below which terms are summed up."""
 
 
 _MUCH_SHARE = 0.05
-"""Of the peak, lost between blocks: worth a word."""
+"""Share of the peak lost between blocks above which it is reported."""
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
-    """Return the answer for people, then ``next_command``; empty if all models were refused and no more was asked."""
+    """Return the answer for people, then ``next_command``; empty without any predicted model or alternative."""
     if not (answer.models or answer.what_if):
         return ""
     reserve = f", of which {format_bytes(answer.reserve_bytes)} are left free" if answer.reserve_bytes else ""
@@ -306,7 +306,7 @@ def estimate_text(answer: Answer, next_command: str) -> str:
 
 
 def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
-    """Return a table of what one GPU holds under each way of sharing the model."""
+    """Return a table of one GPU's memory under each way of sharing the model."""
     formulas = any(not one.trains_here for one in shares)
     return table_of(
         caption, shares,

@@ -1,4 +1,4 @@
-"""The probe stage: the largest micro-batch of each model under a memory budget, as a profile."""
+"""Probe phase of tuning: the largest micro-batch of each model under a memory budget, as a profile."""
 
 import sys
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from trainer.health.events import utc_now
 
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
-    """Return the settings of a step in which only those are set that were asked for; None stands for the others.
+    """Return settings of a step in which only the requested ones are set; None leaves one unset.
 
     Raises:
         BadConfig: If they cannot be used.
@@ -50,19 +50,19 @@ def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | N
     ``out`` is a profile file, or a directory.
 
     Raises:
-        BadInput, UsageError: If what is asked for cannot be had here.
+        BadInput, UsageError: If the request cannot be met on this machine.
         ExceedsMemory: If not even the smallest size of a model fits.
-        Undecided: If trials failed in a way that says nothing about memory.
+        Undecided: If trials failed for a reason unrelated to memory.
     """
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
     return [probe_one(bench, prepare(bench, request), path) for request, path in zip(requests, paths, strict=True)]
 
 
 def prepare(bench: Session, request: ProbeRequest) -> Probe:
-    """Settle what is not asked for, look at the dataset, and settle the global batch, before hours are spent.
+    """Complete the settings, read the dataset's statistics, and set the global batch, before any trial.
 
     Raises:
-        BadInput: If the global batch has fewer rows than there are ranks.
+        BadInput: If the global batch has fewer sequences than there are ranks.
     """
     probe = settled_probe(bench, request)
     rows = row_statistics(probe.config, TokenDataset(request.data, bench.manifest))
@@ -79,7 +79,7 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
 
 
 def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
-    """Return a probe with what this site settles; nothing is known of the dataset's rows."""
+    """Return a probe with the settings that this site determines, without statistics of the dataset."""
     site, config = bench.site, request.config
     together = local_ranks(site, request.ranks)
     capability = None if site.gpu is None else site.gpu.compute_capability
@@ -106,7 +106,7 @@ def probe_one(
     """Probe one model and write its profile.
 
     Raises:
-        OutOfTime: If time is over, in seconds since 1970, before the largest micro-batch is verified.
+        OutOfTime: If ``budget_ends_s``, in seconds since 1970, passes before the largest micro-batch is verified.
     """
     check_writable(path.parent)
     profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
@@ -117,7 +117,7 @@ def probe_one(
 def profile_of_probe(
     bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
-    """Probe one model; return the profile that this alone supports, to lie at ``path``, unwritten, and its trials."""
+    """Probe one model; return the profile that this alone supports, not yet written to ``path``, and its trials."""
     model, request = probe.config.model, probe.request
     here = bench.fingerprint(model)
     with bench.display.show(f"probe {model.name}") as update:

@@ -1,4 +1,4 @@
-"""Memory as values: traces of allocations, requests, the evidence of a probe, and estimates."""
+"""Values of memory: traces of allocations, requests, the evidence of a probe, and predictions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from trainer.data.dataset import SpecialIds
 
 
 class Term(StrEnum):
-    """A line of the memory breakdown; beside these each kind of module has one for its activations."""
+    """A line of the memory breakdown; each kind of module has a further one for its activations."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -49,7 +49,7 @@ class Allocation:
 
     size_bytes: int
     term: str
-    """Which line of the memory breakdown it belongs to."""
+    """Line of the memory breakdown to which it belongs."""
     stream: int = 0
     """CUDA stream; 0 computes. The allocator keeps separate blocks for each."""
 
@@ -60,15 +60,15 @@ class Trace:
 
     micro_batch_size: int
     predicted_tokens: int
-    """Places that the head computes."""
+    """Positions that the head computes."""
     allocations: tuple[Allocation, ...]
     events: tuple[int, ...]
     """``i``: allocation i is made; ``-1 - i``: it is released."""
     repeats_from: int
-    """Index in ``events`` from which on a run of many steps repeats what follows."""
+    """Index in ``events`` from which every further step repeats the events."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, terms by number."""
+        """Return plain JSON, terms by number."""
         terms = sorted({one.term for one in self.allocations})
         number = {term: index for index, term in enumerate(terms)}
         return {
@@ -84,10 +84,10 @@ class Trace:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "Trace":
-        """Read what ``to_json`` gave.
+        """Read the result of ``to_json``.
 
         Raises:
-            KeyError, IndexError, TypeError: If it is no such thing.
+            KeyError, IndexError, TypeError: If it has another form.
         """
         terms: Sequence[str] = value["terms"]
         return cls(
@@ -103,7 +103,7 @@ class Trace:
 
 
 class StepRequest(TrialRequest):
-    """Take optimizer steps on random full rows under a memory budget."""
+    """Request for optimizer steps on random full sequences under a memory budget."""
 
     job: ClassVar[JobName] = "step"
 
@@ -112,17 +112,17 @@ class StepRequest(TrialRequest):
     vocab_size: int
     special_ids: SpecialIds
     memory_budget_bytes: int | None
-    """Budget of each rank; None means no limit."""
+    """Memory budget of each rank; None means no limit."""
     warmup_steps: int
     timed_steps: int
     local_ranks: int
     documents_per_sequence: float
     attempt: int = 0
-    """A number that makes a repeated trial another trial."""
+    """Number that makes a repeated trial another trial."""
 
 
 class TraceRequest(TrialRequest):
-    """Trace one rank's training steps on the meta device, for several micro-batch sizes."""
+    """Request for traces of one rank's training steps on the meta device, for several micro-batch sizes."""
 
     job: ClassVar[JobName] = "trace"
 
@@ -135,67 +135,67 @@ class TraceRequest(TrialRequest):
     """Micro-batches in an optimizer step; with two or more, gradients exist while later ones are computed."""
     ranks: int
     sizes: list[int] = Field(default_factory=list)
-    """Rows of the micro-batch in each trace."""
+    """Micro-batch size of each trace."""
 
 
 class CurvePoint(StrictTable):
-    """Throughput at one micro-batch."""
+    """Throughput at one micro-batch size."""
 
     micro_batch_size: Positive
     padded_tokens_per_s: PositiveFloat
-    """All rows full."""
+    """Tokens/s including padding, with full sequences."""
     step_s: PositiveFloat
-    """Median of the timed optimizer steps, one micro-batch each."""
+    """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
     timed_steps: Positive
     padded_tokens_per_s_low: PositiveFloat | None = None
-    """95 % confidence bounds; None if the timed steps show no spread that could be trusted."""
+    """Lower bound at 95 % confidence; None if the timed steps show no reliable spread."""
     padded_tokens_per_s_high: PositiveFloat | None = None
 
     @property
     def slot_rate(self) -> Interval:
-        """Slot tokens/s with their bounds."""
+        """Tokens/s including padding, with their bounds."""
         low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
         return Interval.of(self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE)
 
 
 class ProbeEvidence(StrictTable):
-    """Which micro-batch fits, and which one is used."""
+    """Result of a probe: the largest micro-batch that fits, and the one in use."""
 
     feasible_max: Positive
-    """The largest micro-batch, in rows, that ran optimizer steps under the budget."""
+    """Largest micro-batch, in sequences, that ran optimizer steps under the budget."""
     infeasible_min: Positive | None = None
-    """The smallest that was refused; None when the search met its own upper limit first."""
+    """Smallest micro-batch that ran out of memory; None if the search reached its upper limit first."""
     feasible_peak_bytes: Positive
-    """What ``feasible_max`` needed."""
+    """Peak memory of ``feasible_max`` in its trials."""
     predicted_peak_bytes: Positive | None = None
-    """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
+    """Peak of ``feasible_max`` predicted by the trace and smaller trials; without a trace by a line through two."""
     traced_peak_bytes: Positive | None = None
-    """The same before any trial; None where the model was not traced."""
+    """Peak predicted for ``feasible_max`` before any trial; None if the model was not traced."""
     traced_micro_batch_size: NonNegative | None = None
-    """The largest micro-batch that the trace alone predicted."""
+    """Largest micro-batch that the trace alone predicted."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
-    """Where the trace says that the memory of ``feasible_max`` goes."""
+    """Memory breakdown of ``feasible_max``, predicted by the trace."""
     parameters: Positive | None = None
     not_traced: str | None = None
-    """Why there is no trace."""
+    """Reason for a missing trace."""
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
     gradient_accumulation_steps: Positive = 1
-    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
+    """Micro-batches of a step; two stand for any larger number: gradients exist while the next one is computed."""
     search_trials: Positive
-    """Trials until both sides were proven; the throughput curve took further ones."""
+    """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
-    """The curve's included."""
+    """Time of all trials, the throughput curve's included."""
     mean_tokens_per_sequence: PositiveFloat
-    """Of this dataset, in this layout."""
+    """Mean non-padding tokens per sequence of this dataset, in this layout."""
     curve: list[CurvePoint]
     knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
-    """Between which two sizes the knee of the curve lies, for all that the noise tells."""
+    """Two sizes between which the knee of the curve lies, within measurement noise."""
     sustained: CurvePoint | None = None
-    """The chosen micro-batch over a minute, warm and at the power limit: what is promised; over less if a trial's time
-    limit is below 4 minutes. None on a CPU."""
+    """Throughput to expect: the chosen micro-batch over a minute, warm and at the power limit; over less if a trial's
+    time limit is below 4 minutes. None on a CPU."""
     choice: str
-    """Why ``micro_batch_size`` is what it is."""
+    """Reason for ``micro_batch_size``."""
 
     def promised(self, rows: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch; None if it was not measured."""
@@ -206,7 +206,7 @@ class ProbeEvidence(StrictTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Memory of one GPU at its peak, for one micro-batch: alone, or as a share of a model that several hold."""
+    """Memory of one GPU at its peak, for one micro-batch: of the whole model, or of a share of it."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -215,20 +215,20 @@ class StateBytes:
     """Activations kept for backward."""
     head_and_loss_bytes: int
     temporaries_bytes: int
-    """Blocks that come and go in a step."""
+    """Blocks that are allocated and released within a step."""
     non_pytorch_bytes: int
     """Non-PyTorch memory: context, NCCL, handles."""
     gathered_bytes: int = 0
-    """The layer that ZeRO-3 has put together at the moment."""
+    """The layer that ZeRO-3 has gathered at the moment."""
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer: what ZeRO spreads."""
+        """Parameters, gradients and optimizer state, which ZeRO shards."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Everything."""
+        """Sum of all parts."""
         work_bytes = self.activations_bytes + self.head_and_loss_bytes + self.temporaries_bytes
         return self.state_bytes + work_bytes + self.non_pytorch_bytes + self.gathered_bytes
 
@@ -239,33 +239,33 @@ class Share:
 
     name: str
     trains_here: bool
-    """Whether this project's trainer can; the others are formulas for comparison."""
+    """True if this project's trainer supports it; the others are formulas for comparison."""
     total_bytes: int
     fits: bool
-    """Whether that is within the budget."""
+    """True if the total is within the budget."""
     held: StateBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What is known of a model's memory."""
+    """Known memory of a model."""
 
     parameters: PlanFigure
     state: StateBytes
-    """Of a rank alone, with that micro-batch."""
+    """Memory of a rank alone, with ``micro_batch_size``."""
     largest_bytes: int
-    """The largest unit that FSDP gathers."""
+    """Largest unit that FSDP gathers."""
     micro_batch_size: int
-    """Of a rank, for which the figures are."""
+    """Micro-batch size of a rank to which the figures apply."""
     max_micro_batch_size: int
-    """That fit a rank alone with the headroom left; 0 if not one does."""
+    """Largest micro-batch that fits a rank alone with the headroom left; 0 if none does."""
     source: str
     shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBreakdown:
-    """Where the memory goes at its peak, by term; the terms add up to the peak."""
+    """Memory at its peak, by term; the terms add up to the peak."""
 
     micro_batch_size: int
     terms_bytes: Mapping[str, int]
@@ -278,40 +278,40 @@ class PredictedModel:
 
     model: str
     config: TrainConfig
-    """Settings of the step; batches do not count."""
+    """Settings of the step; batch sizes are ignored."""
     parameters: int
     attention: str
-    """The kernel that the trace took."""
+    """Attention kernel of the trace."""
     attention_reason: str
     budget_bytes: int
     micro_batch_size: int
-    """The largest micro-batch that should fit."""
+    """Largest micro-batch that is predicted to fit."""
     micro_batch_size_low: int
-    """The same with everything that is assumed at its most."""
+    """Largest micro-batch if all assumed overheads are at their most."""
     micro_batch_size_high: int
-    """The same with everything that is assumed at its least."""
+    """Largest micro-batch if all assumed overheads are at their least."""
     limited: bool
-    """Whether more may fit, and none was looked for."""
+    """True if more may fit, but larger sizes were not tried."""
     breakdown: MemoryBreakdown
     bytes_per_sequence: float
     non_padding_tokens: float | None
     samples: float | None
     traces: int
     shares: tuple[Share, ...]
-    """Memory of one of several GPUs that share the model; empty with one."""
+    """Memory of one of several GPUs that share the model; empty for one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Predictions for one GPU; nothing of it was measured."""
+    """Predictions for one GPU, without any measurement."""
 
     target: str
-    """The GPU, or the amount of memory."""
+    """The GPU, or the amount of memory, that was predicted for."""
     reserve_bytes: int
-    """Of the GPU's memory, left out of the budget."""
+    """GPU memory that is left out of the budget."""
     models: tuple[PredictedModel, ...]
     refused: Mapping[str, Mapping[str, Any]]
     """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives, each with its settings, ``rows`` that fit, their ``non_padding_tokens`` and a ``note``; ``rows`` is
-    null if the note says why there is no answer."""
+    """Alternatives, each with its settings, the ``micro_batch_size`` that fits, its ``non_padding_tokens`` and a
+    ``note``; null and a reason in the note if nothing could be predicted."""

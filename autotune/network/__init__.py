@@ -1,1 +1,1 @@
-"""Links, the step over a network, and scaling to more nodes (`network`)."""
+"""Links between ranks, gradient synchronisation, and scaling to more nodes (`network`)."""

@@ -1,4 +1,4 @@
-"""``autotune network``: links between ranks, what they cost a step, and the fastest gradient synchronisation."""
+"""``autotune network``: links between ranks, their cost in a step, and the fastest gradient synchronisation."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -50,9 +50,9 @@ def network(
     ] = False,
     job: JobOptions,
 ) -> None:
-    """Measure links and steps over ranks; write the fastest synchronisation.
+    """Find the fastest gradient synchronisation.
 
-    With --predict: tokens/s from one node to many under the same global batch.
+    Measures links and steps, writes the fastest. With --predict: tokens/s on one node to many, same global batch.
     """
     from autotune.base.document import answer_json
     from autotune.network.scaling import known_of, ranks_of

@@ -1,6 +1,6 @@
-"""Measure links and training steps of ranks that run together, and find the fastest exchange at the user's batch.
+"""Measure links and training steps across ranks, and find the fastest gradient synchronisation at the global batch.
 
-Predicted first, from links and from steps in which nothing synchronise; then what promises most is measured in rounds.
+Candidates are predicted from links and from steps without synchronisation; the best ones are measured in rounds.
 """
 
 import statistics
@@ -34,31 +34,31 @@ from trainer.config.train_config import GradientDtype, ParallelSettings, TrainCo
 SIZES_BYTES = {
     device: tuple(2**exponent for exponent in range(12, end, 2)) for device, end in (("cpu", 27), ("cuda", 29))
 }
-"""From 4 KiB to 64 MiB; NVLink and InfiniBand reach their bandwidth only beyond that."""
+"""From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their bandwidth only beyond 64 MiB."""
 REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, EXCHANGE_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
-"""Of a measured step: what more of them take follows from what they take."""
+"""Limit of micro-batches in a measured step; the time of further ones is predicted."""
 CANDIDATES = 4
 ROUNDS = 3
-"""Fewer prove nothing: steps of one start are alike in what this start was given."""
+"""Fewer rounds verify nothing: steps of one start of the ranks share the conditions of that start."""
 WORTHWHILE_SHARE = 0.01
-"""What anything but the default must win, however surely."""
+"""Least gain for which a candidate replaces the default, however certain a smaller gain is."""
 HALVED_WORTH_SHARE = 0.03
-"""What 16-bit gradients must promise before they are looked at."""
+"""Least predicted gain for which 16-bit gradients are checked and measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRequest:
-    """What to tune."""
+    """Request to tune gradient synchronisation."""
 
     config: TrainConfig
-    """As probed; its global batch is kept."""
+    """Trainer settings as probed; their global batch is kept."""
     data_dir: str
     nodes: int
     ranks_per_node: int
     max_micro_batch_size: int
-    """The largest micro-batch that leaves the headroom free."""
+    """Largest micro-batch size that leaves the headroom free."""
     tokens_per_sequence: float
     budget_s: float
     trial_timeout_s: float
@@ -66,40 +66,40 @@ class NetworkRequest:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def half(self) -> GradientDtype:
-        """The 16-bit type that gradients can travel as: gloo has no bf16."""
+        """16-bit dtype in which gradients can be synchronised: gloo has no bf16."""
         return "bf16" if self.config.device == "cuda" else "fp16"
 
 
 @dataclass(slots=True, kw_only=True)
 class MeasuredGradientSync:
-    """A candidate, and what measuring it gave."""
+    """A candidate with its measurements."""
 
     candidate: PredictedStep
     non_padding_tokens: float
-    """Of the user's global batch, whatever places a dealing leaves empty."""
+    """Non-padding tokens of the user's global batch, however many sequences the batch split leaves empty."""
     further_s: float
-    """What those micro-batches take that are not measured, as predicted: a measured step has four at most."""
+    """Predicted time of the micro-batches that are not measured: a measured step has four at most."""
     figures: list[GradientSyncFigures] = field(default_factory=list)
-    """Of each round."""
+    """Figures of each round."""
     outcome: str = "not measured"
 
     @property
     def step_s(self) -> float | None:
-        """Median over all steps, of all micro-batches of the global batch."""
+        """Median step time with all micro-batches of the global batch; None if nothing was measured."""
         steps = [second + self.further_s for one in self.figures for second in one.step_s]
         return statistics.median(steps) if steps else None
 
     def rates(self) -> list[float]:
-        """Return real tokens/s of the median step of each round."""
+        """Return non-padding tokens/s of the median step of each round."""
         return [self.non_padding_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> GradientSyncRow:
-        """Return the row of the profile."""
+        """Return the candidate's row in the profile."""
         step_s, gradient_sync = self.step_s, self.candidate.gradient_sync
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
@@ -124,16 +124,16 @@ class MeasuredGradientSync:
 
 @dataclass(slots=True, kw_only=True)
 class NetworkTuning:
-    """A tuning under way."""
+    """A network tuning in progress."""
 
     request: NetworkRequest
     runner: TrialRunner
     links: LinkFigures | None = None
     fits: dict[str, LinkEvidence] = field(default_factory=dict)
-    """Of links that have two ends here, by their scope."""
+    """Fitted links by scope, if at least two members were measured."""
     compute: ComputeEvidence | None = None
     tried: list[MeasuredGradientSync] = field(default_factory=list)
-    """The default first."""
+    """Candidates that were measured, the default first."""
     reading: Rounds = field(init=False)
     equal_loss: str | None = None
     slowdown_share: float = 0.0
@@ -143,7 +143,7 @@ class NetworkTuning:
         self.reading = Rounds(runner=self.runner)
 
     def run(self) -> None:
-        """Measure links, steps in which nothing synchronise, the loss, and what promises most."""
+        """Measure links, steps without synchronisation, the loss if 16 bits may pay, and the best candidates."""
         self.measure_links()
         self.measure_compute()
         plain = self.candidates(sixteen_bit=False)
@@ -154,7 +154,7 @@ class NetworkTuning:
         self.measure(halved if worth and self.check_loss() else plain)
 
     def measure_links(self) -> None:
-        """Measure messages and matrix products."""
+        """Measure all-reduces and matmuls."""
         sizes = list(SIZES_BYTES[self.request.config.device])
         asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
         outcome = self.reading.run(self._asked(asked), "links")
@@ -172,7 +172,7 @@ class NetworkTuning:
         return self.links is not None and self.links.backend.startswith("nccl")
 
     def network(self) -> Network:
-        """Return the network as measured; between nodes it is as within, if there is one node only."""
+        """Return the measured network; on a single node, the link between nodes equals the one within."""
         fits = {scope: fit.link for scope, fit in self.fits.items()}
         within = fits.get("within nodes")
         return Network(
@@ -185,7 +185,7 @@ class NetworkTuning:
         )
 
     def measure_compute(self) -> None:
-        """Measure steps in which nothing synchronise, at the profile's micro-batch and at half of it."""
+        """Measure steps without synchronisation, at the profile's micro-batch size and at half of it."""
         rows = self.request.config.micro_batch_size
         whole = self.steps(rows)
         fixed_s, whole_s = 0.0, computed_s(whole)
@@ -195,7 +195,7 @@ class NetworkTuning:
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
-        """Return what is to be trained."""
+        """Return the workload: the measured compute and the global batch."""
         assert self.compute is not None
         return Load(
             compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
@@ -205,7 +205,7 @@ class NetworkTuning:
         )
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
-        """Return the default, then of each strategy and dtype what is predicted to be fastest, the fastest first."""
+        """Return the default, then the predicted best of each strategy and dtype, the fastest first."""
         load, network, default = self.load(), self.network(), self.default()
         by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
         two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
@@ -225,7 +225,7 @@ class NetworkTuning:
         return [default, *(one for one in kept if (one.gradient_sync, one.split) != same)]
 
     def default(self) -> PredictedStep:
-        """Return what the trainer would do untold: DDP at the probed micro-batch."""
+        """Return the trainer's default: DDP at the probed micro-batch size."""
         config = self.request.config
         gradient_sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
         split = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
@@ -234,7 +234,7 @@ class NetworkTuning:
         return found
 
     def check_loss(self) -> bool:
-        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same."""
+        """Train with 32-bit and 16-bit gradients from the same start; return True if the losses match."""
         default, half = self.default(), self.request.half
         names = "fp32 gradients", f"{half} gradients"
 
@@ -249,7 +249,7 @@ class NetworkTuning:
         return verdict.equal
 
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
-        """Measure rounds of all that still run, until the budget is used up or three rounds are there."""
+        """Measure rounds of all candidates that still run, until the budget is used up or three rounds are done."""
         load, network = self.load(), self.network()
         self.tried = [
             MeasuredGradientSync(
@@ -279,7 +279,7 @@ class NetworkTuning:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
     def _measure_round(self, number: int) -> None:
-        """Measure steps of all that ran in the round before."""
+        """Measure steps of all candidates that ran in the round before."""
         going = [one for one in self.tried if not number or one.figures]
         trials = {}
         for place, one in enumerate(going):
@@ -300,7 +300,7 @@ class NetworkTuning:
                 going[place].figures.append(GradientSyncFigures.of(outcome))
 
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
-        """Return what to use, and by how much it is proven to be faster than the default; else the default."""
+        """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
         proven = [
             (one, ratio)
@@ -310,9 +310,9 @@ class NetworkTuning:
         return max(proven, key=lambda found: found[1].value) if proven else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
-        """Return the largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
+        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does.
 
-        What is kept is for other numbers of ranks too, so it is no smaller than it must be.
+        The profile is used with other numbers of ranks too, so the size is no smaller than it must be.
         """
         config, split, ranks = self.request.config, candidate.split, self.request.ranks
         if micro_batches_of(config, ranks, config.micro_batch_size) == split:
@@ -321,7 +321,7 @@ class NetworkTuning:
         return next((rows for rows in found if micro_batches_of(config, ranks, rows) == split), split.micro_batch_size)
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
-        """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
+        """Return non-padding tokens/s over the default's, round by round; None if a round is missing."""
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
@@ -334,8 +334,8 @@ class NetworkTuning:
         steps: int = COMPUTE_STEPS,
         number: int = 0,
     ) -> GradientSyncFigures:
-        """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
-        label = f"{rows} rows, nothing synchronise" if gradient_sync is None else gradient_sync.name
+        """Measure steps with a gradient synchronisation; without one, steps of one micro-batch that skip it."""
+        label = f"{rows} rows, no synchronisation" if gradient_sync is None else gradient_sync.name
         split, synchronise = (
             MicroBatches(gradient_accumulation_steps=micro_batches, micro_batch_size=rows),
             gradient_sync is not None,
@@ -387,19 +387,19 @@ class NetworkTuning:
 
 
 def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
-    """Return what an exchange decides of ``[train.parallel]``."""
+    """Return the settings of ``[train.parallel]`` that a gradient synchronisation decides."""
     found = {
         "strategy": gradient_sync.strategy,
         "shard_ranks": ranks_per_node if gradient_sync.shard_within_nodes else None,
         "bucket_cap_mib": gradient_sync.bucket_cap_bytes // MIB,
         "gradient_dtype": gradient_sync.gradient_dtype,
     }
-    # A static graph is DDP's: FSDP2 refuses it.
+    # A static graph is DDP's: FSDP2 rejects it.
     return found | ({"static_graph": False} if gradient_sync.strategy == "fsdp2" else {})
 
 
 def further_s(compute: RankCompute, split: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
-    """Return what those micro-batches of a step take that are not measured, weights included; predicted."""
+    """Return the predicted time of a step's micro-batches that are not measured, transfers of weights included."""
     few = min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
     whole, part = (
         step_time(compute, split.micro_batch_size, count, gradient_sync, network)
@@ -409,7 +409,7 @@ def further_s(compute: RankCompute, split: MicroBatches, gradient_sync: Gradient
 
 
 def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:
-    """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
+    """Return the trainer's own batch split: micro-batches of equal size with at most ``rows`` sequences."""
     micro_batches = -(-config.global_batch_size // (rows * ranks))
     return MicroBatches(
         gradient_accumulation_steps=micro_batches,

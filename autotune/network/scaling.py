@@ -1,4 +1,4 @@
-"""What is known of links, and of training on more nodes: from what was measured, or from assumptions that are said."""
+"""Links and training on more nodes, from measurements or from stated assumptions."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -26,21 +26,21 @@ from autotune.profiles.values import Profile
 
 ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8
-"""Of the line's rate that all-reduces reach, where only the rate is known."""
+"""Share of the line rate that all-reduces are assumed to reach if only the rate is known."""
 MOST_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What the user says of links that were not measured."""
+    """The user's assumptions about links that were not measured."""
 
     bits_per_s: float
-    """The line rate of a node's NIC."""
+    """Line rate of a node's NIC."""
     latency_s: float = ASSUMED_LATENCY_S
 
     @property
     def link(self) -> Link:
-        """The link between nodes."""
+        """Assumed link between nodes."""
         return Link(latency_s=self.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * self.bits_per_s / 8)
 
 
@@ -52,14 +52,13 @@ def known_of(
     global_batch_tokens: float | None = None,
     sixteen_bit: bool = False,
 ) -> ScalingModel:
-    """Put together what is known of a probed profile, or measured: None takes what it says.
+    """Return the scaling model of a probed profile; arguments that are None are taken from the profile.
 
-    ``assumed`` stands for measured links between nodes; ``sixteen_bit`` lets gradients travel in 16 bits, as if the
-    loss had been found equal.
+    ``assumed`` replaces measured links between nodes; ``sixteen_bit`` allows 16-bit gradients without a check.
 
     Raises:
-        ProfileRejected: If the profile was not probed.
-        BadInput: If nothing is known of the links between nodes, or of the size of the model.
+        ProfileRejected: If the profile was not probed, or was probed on a pretended GPU.
+        BadInput: If neither links between nodes nor assumptions about them, or no number of parameters are known.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
@@ -91,10 +90,10 @@ def known_of(
 def predict_scaling(
     name: str, known: ScalingModel, counts: Sequence[int], rows_per_epoch: float | None = None
 ) -> Scaling:
-    """Return the efficiency at these numbers of nodes, and how many are useful.
+    """Return the efficiency at each number of nodes in ``counts``, and the number of useful nodes.
 
     Raises:
-        BadInput: If every one of them has more ranks than the global batch has rows.
+        BadInput: If each of these numbers has more ranks than the global batch has sequences.
     """
     load, network = known.load, known.network
     predicted = [one for one in map(known.at, counts) if one is not None]
@@ -136,7 +135,7 @@ def predict_scaling(
 
 
 def ranks_of(profile: Profile) -> int:
-    """Return the ranks of each node: as the network was measured, else as the profile was probed."""
+    """Return the ranks per node of the network measurement, or of the probe if there is none."""
     evidence, probe = profile.evidence.network, profile.evidence.probe
     return evidence.ranks_per_node if evidence is not None else probe.local_ranks if probe is not None else 1
 
@@ -173,7 +172,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
 def _network(
     profile: Profile, assumed: Assumed | None, ranks_per_node: int
 ) -> tuple[Network, tuple[Link, Link] | None, str]:
-    """Return the likely network, links at both ends of what is known of those between nodes, and the source."""
+    """Return the likely network, the link between nodes at both ends of its bounds, and the source."""
     evidence = profile.evidence.network
     links = {} if evidence is None else {one.scope: one for one in evidence.links}
     within, measured = links.get("within nodes"), links.get("between nodes")
@@ -213,7 +212,7 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
-    """Measure some micro-batches of a row's step, and add what further ones take."""
+    """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
     split, few = (
         MicroBatches(
             gradient_accumulation_steps=row.gradient_accumulation_steps, micro_batch_size=row.micro_batch_size
@@ -238,7 +237,7 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
 
 
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
-    """Return predicted rows, and measured ones behind them; one node is as predicted if it was not measured."""
+    """Return predicted rows, then measured ones, whose efficiency is against one node, measured if possible."""
     alone, first = measured.get(1), predicted.rows[0]
     one_node = first.tokens_per_s / (first.nodes * first.efficiency)
     told: tuple[str, ...] = ("efficiency of what was measured: against one node as predicted",)
@@ -252,15 +251,15 @@ def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Sca
 
 
 TABLE_NODES = 128
-"""Of the table in a profile."""
+"""Largest number of nodes in the scaling table of a profile."""
 _AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport")
 _OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "matmul_flops_per_s")
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return what is known of links and, if steps were measured, of exchanges and of these counts of nodes.
+    """Return the evidence of links and, if steps were measured, of gradient synchronisations and scaling.
 
-    Without counts powers of two are predicted.
+    Scaling is predicted for ``counts`` of nodes, or for powers of two if there are none.
     """
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None
@@ -302,7 +301,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
 
 
 def links_in_place_of(before: NetworkEvidence | None, links: NetworkEvidence) -> NetworkEvidence:
-    """Return what is known once links were measured again: steps stay as they were, unless other ranks ran them."""
+    """Return the evidence with new links; steps are kept if the numbers of nodes and ranks per node are unchanged."""
     if before is None or (before.nodes, before.ranks_per_node) != (links.nodes, links.ranks_per_node):
         return links
     return before.model_copy(update={name: getattr(links, name) for name in _OF_LINKS})

@@ -1,4 +1,4 @@
-"""Links, ways to exchange gradients, and how far nodes are useful."""
+"""Sections on links, gradient synchronisation, and scaling to more nodes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ from autotune.report.values import ReportedProfile
 
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
-    """The answer for people, and what to run next."""
+    """Return the evidence and the next command, for the console."""
     following = (
         f"{command('network', profile=profile, predict=True)}, or {command('train', profile=profile, slurm=True)}"
     )
@@ -38,12 +38,12 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
 
 
 def scaling_text(scaled: Scaling) -> str:
-    """Return how far nodes are useful, for the console."""
+    """Return the scaling to more nodes, for the console."""
     return console_text(_useful(scaled))
 
 
 def network_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """What more nodes bring, and what they cost."""
+    """Return the report's blocks on the network and on scaling to more nodes."""
     found = one.profile.evidence.network
     command = f"autotune network --profile {one.quoted} --slurm"
     if found is None:
@@ -108,7 +108,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
 
 
 def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
-    """The predicted line with its interval, the ideal, and measured points."""
+    """Return the chart of throughput by nodes: the prediction with its interval, the ideal, and measured points."""
     predicted = sorted((row for row in rows if not row.measured), key=lambda row: row.nodes)
     measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
     lines = []
@@ -130,7 +130,7 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
 
 
 def _point(row: ScalingRow) -> Point:
-    """With real tokens/s at both ends of the efficiency's interval."""
+    """Return a row's point, with non-padding tokens/s at both ends of the efficiency's interval."""
     low, high = (
         None if end is None else row.tokens_per_s * end / row.efficiency
         for end in (row.efficiency_low, row.efficiency_high)
@@ -139,7 +139,7 @@ def _point(row: ScalingRow) -> Point:
 
 
 def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
-    """What a step costs while nothing travels: what predictions rest on."""
+    """Return a table of a step without gradient synchronisation, on which predictions rest."""
     compute = found.compute
     if compute is None:
         return ()
@@ -180,7 +180,7 @@ def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:
 
 
 def network_lines(found: NetworkEvidence) -> Iterator[str]:
-    """What belongs under the tables, a line each."""
+    """Yield the lines under the tables."""
     nodes = f"{plural(found.nodes, 'node')} of {plural(found.ranks_per_node, 'rank')}"
     speed = found.interface_bytes_per_s
     says = "" if speed is None else f", which says {8 * speed / 1e9:g} Gbit/s"
@@ -202,5 +202,5 @@ def _limit(row: ScalingRow) -> str:
 
 
 def _added(row: GradientSyncSplit) -> str:
-    """Say that some micro-batches of a measured step were added as predicted."""
+    """Return the note that some micro-batches of a measured step are predicted; empty if none are."""
     return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

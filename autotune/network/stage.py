@@ -1,4 +1,4 @@
-"""What is measured between ranks of several nodes: the network stage with the fastest exchange, and steps on more."""
+"""The network stage, which finds the fastest gradient synchronisation, and measured steps on several nodes."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ from trainer.record.progress import progress
 
 
 def nodes_here() -> int:
-    """Of the SLURM job that this process is in; 1 outside of one."""
+    """Return the number of nodes of the SLURM job that this process is in; 1 outside of one."""
     told = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
     return int(told) if told.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
 
@@ -47,12 +47,11 @@ def open_multirank(
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
-    A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
-    nodes should see.
+    A single rank is an error unless ``alone``. All nodes should see ``scratch_parent``, for requests and answers.
 
     Raises:
         BadInput: If the job has fewer nodes.
-        MachineLacks: If the device, torch or srun is missing, there is one rank only, or they do not find each other.
+        MachineLacks: If the device, torch or srun is missing, there is one rank only, or ranks cannot connect.
     """
     there = nodes_here()
     if nodes > there:
@@ -94,13 +93,13 @@ def tune_network(
     *,
     links_only: bool = False,
 ) -> tuple[NetworkEvidence, float]:
-    """Measure with ranks that run together, and write what was found into the profile.
+    """Measure with ranks that run together, and write the result into the profile.
 
     Returns:
-        What was found, and the seconds that this process has waited for the ranks.
+        The evidence, and the seconds that this process has waited for the ranks.
 
     Raises:
-        BadInput: If there are not so many nodes, or the global batch has fewer rows than there are ranks.
+        BadInput: If there are fewer nodes than ``nodes``, or the global batch has fewer sequences than ranks.
         MachineLacks: If ranks cannot be started.
         ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
@@ -172,9 +171,9 @@ def scale_profile(
     reports: Path,
     trial_timeout_s: float,
 ) -> Scaling:
-    """Predict training on these numbers of nodes, and measure it on those that this job has.
+    """Predict training on each number of nodes, and measure it on those that this job has.
 
-    The prediction is written before anything is measured, so that nobody can fit it afterwards.
+    The prediction is written before anything is measured, so that it cannot be fitted afterwards.
     """
     place = report_directory(stored.path, reports)
     predicted = predict_scaling(stored.profile.train.model.name, known, counts, _rows_per_epoch(stored, data))
@@ -195,9 +194,9 @@ def scale_profile(
 def _on_nodes(
     stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, *, trial_timeout_s: float
 ) -> ScalingRow:
-    """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
+    """Measure steps on the row's number of nodes, with the gradient synchronisation predicted to be fastest there."""
     train, load = stored.profile.train, known.load
-    ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
+    ranks = known.network.ranks_per_node  # as predicted: another number would have another batch split
     with open_multirank(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
             config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
@@ -215,7 +214,7 @@ def _on_nodes(
 
 
 def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
-    """Return the rows of one pass over the dataset; None if it is not here."""
+    """Return the number of sequences in one pass over the dataset; None if it is not here."""
     directory, probe = stored.data_here(data), stored.profile.evidence.probe
     if probe is None or directory is None:
         return None
@@ -227,7 +226,7 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
 def add_network(
     profile: Profile, found: NetworkEvidence, gradient_sync: GradientSync, rows: int, runner: TrialRunner
 ) -> Profile:
-    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
+    """Return the profile with the chosen gradient synchronisation, and its split of the same global batch."""
     parallel = profile.train.parallel.model_copy(update=parallel_settings(gradient_sync, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
     return add_evidence(profile, "network", found, runner, train)

@@ -1,4 +1,4 @@
-"""Nouns of training over a network: links, what a rank computes, and how gradients are exchanged."""
+"""Values of training over a network: links, the compute of a rank, and gradient synchronisation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -17,31 +17,31 @@ Scope = Literal["within nodes", "between nodes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a message pays on its way from one neighbour to the next."""
+    """Latency and bandwidth between one neighbour and the next."""
 
     latency_s: float
-    """Of each hop, whatever its size."""
+    """Latency of each hop, whatever the message's size."""
     bytes_per_s: float
-    """Of one direction: between nodes of a node's network card, within a node of one GPU's links."""
+    """Bandwidth of one direction: of a node's NIC between nodes, of one GPU's links within a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Nodes of equally many ranks."""
+    """Nodes with equal numbers of ranks."""
 
     nodes: int
     ranks_per_node: int
     between: Link
     within: Link | None = None
-    """None where a node has one rank, or what it costs there is not known: then it counts as nothing."""
+    """Link within a node; None, which costs no time, if a node has one rank or the link is unknown."""
     trees: bool = True
-    """Whether messages may go down a tree, as NCCL lets them; gloo knows the ring only."""
+    """True if messages may use a tree, as with NCCL; gloo has the ring only."""
     all_reduce_factor: float = 1.0
-    """What all-reduces over several nodes of several ranks were measured to take, of what both links make of them."""
+    """Measured over predicted time of all-reduces over several nodes of several ranks."""
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
 
@@ -51,58 +51,58 @@ class GradientPart:
 
     elements: int
     ready_share: float
-    """After which part of backward it may leave, 0 to 1."""
+    """Share of backward after which it may be synchronised, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """What a step costs a rank without any exchange, while all other ranks of its node compute as well."""
+    """Cost of a step on a rank without synchronisation, while all other ranks of its node compute as well."""
 
     sequence_s: float
-    """Forward and backward, of each row of a micro-batch."""
+    """Time of forward and backward for each sequence of a micro-batch."""
     micro_batch_s: float
-    """The same, of each micro-batch, however many rows it has."""
+    """Constant part of a micro-batch's forward and backward time, however many sequences it has."""
     optimizer_step_s: float
-    """Clipping and the optimizer, once a step, with all of its state on this rank."""
+    """Time of clipping and the optimizer, once a step, with all optimizer state on this rank."""
     gradients: tuple[GradientPart, ...]
-    """In the order in which they are ready."""
+    """Gradients in the order in which they are ready."""
     forward_share: float = 1 / 3
-    """Of forward and backward; a third, as backward has twice the products (no layer recomputed)."""
+    """Forward's share of forward and backward; a third, as backward has twice the matmuls without checkpointing."""
     jitter_share: float = 0.0
-    """Standard deviation of one rank's time for a micro-batch, as part of that time: all wait for the slowest."""
+    """Standard deviation of one rank's time for a micro-batch, as share of that time: all wait for the slowest."""
     slowdown_share: float = 0.0
-    """What computation loses while gradients travel, to the kernels or the CPU time that move them."""
+    """Share of compute lost during transfers of gradients, to their kernels or CPU time."""
 
     @property
     def elements(self) -> int:
-        """Of all gradients."""
+        """Number of elements of all gradients."""
         return sum(part.elements for part in self.gradients)
 
     def forward_backward_s(self, rows: float) -> float:
-        """Of one micro-batch."""
+        """Return the time of forward and backward of one micro-batch of ``rows`` sequences."""
         return self.micro_batch_s + rows * self.sequence_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSync:
-    """How ranks exchange gradients."""
+    """Gradient synchronisation: parallel strategy, dtype and buckets."""
 
     strategy: Strategy = "ddp"
     gradient_dtype: GradientDtype = "fp32"
     bucket_cap_bytes: int = 25 * MIB
     shard_within_nodes: bool = False
-    """With ``fsdp2``: each node holds one copy of the model (HSDP), rather than all nodes together."""
+    """True with ``fsdp2`` if each node holds one copy of the model (HSDP), rather than all nodes together."""
 
     @property
     def name(self) -> str:
-        """Name it for tables."""
+        """Name in tables, such as ``ddp, fp32, 25 MiB buckets``."""
         kind = "hsdp" if self.shard_within_nodes else self.strategy
         cap = "" if self.strategy == "fsdp2" else f", {self.bucket_cap_bytes // MIB} MiB buckets"
         return f"{kind}, {self.gradient_dtype}{cap}"
 
 
 class LinksRequest(TrialRequest):
-    """Time messages of several sizes between ranks."""
+    """Request to time all-reduces of several sizes between ranks."""
 
     job: ClassVar[JobName] = "links"
 
@@ -115,44 +115,44 @@ class LinksRequest(TrialRequest):
 
 
 class GradientSyncRequest(TrialRequest):
-    """Train all ranks on the dataset's rows, from memory."""
+    """Request to train all ranks on cached batches of the dataset."""
 
     job: ClassVar[JobName] = "gradient_sync"
 
     config: TrainConfig
-    """The trainer's settings, with the gradient exchange to try."""
+    """Trainer settings, with the gradient synchronisation to try."""
     steps: int
     synchronise: bool
-    """Exchange gradients; False skips only that (DDP and ZeRO-1)."""
+    """True if gradients are synchronised; False skips only that (DDP and ZeRO-1)."""
     round: int
     nodes: int
     ranks_per_node: int
 
 
 class LinkEvidence(StrictTable):
-    """A kind of link, from all-reduces of many sizes; bounds are of 98 % confidence."""
+    """One kind of link, fitted to all-reduces of many sizes; bounds at 98 % confidence."""
 
     scope: Scope
     members: Annotated[int, Field(ge=2)]
-    """Ranks of a node, or nodes, that took part."""
+    """Number of ranks of a node, or of nodes, that took part."""
     latency_s: NonNegativeFloat
-    """Of one hop."""
+    """Latency of one hop."""
     latency_s_low: NonNegativeFloat | None = None
     latency_s_high: NonNegativeFloat | None = None
     bytes_per_s: PositiveFloat
     bytes_per_s_low: NonNegativeFloat | None = None
     bytes_per_s_high: NonNegativeFloat | None = None
     worst_error_share: NonNegativeFloat
-    """Of the straight line at any size."""
+    """Largest relative error of the fitted line at the sizes that determine the bandwidth."""
 
     @property
     def link(self) -> Link:
-        """The likely link."""
+        """Link with the fitted latency and bandwidth."""
         return Link(latency_s=self.latency_s, bytes_per_s=self.bytes_per_s)
 
     @property
     def ends(self) -> tuple[Link, Link] | None:
-        """The link at the worse and at the better end of its bounds; None without bounds."""
+        """Links at the worse and at the better end of the bounds; None without bounds."""
         slow, fast = self.bytes_per_s_low, self.bytes_per_s_high
         late, early = self.latency_s_high, self.latency_s_low
         if slow is None or fast is None or late is None or early is None:
@@ -161,29 +161,29 @@ class LinkEvidence(StrictTable):
 
 
 class ComputeEvidence(StrictTable):
-    """What a step costs a rank while all ranks compute and no gradient synchronise."""
+    """Cost of a step on a rank while all ranks compute and no gradient is synchronised."""
 
     micro_batch_size: Positive
     micro_batch_s: PositiveFloat
-    """Forward and backward of a micro-batch of so many rows."""
+    """Time of forward and backward of a micro-batch of ``micro_batch_size`` sequences."""
     fixed_s: NonNegativeFloat
-    """Part of it that does not grow with the rows."""
+    """Part of ``micro_batch_s`` that does not grow with the number of sequences."""
     optimizer_step_s: NonNegativeFloat
-    """Clipping and optimizer."""
+    """Time of clipping and the optimizer."""
     forward_share: Annotated[float, Field(gt=0, lt=1)]
-    """Part of a micro-batch's time that is forward."""
+    """Share of a micro-batch's time that is forward."""
     jitter_share: NonNegativeFloat
-    """Standard deviation of one rank's time."""
+    """Standard deviation of one rank's compute time, as share of that time."""
     slowdown_share: Share
-    """What computing loses while gradients travel."""
+    """Share of compute lost during transfers of gradients."""
     gradient_elements: list[Positive]
-    """Of gradients in the order in which they are ready, small ones together."""
+    """Elements of gradients in the order in which they are ready, small ones merged."""
     gradient_ready_shares: list[Share]
-    """After which part of backward each is."""
+    """Share of backward after which each gradient is ready."""
 
     @property
     def of_rank(self) -> RankCompute:
-        """The same for any number of rows."""
+        """Cost of a step on a rank for any number of sequences."""
         parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
         return RankCompute(
             sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size,
@@ -197,22 +197,21 @@ class ComputeEvidence(StrictTable):
 
 
 class GradientSyncSplit(StrictTable):
-    """One way to exchange gradients, named as in ``train.parallel``, and how it splits the global batch."""
+    """A gradient synchronisation, named as in ``train.parallel``, with its batch split."""
 
     strategy: Strategy
     shard_ranks: Positive | None = None
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
     gradient_accumulation_steps: Positive
-    """Of an optimizer step, on each rank."""
+    """Micro-batches of an optimizer step, on each rank."""
     micro_batch_size: Positive
-    """Of a micro-batch."""
     added_micro_batches: NonNegative = 0
-    """Of a measured step, which were not measured but added as predicted."""
+    """Micro-batches of a measured step that were not measured but added as predicted."""
 
     @property
     def gradient_sync(self) -> GradientSync:
-        """How gradients are exchanged."""
+        """Gradient synchronisation without the batch split."""
         return GradientSync(
             strategy=self.strategy,
             gradient_dtype=self.gradient_dtype,
@@ -222,80 +221,80 @@ class GradientSyncSplit(StrictTable):
 
 
 class GradientSyncRow(GradientSyncSplit, RatioBounds):
-    """One way to exchange gradients: what it was predicted to take, and took."""
+    """A gradient synchronisation with its predicted and measured times."""
 
     predicted_step_s: PositiveFloat | None = None
-    """Before it was measured."""
+    """Step time, predicted before it was measured."""
     step_s: PositiveFloat | None = None
-    """Median; None where it did not run."""
+    """Median step time, measured; None if it did not run."""
     steps: NonNegative
     tokens_per_s: NonNegativeFloat | None = None
-    """Of all ranks."""
+    """Non-padding tokens/s of all ranks."""
     compute_share: Share | None = None
-    """Of the step, in which a rank computes."""
+    """Share of the step in which a rank computes."""
     communication_share: Share | None = None
-    """Of the step, in which ranks waited for gradients or weights."""
+    """Share of the step in which ranks waited for gradients or weights."""
     peak_bytes: Positive | None = None
-    """Memory of the rank that needed most."""
+    """Peak memory of the rank that needed most."""
     ratio_to_default: PositiveFloat | None = None
-    """Real tokens/s, rounds against each other; None for the default itself, and where that was not repeated."""
+    """Non-padding tokens/s over the default's, round by round; None for the default, and if a round is missing."""
     outcome: str
 
     @property
     def ratio(self) -> Interval | None:
-        """The ratio to the default with its bounds; None if there is none."""
+        """Ratio to the default with its bounds; None if there is none."""
         return None if self.ratio_to_default is None else self.bounded(self.ratio_to_default)
 
 
 class ScalingRow(GradientSyncSplit):
-    """Training the same global batch on so many nodes."""
+    """Training with the same global batch on a number of nodes."""
 
     nodes: Positive
     step_s: PositiveFloat
     tokens_per_s: PositiveFloat
-    """Of all nodes."""
+    """Non-padding tokens/s of all nodes."""
     efficiency: PositiveFloat
-    """Against as many times one node."""
+    """Throughput relative to perfect scaling from one node."""
     efficiency_low: NonNegativeFloat | None = None
-    """From the intervals of the links."""
+    """Efficiency at the worse end of the links' intervals."""
     efficiency_high: NonNegativeFloat | None = None
     limit: str
-    """What costs most beside computing."""
+    """Largest cost beside compute, or compute if nothing else costs 1 % of the step."""
     limit_share: Share | None = None
-    """Part of the step that it costs; None where that is next to nothing, or where a figure was measured."""
+    """Share of the step that ``limit`` costs; None if it is negligible, or the step was measured."""
     measured: bool
 
 
 class NetworkEvidence(StrictTable):
-    """How ranks reach each other, what that costs a step, and how many nodes are useful."""
+    """Links between ranks, their cost in a step, and the number of useful nodes."""
 
     nodes: Positive
     ranks_per_node: Positive
     backend: str
-    """``nccl`` or ``gloo``."""
+    """``nccl`` with its version, or ``gloo``."""
     interface: str | None = None
     interface_bytes_per_s: Positive | None = None
-    """What the interface says of itself."""
+    """Nominal speed, as the interface reports it."""
     transport: str
-    """What carries the messages, or why that is not known."""
+    """Transport of messages, or the reason why it is unknown."""
     links: list[LinkEvidence]
     all_reduce_factor: PositiveFloat = 1.0
-    """What all-reduces of all ranks took of what these links make of them; 1 where that was not measured."""
+    """Measured over predicted time of all-reduces over all ranks; 1 if it was not measured."""
     warnings: list[str] = Field(default_factory=list)
-    """Slow links, slow ranks, an interface that does not reach its speed."""
+    """Warnings about slow links, slow ranks, or an interface below its nominal speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
-    """Of each rank while all multiply matrices."""
+    """Matmul FLOP/s of each rank while all ranks multiply."""
     default_micro_batch_size: Positive | None = None
-    """The micro-batch as probed, which the default exchange has; None where no training step was measured."""
+    """Probed micro-batch size, which the default has; None if no training step was measured."""
     compute: ComputeEvidence | None = None
     gradient_syncs: list[GradientSyncRow] = Field(default_factory=list)
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
-    """The largest number of at least 90 % efficiency at this global batch; predicted."""
+    """Largest number of nodes that is at least 90 % efficient at this global batch; predicted."""
     levers: list[str] = Field(default_factory=list)
-    """What would make more nodes useful."""
+    """Changes that would make more nodes useful."""
     choice: str
     equal_loss: str | None = None
-    """What a check of 16-bit gradients against 32-bit ones found; None where there was none."""
+    """Result of a check of 16-bit gradients against 32-bit ones; None if there was none."""
     windows: NonNegative
     seconds: NonNegativeFloat

@@ -1,1 +1,1 @@
-"""Time, cost and memory of a run before it is paid for (`plan`)."""
+"""Time, cost and memory of a run before it starts (`plan`)."""

@@ -1,4 +1,4 @@
-"""``autotune plan``: steps, time, cost and memory of the intended training, before it is paid for."""
+"""``autotune plan``: steps, time, cost and memory of a training before it starts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -67,7 +67,10 @@ def plan(
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Of the pipeline formula.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
+    """Predict steps, time, cost and memory of a run.
+
+    Each figure is marked as given, measured, predicted or assumed.
+    """
     from autotune.base.document import answer_json
     from autotune.base.units import parse_amount, parse_bits_per_s
     from autotune.network.scaling import Assumed

@@ -1,8 +1,7 @@
-"""From what is known of a model, its data and its machines to what a training takes. Pure arithmetic on figures.
+"""Steps, time, cost and compute of a training, from facts about its model, data and machines. Pure arithmetic.
 
-The size of a model and the tokens that give the lowest loss for an amount of compute are those of Hoffmann et al. 2022
-(arXiv 2203.15556): N = √(C/120), D = 20·N, with C = 6·N·D operations for N parameters and D tokens (Kaplan et al.
-2020). ``docs/plan.md`` says for which models it was fitted.
+Model size N and tokens D of the lowest loss for given compute C are those of Hoffmann et al. 2022 (arXiv 2203.15556):
+N = √(C/120), D = 20·N, with C = 6·N·D FLOPs (Kaplan et al. 2020). ``docs/plan.md`` says for which models it was fitted.
 """
 
 import math
@@ -18,7 +17,7 @@ from autotune.plan.values import Fleet, Goal, GoalKind, PlanFigure, derived
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 TOKENS_PER_PARAMETER = 20
 FAR_RATIO = 4.0
-"""Tokens per parameter so many times above or below are far: there even the exponents of the three ways part."""
+"""Factor from the optimal tokens per parameter that causes a warning: even the three methods' exponents differ then."""
 FITTED_PARAMETERS = (70e6, 16e9)
 AUTHORS = "Hoffmann et al. 2022"
 OPTIMUM_SOURCE = f"{AUTHORS}, arXiv 2203.15556: C = 6·N·D, D = 20·N"
@@ -31,26 +30,26 @@ LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimal:
-    """The size of a model and the tokens that go with an amount of compute."""
+    """Compute-optimal model size and number of tokens."""
 
     parameters: float
     tokens: float
 
     @property
     def was_fitted(self) -> bool:
-        """Whether models of that size were among those that were fitted."""
+        """True if models of this size were among those that were fitted."""
         return FITTED_PARAMETERS[0] <= self.parameters <= FITTED_PARAMETERS[1]
 
 
 def optimal_for(flops: float) -> Optimal:
-    """Return the model and the tokens for so many operations, a positive number."""
+    """Return the compute-optimal model size and tokens for a positive number of FLOPs."""
     parameters = math.sqrt(flops / (FLOPS_PER_PARAMETER_AND_TOKEN * TOKENS_PER_PARAMETER))
     return Optimal(parameters=parameters, tokens=TOKENS_PER_PARAMETER * parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesRow:
-    """The same training on another number of nodes."""
+    """Prediction for the same training on another number of nodes."""
 
     nodes: int
     efficiency: float
@@ -62,17 +61,17 @@ class NodesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a training takes, behind what that is computed from. A figure that nothing tells is None."""
+    """Inputs of a plan, then the results computed from them. A figure that is not known is None."""
 
     model: str
     goal: Goal
     fleet: Fleet
     tokens_per_row: PlanFigure
-    """Non-padding ones, on average."""
+    """Non-padding tokens of a sequence, on average."""
     tokens_per_pass: PlanFigure | None
-    """Non-padding ones of one pass over the dataset."""
+    """Non-padding tokens of one pass over the dataset."""
     batch_rows: int
-    """Of a step over all ranks."""
+    """Sequences of an optimizer step over all ranks."""
     price_per_device_hour: float | None
     rank_tokens_per_s: PlanFigure | None = None
     """Non-padding tokens/s of one rank, on one node."""
@@ -84,34 +83,33 @@ class Plan:
     next_command: str = ""
 
     tokens: PlanFigure | None = None
-    """Non-padding ones, special tokens included."""
+    """Non-padding tokens of the training, special tokens included."""
     batch_tokens: PlanFigure | None = None
-    """Non-padding tokens of a step over all ranks."""
+    """Non-padding tokens of an optimizer step over all ranks."""
     steps: PlanFigure | None = None
     passes: PlanFigure | None = None
     wall_s: PlanFigure | None = None
-    """Of all training steps."""
+    """Wall time of all training steps, in seconds."""
     device_hours: PlanFigure | None = None
     """GPU-hours; on a CPU, CPU-hours."""
     cost: PlanFigure | None = None
     flops_6n: PlanFigure | None = None
     optimal: Optimal | None = None
-    """Model and tokens of the lowest loss for ``flops_6n``."""
+    """Compute-optimal model size and tokens for ``flops_6n``."""
     by_nodes: tuple[NodesRow, ...] = ()
-    """The same tokens on fewer nodes, and on those that are meant; empty on one."""
+    """Predictions on fewer nodes and on the intended number; empty on one node."""
 
     @property
     def parameters(self) -> PlanFigure | None:
-        """Of the model, shared ones once."""
+        """Parameters of the model, shared ones counted once."""
         return None if self.memory is None else self.memory.parameters
 
 
 def plan_of(known: Plan) -> Plan:
-    """Return a plan with everything that follows from what is known.
+    """Return the plan with all results that follow from what is known.
 
     Raises:
-        BadInput: If what was asked for cannot be turned into tokens: passes over a dataset that is not here, hours at
-            a rate that nobody knows, operations of a model whose size nobody knows.
+        BadInput: If the goal cannot become tokens: no dataset for passes, no rate for hours, no model size for FLOPs.
     """
     goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_row, known.batch_rows
     told = f"{rows:,} rows of {per_row.value:,.4g} real tokens ({per_row.source})"

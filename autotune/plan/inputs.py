@@ -1,4 +1,4 @@
-"""Answer ``autotune plan``: put together what is known of model, data and machines, and have the arithmetic done."""
+"""Inputs of ``autotune plan``: facts about the model, data and machines, handed to the arithmetic."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,26 +36,26 @@ from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.progress import Update
 
 FILLING_TOKENS = 8192
-"""Of a micro-batch; assumed: fewer leave the Tensor Cores of a large GPU waiting."""
+"""Tokens of a micro-batch below which the Tensor Cores of a large GPU are not kept busy; assumed."""
 MFU = (0.256 * 0.327) ** 0.5
 MFU_SOURCE = (
     f"MFU of {100 * MFU:.1f} %: between the 25.6 and 32.7 % of ModernBERT base and large on 8 H100, the best published "
     "in bf16 up to 400 M parameters; 45 % is this project's aim, and not measured"
 )
 LINE_BITS_PER_S = 100e9
-"""If nothing is said of a node's NIC."""
+"""Line rate of a node's NIC if none is given; assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is asked for."""
+    """Request for a plan."""
 
     source: StoredProfile | TrainConfig
     """A profile, or settings of a model without one."""
     model_argument: str
-    """As the user named the model, for commands."""
+    """Name of the model as you gave it, for commands."""
     goal: Goal | None
-    """None takes the steps that the profile says."""
+    """Length of the training; None takes the steps of the profile."""
     gpu: str | None = None
     nodes: int = 1
     ranks_per_node: int | None = None
@@ -65,9 +65,8 @@ class PlanRequest:
     global_batch_tokens: float | None = None
     links: Assumed | None = None
     tokens_per_s: float | None = None
-    """Of one rank, by the user."""
+    """Non-padding tokens/s of one rank, if you gave them."""
     tensor_ranks: int = 2
-    """Of the formula for tensor parallelism, and so the next."""
     pipeline_stages: int = 2
 
 
@@ -76,27 +75,27 @@ class _Subject:
     """The model, its settings and the machines."""
 
     train: TrainConfig
-    """As it would run there."""
+    """Settings as they would run on these machines."""
     stored: StoredProfile | None = None
     measured: Profile | None = None
     """The profile, if its evidence is of these machines."""
     gpu_model: GpuModel | None
-    """None of a CPU, and of a GPU that is not in the table."""
+    """Model of the GPU; None for a CPU, and for a GPU that is not in the table."""
     fleet: Fleet
     said: str = ""
-    """What differs from the profile."""
+    """Warning that the profile is of other machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """What sequences hold."""
+    """Contents of sequences."""
 
     contents: RowContents
     tokens: PlanFigure
-    """Non-padding ones of a row, on average."""
+    """Non-padding tokens of a sequence, on average."""
     tokens_per_pass: PlanFigure | None = None
     samples: LengthDistribution | None = None
-    """None without a dataset."""
+    """Lengths of the samples; None without a dataset."""
     said: str = ""
 
 
@@ -104,7 +103,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     """Plan a training.
 
     Raises:
-        AutotuneError: If the card, the model, the dataset or the goal cannot be used, with what to do.
+        AutotuneError: If the GPU, the model, the dataset or the goal cannot be used; it names the next step.
     """
     goal = asked.goal or _goal_of(asked.source)
     subject = _subject(asked)
@@ -148,7 +147,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
 
 
 def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, *, own_batch: bool) -> Plan:
-    """Return what is known with the rates of one rank and of all, or why there are none."""
+    """Return the plan with the rates of one rank and of all, or with the reason why there are none."""
     rate, memory = _rank_rate(subject, rows, known.memory), known.memory
     if asked.tokens_per_s is not None:
         rate = PlanFigure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
@@ -221,7 +220,7 @@ def _on_card(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
 
 
 def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
-    """Look at the dataset that is named, else at the one the profile names if it is here; else assume."""
+    """Read the given dataset, or else the profile's if it is here; otherwise assume the contents."""
     train, row_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
@@ -234,7 +233,7 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
             "samples by what those laid out hold",
         )
         room = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
-        is_open = samples.counts[-1] and samples.edges[-1] < room  # how many are longer than a row, it does not say
+        is_open = samples.counts[-1] and samples.edges[-1] < room  # it does not say how many exceed a sequence
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
@@ -260,7 +259,7 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
 
 
 def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) -> int:
-    """Return rows of a step over all ranks: as asked for, else as the profile says, else as ``probe`` would choose."""
+    """Return the global batch in sequences: as asked for, else as in the profile, else as ``probe`` would choose."""
     train, stored = subject.train, subject.stored
     if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
@@ -270,7 +269,7 @@ def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) 
 
 
 def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
-    """Return the non-padding tokens/s of one rank on one node; without one, why."""
+    """Return the non-padding tokens/s of one rank on one node, or the reason why they are not known."""
     train, fleet, tokens_per_row = subject.train, subject.fleet, rows.tokens.value
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
@@ -291,7 +290,7 @@ def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> Pla
         length = train.seq_length_tokens
         lengths = assumed_lengths(length) if rows.samples is None else typical_lengths(rows.samples, length)
         flops = flops_per_token(work, lengths, train.masking_probability)
-    # That share is of tokens without padding; padded rows cost their padding as well.
+    # That share is of non-padding tokens; padded sequences cost their padding as well.
     full = tokens_per_row / train.seq_length_tokens if train.layout == "padded" else 1.0
     return PlanFigure(
         value=full * MFU * peak / flops,
@@ -301,7 +300,7 @@ def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> Pla
 
 
 def _as_measured(subject: _Subject) -> AllRanks | None:
-    """Return a step of the same batch on as many nodes, if it ran."""
+    """Return the measured step of the same batch on the same number of nodes; None if it did not run."""
     profile, fleet = subject.measured, subject.fleet
     network = None if profile is None else profile.evidence.network
     if profile is None or network is None or network.ranks_per_node != fleet.ranks_per_node:
@@ -327,7 +326,7 @@ def _on_all(
     strategy: Strategy,
     max_micro_batch_size: int,
 ) -> AllRanks:
-    """Predict all ranks together: from measured links if there are any, else from a line that is assumed."""
+    """Predict all ranks together: from measured links if there are any, else from an assumed line rate."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
     evidence, scaled = Evidence() if profile is None else profile.evidence, None
     network, probe = evidence.network, evidence.probe
@@ -336,7 +335,7 @@ def _on_all(
     if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):
         scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
     per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
-    compute = RankCompute(  # a rank whose rows cost what the rate says, and nothing else
+    compute = RankCompute(  # a rank whose sequences cost what the rate says, and nothing else
         sequence_s=per_row / rate.value, micro_batch_s=0.0, optimizer_step_s=0.0,
         gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
@@ -364,7 +363,7 @@ def _on_all(
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:
-    """Return the command that measures what is assumed, or that starts what is planned."""
+    """Return the command that measures what is assumed, or else starts the planned training."""
     stored, fleet, train, gpu_model = subject.stored, subject.fleet, subject.train, subject.gpu_model
     if stored is None or subject.measured is None or stored.profile.evidence.probe is None:
         model = asked.model_argument or train.model.name

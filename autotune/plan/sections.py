@@ -1,4 +1,4 @@
-"""A plan as text: every figure says whether it is given, measured, predicted or assumed."""
+"""A plan as text: every figure is marked as given, measured, predicted or assumed."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from autotune.plan.values import PlanFigure
 WIDTH = 100
 _DAY_S = 86_400.0
 _MOST_SHOWN_S = 96 * 3600.0
-"""Longer times are shown in days."""
+"""Limit above which times are shown in days."""
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan for people: a table, where its figures come from, what to think about, and what to run next."""
+    """Format the plan: a table, the sources of its figures, warnings, and the next command."""
     fleet = plan.fleet
     unit = "GPU" if fleet.device == "cuda" else "rank"
     per_node = f"{fleet.ranks_per_node} {unit}{'s' if fleet.ranks_per_node > 1 else ''} each"
@@ -115,7 +115,7 @@ def _memory(memory: MemoryPlan, plan: Plan) -> str:
 
 
 def _duration(of: float, seconds: float) -> str:
-    """A time, in days if the figure that it belongs to is long, so that bounds can be compared."""
+    """Format a time; in days if ``of``, the figure that it belongs to, is long, so that bounds can be compared."""
     return format_seconds(seconds) if of < _MOST_SHOWN_S else f"{seconds / _DAY_S:,.1f} days"
 
 

@@ -1,4 +1,4 @@
-"""Nouns of a plan: what a training is going to take, said before it is paid for."""
+"""Values of a plan: figures with their basis, the goal, and the machines."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +8,7 @@ from autotune.base.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = get_args(Basis)
-"""From the best known to the least: *given* by the user, or following from that alone; *measured*, by a profile or a
+"""Bases of a figure, best known first: *given* by the user, or following from that alone; *measured*, by a profile or a
 dataset; *predicted* from those; *assumed*, if anything in it was not measured here."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
@@ -17,19 +17,19 @@ GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigure(Interval):
-    """A figure and what it rests on; with bounds if it follows from a measured interval."""
+    """A figure and its basis; with bounds if it follows from a measured interval."""
 
     basis: Basis
     source: str
 
     @classmethod
     def on(cls, basis: Basis, known: Interval, source: str) -> "PlanFigure":
-        """Return a value with its bounds."""
+        """Return a figure with the value and the bounds of an interval."""
         return cls(**asdict(known), basis=basis, source=source)
 
 
 def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
-    """Return what follows from figures; ends of an interval go through ``compute``, which is monotone."""
+    """Return a figure computed from others; ``compute``, which is monotone, also maps the ends of a single interval."""
     values = [one.value for one in of]
     found = Interval(value=compute(*values))
     bounded = [number for number, one in enumerate(of) if one.low is not None and one.high is not None]
@@ -41,36 +41,36 @@ def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> Plan
 
 
 def derived_basis(*of: PlanFigure) -> Basis:
-    """Return what follows from figures: given if all are, assumed if one is, else predicted."""
+    """Return the basis of a figure derived from others: given if all are, assumed if one is, else predicted."""
     weakest = max((one.basis for one in of), key=BASES.index)
     return weakest if weakest in ("given", "assumed") else "predicted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How long to train, in the one way that was asked for."""
+    """Length of the training, in the one unit that was asked for."""
 
     kind: GoalKind
     amount: float
     source: str
-    """Who says so, such as ``--tokens 45.2B``."""
+    """Origin of the goal, such as ``--tokens 45.2B``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The machines that are going to train."""
+    """Machines that the training is planned for."""
 
     device: Literal["cuda", "cpu"]
     name: str
     nodes: int
     ranks_per_node: int
-    """GPUs of a node; on a CPU, training processes."""
+    """GPUs per node; on a CPU, training processes."""
     cpus_per_rank: float | None = None
-    """Of a CPU; None on GPUs."""
+    """CPUs for each rank of training on a CPU; None on GPUs."""
     memory_bytes: int
-    """Of a rank."""
+    """Memory budget of one rank."""
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node

@@ -1,4 +1,4 @@
-"""Read and write the verdict on a profile, which lies beside its report; compare a profile with this machine."""
+"""Approval of a profile, stored beside its report, and comparison of a profile with this machine."""
 
 import functools
 import json
@@ -9,41 +9,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.files import write_atomically
-from autotune.profiles.values import HASH_KEY, Fingerprint, present_sha256
-from autotune.profiles.values import Check, TrialLogCheck, ApprovalRecord, Approval, Verdict, Verification, is_sha256, approval_of
-from trainer.config.tables import flat_table
-from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.errors import BadInput, ProfileRejected
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
+from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.values import (
+    HASH_KEY,
+    Approval,
+    ApprovalRecord,
+    Check,
+    Fingerprint,
+    TrialLogCheck,
+    Verdict,
+    Verification,
+    approval_of,
+    is_sha256,
+    present_sha256,
+)
 from autotune.trials.trial_log import report_directory
+from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.config.tables import flat_table, parse_table, read_json
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import utc_now
-from trainer.config.resolve import profile_sha256, read_profile_tables
-from trainer.config.tables import parse_table, read_json
 
 _MOST_BYTES = 2**20
 _TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "transformers", "python")
-"""Fields that do not say which GPU and host it is."""
+"""Fingerprint fields that can be checked without the profile's GPU and host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedProfile(StoredProfile):
-    """A profile as it is now, and how it stands."""
+    """A profile's present content and its approval."""
 
     recorded_sha256: str | None
-    """The hash that the file names; None if it names none."""
+    """Hash that the file names; None if it names none."""
     file_sha256: str
-    """Of all that the file says, that hash among it: runs name the profile by it."""
+    """Hash of the whole file, the recorded hash included, by which runs identify the profile."""
     approval: Approval
 
 
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
-    """Read a profile once, with the verdict on just that content.
+    """Read a profile once, with the approval of exactly that content.
 
     Raises:
         TrainerError, AutotuneError: If the profile or its review cannot be used.
@@ -61,12 +71,12 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
 
 
 def review_path(profile: Path, reports: Path) -> Path:
-    """Return the path of the verdict on a profile."""
+    """Return the path of a profile's review."""
     return report_directory(profile, reports) / "review.json"
 
 
 def _read(path: Path) -> ApprovalRecord | None:
-    """The verdict; None if there is none. A damaged file is never taken for an absent one."""
+    """Return the review; None if there is no file. A corrupt file raises ``BadInput``."""
     if not os.path.lexists(path):
         return None
     try:
@@ -79,12 +89,10 @@ def _read(path: Path) -> ApprovalRecord | None:
 def review(
     profile: Path, reports: Path, verdict: Verdict, *, by: str, note: str | None, as_edited: bool = False
 ) -> ApprovedProfile:
-    """Keep a verdict on what a profile says now, in place of the one before.
-
-    With ``as_edited`` it is approved even if it does not say what was measured.
+    """Store an approval or rejection of a profile's present content, replacing the last one.
 
     Raises:
-        ProfileRejected: If it is to be approved and was edited since it was written.
+        ProfileRejected: If it is to be approved, was edited since it was written, and ``as_edited`` is not set.
         TrainerError, AutotuneError: If the name, the note, the profile or its review cannot be used.
     """
     before = read_with_approval(profile, reports)
@@ -109,10 +117,10 @@ def review(
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
-    """Return a profile whose present content is approved, and still has the ``file_sha256`` that is expected, if any.
+    """Return a profile whose present content is approved, and has the expected ``file_sha256`` if one is given.
 
     Raises:
-        ProfileRejected: If it is not, with what to do.
+        ProfileRejected: If it is not approved, or has another hash.
     """
     found = read_with_approval(profile, reports)
     state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
@@ -135,10 +143,10 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
 
 
 def refuse_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
-    """Let only settings pass that are the approved ones, each of them: which ones are harmless, nobody has said.
+    """Reject any setting that differs from the approved one: none is known to be harmless.
 
     Raises:
-        ProfileRejected: If the command line makes one of them something else, with their names.
+        ProfileRejected: If the command line changes a setting; names all that it changes.
     """
     train = approved.profile.train
     # As text: Python takes 1, 1.0 and true for the same.
@@ -167,9 +175,9 @@ def verify(
     *,
     trial_log: TrialLogCheck | None = None,
 ) -> Verification:
-    """Compare a profile with this machine, and with its dataset at ``data`` or where the profile says.
+    """Compare a profile with this machine, and with the dataset at ``data``, else in AUTOTUNE_DATA or the profile.
 
-    ``read_cuda`` gives the CUDA version that torch is built for; it is called only on a machine with the profile's GPU.
+    ``read_cuda`` returns the CUDA version that torch is built for; it is called only if a GPU is compared.
     """
     train, made_on, manifest, no_data = stored.profile.train, stored.profile.fingerprint, None, ""
     try:

@@ -21,9 +21,9 @@ def show(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Show a profile's settings, and the reasons for them.
+    """Show a profile's settings and their reasons.
 
-    With KEY or --explain: whether a setting was measured, asked for, or is a default, with the figures behind it.
+    With KEY or --explain: the origin of a setting (measured, asked for, or default) and the figures behind it.
     """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
@@ -59,13 +59,16 @@ def verify(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a profile against this machine, field by field, and against its trial log; nothing is measured."""
+    """Compare a profile with this machine.
+
+    Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
+    """
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
     from autotune.profiles import approval
-    from autotune.profiles.store import read_trials
     from autotune.profiles.sections import verification_text
+    from autotune.profiles.store import read_trials
     from autotune.trials.fork_server import ForkServerMachine
 
     def read_cuda() -> str | None:
@@ -105,9 +108,9 @@ def approve(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Approve or reject a profile; without --by, show its approval.
+    """Approve or reject a profile, or show its approval.
 
-    Any later edit of the profile voids the approval.
+    Without --by, only shows the approval. Any later edit of the profile voids it.
     """
     from autotune.base.document import answer_json
     from autotune.profiles.approval import read_with_approval

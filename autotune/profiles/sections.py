@@ -1,15 +1,12 @@
-"""A profile: its decisions, what it was held against, who approved it, and where its figures come from."""
-
-from autotune.base.units import format_count
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+"""Text and report blocks of a profile: settings, verification, approval and the origin of its figures."""
 
 from autotune.base.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
 from autotune.base.render import console_text
 from autotune.base.tables import Row
-from autotune.base.units import format_bytes
-from autotune.profiles.values import Profile
-from autotune.profiles.values import TrialLogCheck, Approval, Verification, is_sha256
+from autotune.base.units import format_bytes, format_count
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.decide.follow_up import probe_again
+from autotune.profiles.values import Approval, Profile, TrialLogCheck, Verification, is_sha256
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
@@ -27,7 +24,7 @@ _FIELDS = {
 
 
 def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
-    """Each decision with its value and its reason, then where it was measured, and who answers for it."""
+    """Return each setting with its value and reason, then the machine it was measured on, and its approval."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
     dropout = train.attention_dropout
     changes = [] if dropout is None else [["attention dropout", f"{dropout:g}", "a change of recipe, as asked for"]]
@@ -56,7 +53,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
 
 
 def _exchange(profile: Profile) -> list[list[str | None]]:
-    """How ranks work together, where that was measured or is not the default."""
+    """Return the rows on gradient synchronisation; none if it was not measured and is at its defaults."""
     parallel, network = profile.train.parallel, profile.evidence.network
     if network is None and parallel == type(parallel)():
         return []
@@ -71,7 +68,7 @@ def _exchange(profile: Profile) -> list[list[str | None]]:
 
 
 def verification_text(verification: Verification, approval: Approval, *, intact: bool) -> str:
-    """Every check, then how the profile stands with those who review it."""
+    """Return every check, then the state of the profile's content, trial log and approval."""
     rows: list[Row] = [
         [
             check.field,
@@ -89,7 +86,7 @@ def verification_text(verification: Verification, approval: Approval, *, intact:
 
 
 def trial_log_words(found: TrialLogCheck) -> str:
-    """What the trial log says of a profile, on one line."""
+    """Return the result of a trial log check on one line."""
     if found.found == "no trials":
         others = f": {found.others} trials there are another profile's" if found.others else ""
         return f"not checkable here: no trial of it is in its trial log{others}"
@@ -105,14 +102,14 @@ def trial_log_words(found: TrialLogCheck) -> str:
 
 
 def cut(text: str, *, whole: bool = False) -> str:
-    """Hashes by their beginnings; reasons are left whole."""
+    """Shorten a hash, and a long text unless ``whole`` is set."""
     if is_sha256(text):
         return short(text)
     return text if whole or len(text) <= _SIDE_CHARACTERS else f"{text[:_SIDE_CHARACTERS]}…"
 
 
 def approval_line(approval: Approval) -> str:
-    """How a profile stands, on one line."""
+    """Return a profile's approval on one line."""
     last = approval.review
     if last is None:
         return "not reviewed"
@@ -127,19 +124,19 @@ def approval_line(approval: Approval) -> str:
 
 
 def review_text(name: str, approval: Approval, *, intact: bool) -> str:
-    """How a profile stands."""
+    """Return a profile's name, content hash and approval."""
     content = f"{short(approval.present_sha256)}, {_EDITED[intact]}"
     pairs = (("profile", (name,)), ("content", (content,)), ("approval", (approval_line(approval),)))
     return console_text((Pairs(pairs=pairs),))
 
 
 def short(sha256: str) -> str:
-    """The beginning of a hash, which is enough to tell it from others."""
+    """Return the first 12 digits of a hash, enough to tell it from others."""
     return sha256[:_SHOWN_DIGITS]
 
 
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
-    """The fingerprint of each profile, side by side."""
+    """Return a table with the fingerprints of all profiles side by side."""
     rows = tuple(
         [name, *(_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles)]
         for field, name in _FIELDS.items()
@@ -156,7 +153,7 @@ def _shown(field: str, value: object) -> str | None:
 
 
 def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
-    """Commands that measure the same again, and the hashes that say whether it is the same."""
+    """Return the commands that measure the same again, and the hashes to compare."""
     provenance = one.profile.provenance
     items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
     edited: Words = () if one.intact else (Strong(text=" The profile was edited by hand after it was written."),)
@@ -181,7 +178,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def commands(one: ReportedProfile) -> list[str]:
-    """As the profile's own settings have them, in the order of tuning."""
+    """Return the commands that tuned the profile, with its own settings, in the same order."""
     train, probe = one.profile.train, one.profile.evidence.probe
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
@@ -197,7 +194,7 @@ def commands(one: ReportedProfile) -> list[str]:
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
-    """The last verdict on it."""
+    """Return a profile's approval or, if it was not reviewed, the command that approves it."""
     approval = one.approval
     if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {one.quoted} --by NAME"
@@ -206,6 +203,6 @@ def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def global_batch_words(tokens: int) -> str:
-    """Say a global batch, and whether it is the default."""
+    """Format a global batch in tokens, and note whether it is the default."""
     known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "as asked for"
     return f"{format_count(tokens)} real tokens ({known})"

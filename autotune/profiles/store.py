@@ -1,11 +1,4 @@
-"""Write what a search found into a profile; read profiles and their trial logs back."""
-
-from autotune.profiles.values import updated
-
-from collections.abc import Mapping
-from trainer.config.train_config import TrainConfig
-
-from autotune.trials.trial_log import report_directory
+"""Reading and writing of profiles, and of the evidence and trial logs that belong to them."""
 
 import os
 import sys
@@ -15,42 +8,43 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.files import write_atomically
-from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY
-from autotune.advice.values import SettingChange
 from autotune.baseline.values import BaselineEvidence
-from autotune.network.values import NetworkEvidence
-from autotune.workers.values import WorkersEvidence
-from autotune.memory.values import ProbeEvidence
-from autotune.search.values import ExploreEvidence
-from autotune.network.values import GradientSync
-from autotune.profiles.values import Fingerprint, Profile, profile_from_tables, profile_to_toml
-from autotune.profiles.values import TrialLogCheck
-from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
-from autotune.trials.trial_log import trial_log_sha256, own_records
-from autotune.profiles.decide.follow_up import probe_command
 from autotune.errors import AutotuneError, ProfileRejected, UsageError
+from autotune.memory.values import ProbeEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
+from autotune.profiles.values import Fingerprint, Profile, TrialLogCheck, profile_from_tables, profile_to_toml, updated
+from autotune.search.values import ExploreEvidence
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import read_trial_records
+from autotune.trials.trial_log import (
+    TRIAL_LOG_DIRECTORY,
+    own_records,
+    read_trial_records,
+    report_directory,
+    trial_log_sha256,
+)
 from autotune.trials.values import FinishedTrial
+from autotune.workers.values import WorkersEvidence
+from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
 from trainer.health.events import utc_now
-from trainer.config.resolve import find_data, read_profile_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile and where it lies."""
+    """A profile and its path."""
 
     path: Path
     profile: Profile
     intact: bool
-    """Whether its content still has the hash it was written with."""
+    """True if the content still has the hash that it was written with."""
 
     def data_dir(self, override: Path | None = None) -> Path:
-        """Return its dataset's directory: ``override``, else AUTOTUNE_DATA, else where the profile says.
+        """Return the dataset's directory: ``override``, else AUTOTUNE_DATA, else the path in the profile.
 
         Raises:
             BadConfig: If none of them names one.
@@ -58,7 +52,7 @@ class StoredProfile:
         return find_data(self.path, self.profile.train, override)[0]
 
     def data_here(self, override: Path | None = None) -> Path | None:
-        """Return the same if a dataset is there; None otherwise."""
+        """Return the dataset's directory if it holds a dataset; None otherwise."""
         try:
             directory = self.data_dir(override)
         except TrainerError:
@@ -67,7 +61,7 @@ class StoredProfile:
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
-    """Read and validate a profile, of which the file's tables may have been read.
+    """Read and validate a profile; ``tables`` are those of the file, if it was already read.
 
     Raises:
         TrainerError, AutotuneError: If it cannot be used, with the reason.
@@ -77,15 +71,13 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 
-
-
 def read_trials(
     profile_path: Path, profile: Profile, reports: Path
 ) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
-    """Return every trial behind a profile, and since; how many lines of its trial log are none; and what that says of it.
+    """Return a profile's trials, later ones included; the number of corrupt trial log lines; and the check of the log.
 
     Raises:
-        BadInput: If a file of the trial log is too large to be one.
+        BadInput: If a file of the trial log exceeds the size limit.
     """
     records, damaged = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
     finished = tuple(record.finished() for record in records_of(profile, records))
@@ -93,10 +85,10 @@ def read_trials(
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
-    """Return where the profiles of these models go.
+    """Return the paths at which to write the profiles of these models.
 
     Raises:
-        UsageError: If two models, or several and one file, have the same place.
+        UsageError: If two models have the same name, or ``out`` is one file for several, or no ``.toml`` file.
     """
     if len(set(names)) < len(names):
         raise UsageError("two models have the same name", next_step="Take them one at a time, each with its own --out.")
@@ -109,12 +101,10 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 
 
 def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
-    """Return what ``[provenance]`` says of the trial log: of all the profile's trials up to now, whichever command's."""
+    """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
     own = own_records(read_trial_records(runner.trial_log.directory)[0], made_on, row_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
-
-
 
 
 def add_evidence(
@@ -124,21 +114,13 @@ def add_evidence(
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with what a command found, in place of what it found before, and with its settings if any."""
+    """Return the profile with a command's evidence, replacing its earlier one, and with ``train`` if given."""
     resting = trial_log_provenance(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
 
 
-
-
-
-
-
-
-
-
 def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
-    """Return the profile as it is to be written elsewhere: its dataset is named from there."""
+    """Return the profile for the path ``new``, with its dataset's path relative to that."""
     path = profile.train.data.path
     if path is None or old.parent.resolve() == new.parent.resolve():
         return profile
@@ -147,7 +129,7 @@ def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
-    """Keep the loader workers of the profile that lies at ``path``, if they were counted for these very settings."""
+    """Keep the DataLoader workers of the profile at ``path``, if they were measured with exactly these settings."""
     old = _lying_at(path)
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
         return profile
@@ -157,10 +139,10 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile; one that is there already and says something else is kept beside it, at the returned path.
+    """Write a profile; keep a different one at that path as ``.previous.toml``, and return the path of this copy.
 
     Raises:
-        Undecided, MachineLacks: If it keeps a rate that its GPU cannot reach, or any of a pretended GPU.
+        Undecided, MachineLacks: If it holds a rate that its GPU cannot reach, or any rate of a pretended GPU.
     """
     check_profile(profile)
     kept = None
@@ -173,7 +155,7 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
 
 
 def _lying_at(path: Path) -> Profile | None:
-    """The profile at a place; None when there is none, or none that can be read."""
+    """Return the profile at a path; None if there is none that can be read."""
     try:
         return read_profile(path).profile
     except (TrainerError, AutotuneError):
@@ -181,19 +163,17 @@ def _lying_at(path: Path) -> Profile | None:
 
 
 def relative_data_path(data_dir: Path, profile_path: Path) -> str:
-    """Return a dataset's path as a profile may name it: relative to the profile."""
+    """Return a dataset's path relative to the profile, as profiles name it."""
     return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
 
 
 def require_local_probe(
     stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
 ) -> ProbeEvidence:
-    """Return the probe evidence of a profile; lesser differences from ``here`` are told on standard error.
-
-    If a GPU's step is ``replayed``, the GPU itself does not matter.
+    """Return a profile's probe evidence; warn of minor differences from ``here`` (not the GPU's if ``replayed``).
 
     Raises:
-        ProfileRejected: If it was never probed, or is another machine's, model's or dataset's than ``here``.
+        ProfileRejected: If it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
     """
     rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
     refusals = []
@@ -218,5 +198,5 @@ def require_local_probe(
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:
-    """Return the configuration with other settings of its ``data``."""
+    """Return the configuration with some ``data`` settings replaced."""
     return config.model_copy(update={"data": config.data.model_copy(update=settings)})

@@ -1,43 +1,28 @@
-"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk."""
-
-from collections.abc import Mapping
-from trainer.config.train_config import TrainConfig
-from collections.abc import Mapping
-from collections.abc import Sequence
-from trainer.config.train_config import TrainConfig
-
-
+"""The tuned profile, a TOML file: its settings, constraints, fingerprint of the machine, provenance and evidence."""
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
-from typing import Literal
-from pydantic import Field
-from autotune.errors import NotCheckable
-from autotune.errors import ProfileRejected
-from trainer.config.tables import StrictTable
-
-from autotune.baseline.values import BaselineEvidence
-from autotune.network.values import NetworkEvidence
-from autotune.workers.values import WorkersEvidence
-from autotune.memory.values import ProbeEvidence
-from autotune.search.values import ExploreEvidence
-from trainer.config.tables import StrictTable
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from autotune.base.interval import NonNegative, Positive
-from autotune.errors import BadInput
+from autotune.baseline.values import BaselineEvidence
+from autotune.errors import BadInput, NotCheckable, ProfileRejected
 from autotune.machine.values import is_pretended
+from autotune.memory.values import ProbeEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.search.values import ExploreEvidence
+from autotune.workers.values import WorkersEvidence
+from trainer.config.tables import StrictTable, canonical_sha256, parse_table
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
-from trainer.config.tables import StrictTable, canonical_sha256, parse_table
+
 
 class Evidence(StrictTable):
-    """What was measured; a missing part was not."""
+    """Measurements behind a profile, by command; None if a command measured nothing."""
 
     probe: ProbeEvidence | None = None
     explore: ExploreEvidence | None = None
@@ -53,88 +38,86 @@ _HEADER = (
     "and reports say that content_sha256 no longer holds. Units are in the names; a _share is between 0 and 1.",
 )
 
-# Always written, so that a reader sees what was decided; everything else only where it differs from its default.
+# Always written, so that a reader sees what was decided; everything else only if it differs from its default.
 _ALWAYS_WRITTEN = (
     "seq_length_tokens", "layout", "micro_batch_size", "global_batch_size", "precision", "device", "seed",
 )  # fmt: skip
 
 
 class Constraints(StrictTable):
-    """What the user set."""
+    """Limits that the user set: memory, headroom and global batch."""
 
     memory_budget_bytes: Positive
-    """Per rank; on CUDA all of a process's device memory, on a CPU what training takes beyond the loaded program."""
+    """Memory of a rank: on CUDA all device memory of its process, on a CPU what training adds to the program."""
     headroom_share: Annotated[float, Field(ge=0, lt=1)]
-    """Part of the largest micro-batch that is left free."""
+    """Share of the largest micro-batch size that fits, left unused, 0 to 1."""
     global_batch_tokens: Positive
-    """Real tokens of one optimizer step over all ranks."""
+    """Non-padding tokens of one optimizer step over all ranks."""
 
 
 class Fingerprint(StrictTable):
-    """Where the figures come from; what may differ there makes them worthless here, in part or in all."""
+    """Machine, versions, model and dataset of the measurements; with others, some or all figures do not hold."""
 
     device: Literal["cpu", "cuda"]
-    """What was measured."""
+    """Device type that was measured."""
     gpu_name: str | None = None
-    """As the driver says it."""
+    """Name of the GPU, as its driver reports it."""
     gpu_count: NonNegative
-    """Visible ones; 0 on a CPU."""
+    """Number of visible GPUs; 0 on a CPU."""
     gpu_total_bytes: Positive | None = None
-    """Memory of one."""
+    """Memory of one GPU."""
     gpu_mig: bool | None = None
-    """Whether it is a part of a GPU."""
+    """True if MIG is enabled on the GPU."""
     gpu_power_cap_w: float | None = None
-    """Power that the card may draw."""
+    """Enforced power limit of the GPU."""
     driver: str | None = None
-    """Version of the GPU's driver."""
+    """Version of the GPU driver."""
     cuda: str | None = None
-    """Version that torch was built for."""
+    """CUDA version that torch was built for."""
     torch: str
-    """Its version."""
+    """Version of torch."""
     transformers: str
-    """Its version."""
+    """Version of transformers."""
     python: str
-    """Its version."""
+    """Version of Python."""
     cpu_model: str | None = None
-    """The processor's name."""
+    """Name of the processor."""
     allotted_cpus: Positive
-    """Processors that the process may use: the least of affinity, control group and SLURM."""
+    """CPUs that the process may use: the minimum of its affinity, cgroup and SLURM limits."""
     ram_total_bytes: Positive
-    """Of the host."""
+    """Memory of the host."""
     data_filesystem: str | None = None
-    """Type of the file system that the dataset lies on."""
+    """Type of the file system that holds the dataset."""
     model_sha256: str
-    """Of the model's config."""
+    """SHA-256 of the model's config, without its name."""
     dataset_hash: str
-    """Of the dataset's manifest."""
+    """SHA-256 of the dataset's manifest."""
 
     @property
     def bytes_known(self) -> Literal["measured", "allocator"]:
-        """How sizes in bytes came about: ``allocator`` on a pretended GPU, where torch's allocator alone is real."""
+        """Origin of sizes in bytes: ``allocator`` on a pretended GPU, of which only torch's allocator is real."""
         return "allocator" if is_pretended(self.driver) else "measured"
 
 
 class Provenance(StrictTable):
-    """How the profile came to be."""
+    """Origin of the profile: version, time, commands and trial log."""
 
     tool_version: str
-    """Of this program."""
+    """Version of encoder-autotune."""
     created_utc: str
-    """When the profile was written."""
+    """Time at which the profile was written."""
     commands: list[str]
-    """Names of the commands that wrote it, oldest first. Free text in a profile of a stranger: shown, and never
-    suggested to anybody as something to run."""
+    """Commands that wrote the profile, oldest first. Untrusted in a foreign profile: shown, never suggested."""
     slurm_job_id: str | None = None
-    """The job that measured; None outside of one."""
+    """SLURM job that measured; None outside of a job."""
     trial_log_sha256: str
-    """Over all that the trial log says of the trials of this model, dataset, device and length of rows."""
+    """Hash of all records in the trial log of this model, dataset, device and sequence length."""
     trial_log_until_utc: str | None = None
-    """Time of the last one of them; None where there was none, and in profiles from before this was kept, whose hash
-    cannot be recomputed."""
+    """Time of the last of these records; None without any, and in older profiles, whose hash cannot be recomputed."""
 
 
 class Profile(StrictTable):
-    """All tables but the content hash, which is computed from them."""
+    """All tables of a profile except the content hash, which is computed from them."""
 
     schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
     train: TrainConfig
@@ -145,27 +128,27 @@ class Profile(StrictTable):
 
     @property
     def local_ranks(self) -> int:
-        """Ranks of a node that trained together when it was probed; one without a probe."""
+        """Ranks that trained together on the node in the probe; 1 without a probe."""
         return 1 if self.evidence.probe is None else self.evidence.probe.local_ranks
 
     @property
     def parameters(self) -> int | None:
-        """Parameters of the model, as a trace counted them; None without one."""
+        """Number of model parameters, as counted by a trace; None without one."""
         return None if self.evidence.probe is None else self.evidence.probe.parameters
 
     @property
     def mean_tokens_per_sequence(self) -> float | None:
-        """Non-padding tokens of a row in this layout, on average; None without a probe."""
+        """Average non-padding tokens of a sequence in this layout; None without a probe."""
         return None if self.evidence.probe is None else self.evidence.probe.mean_tokens_per_sequence
 
 
 def model_sha256(settings: ModelSettings) -> str:
-    """Names a model, whatever it is called."""
+    """Return a hash that identifies the model, independent of its name."""
     return canonical_sha256(settings.model_dump(mode="json", exclude={"name"}))
 
 
 def profile_to_toml(profile: Profile) -> str:
-    """The profile as text, with its content hash last."""
+    """Return the profile as TOML, with its content hash."""
     import tomlkit
 
     tables = _tables(profile)
@@ -179,7 +162,7 @@ def profile_to_toml(profile: Profile) -> str:
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Return the profile that a TOML file holds, and whether its content still has the hash it was written with.
+    """Return the profile in a TOML file's tables, and whether its content still has the hash it was written with.
 
     Raises:
         BadInput: If a key is unknown (the nearest valid one is suggested), missing, or of a wrong value.
@@ -193,7 +176,7 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
 
 
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:
-    """The hash of what a profile's tables say now, whatever hash the file names.
+    """Return the hash of a profile's present content, whatever hash the file names.
 
     Raises:
         BadInput: If a value has no canonical form.
@@ -221,30 +204,30 @@ Found = Literal["same", "refuse", "warn", "inform", "not checkable here"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that a profile says, held against what is here."""
+    """Comparison of one field of a profile with this machine."""
 
     field: str
     found: Found
-    """``same``, or how much it matters that it differs, or that nobody here can tell."""
+    """``same``, the severity of a difference, or ``not checkable here``."""
     profile: str
     here: str
-    """Or why nobody here can tell."""
+    """Value on this machine, or the reason why it cannot be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLogCheck:
-    """What the trial log beside a profile says of it."""
+    """Comparison of a profile with the trial log beside it."""
 
     found: Literal["same", "differs", "not recomputable", "no trials"]
-    """Whether the trials it rests on are what they were when it was written: all of them, none changed, none added.
-    ``not recomputable``: the profile does not say up to when they count. ``no trials``: none of it are here."""
+    """``same`` if the trials are those that the profile was written from: all of them, none changed, none inserted.
+    ``not recomputable``: the profile does not say up to when trials count. ``no trials``: the log has none of it."""
     trials: int
-    """Of the profile's model, dataset and rows, up to when it was written."""
+    """Trials of the profile's model, dataset and sequence length, up to the time it was written."""
     added: int
     others: int
-    """Trials in the same trial log that are not the profile's."""
+    """Trials in the trial log that are not the profile's."""
     unfounded: tuple[str, ...]
-    """Figures of the profile that no trial gave."""
+    """Figures of the profile that match no trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,18 +236,18 @@ class Verification:
 
     checks: tuple[Check, ...]
     trial_log: TrialLogCheck | None = None
-    """None where nobody looked."""
+    """Comparison with the trial log; None if it was skipped."""
 
     def of(self, found: Found) -> tuple[Check, ...]:
-        """Those with such a result."""
+        """Return the checks with this result."""
         return tuple(check for check in self.checks if check.found == found)
 
     def raise_if_bad(self, name: str) -> None:
-        """Say the worst as an error.
+        """Raise an error for the most severe result, if it is bad.
 
         Raises:
-            ProfileRejected: If something differs that the figures cannot bear.
-            NotCheckable: If nothing does, and something cannot be told here.
+            ProfileRejected: If a difference invalidates the figures.
+            NotCheckable: If none does, but something cannot be checked here.
         """
         if refused := self.of("refuse"):
             told = "; ".join(f"{check.field} was {check.profile!r}, here it is {check.here!r}" for check in refused)
@@ -290,32 +273,32 @@ State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 
 class ApprovalRecord(StrictTable):
-    """``review.json``: the last verdict. The name is a word: nothing here proves who wrote it."""
+    """The last approval or rejection, in ``review.json``. Nothing proves that it is by the person it names."""
 
     schema_version: Literal[2] = 2
     profile_sha256: Annotated[str, Field(pattern=_SHA256)]
-    """Of the content that was looked at."""
+    """Hash of the reviewed content."""
     verdict: Verdict
     by: Annotated[str, Field(min_length=1, max_length=200)]
     note: Annotated[str, Field(max_length=2000)] | None = None
     time_utc: Annotated[str, Field(max_length=40)]
     as_edited: bool = False
-    """Whether the content had been changed by hand since it was written, and was approved all the same."""
+    """True if the content was edited by hand after it was written, and approved anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """How a profile stands, as it is now."""
+    """Approval of a profile's present content."""
 
     state: State
-    """``voided``: what was approved last is not what the profile says now."""
+    """``voided``: the profile was edited after its approval."""
     present_sha256: str
     review: ApprovalRecord | None
-    """The verdict on that, or on what it said before."""
+    """Last approval or rejection, of the present content or of an earlier one."""
 
 
 def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
-    """How a profile of this content stands: a verdict counts for just the content that it was given on."""
+    """Return the approval of this content; a review counts only for the content that it names."""
     state: State = "not reviewed"
     if review is not None and review.profile_sha256 == present_sha256:
         state = review.verdict
@@ -325,12 +308,12 @@ def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
 
 
 def is_sha256(text: str) -> bool:
-    """Whether a text is a hash as this project writes it."""
+    """Return whether a text is a SHA-256 as this project writes it."""
     return re.fullmatch(_SHA256, text) is not None
 
 
 def fill_share(profile: Profile) -> float | None:
-    """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
+    """Return the share of non-padding tokens in a sequence, on average over the dataset; None without a probe."""
     tokens = profile.mean_tokens_per_sequence
     return tokens and tokens / profile.train.seq_length_tokens
 
@@ -343,8 +326,8 @@ def updated(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """The profile with these settings and this evidence of a command, and without what some commands found."""
-    # What the settings were worth is no longer said of others.
+    """Return the profile with these settings and a command's evidence, and without the evidence of other commands."""
+    # The baseline holds only for the settings that it was measured with.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
     said = {"commands": commands if command is None else [*commands, command], **provenance}

@@ -20,7 +20,7 @@ def report(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
+    """Report tuning and runs as HTML, Markdown and JSON."""
     from autotune.base.document import answer_json
     from autotune.report.stage import build_report
     from autotune.trials.trial_log import report_directory

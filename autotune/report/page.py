@@ -1,4 +1,4 @@
-"""A report from its inputs: all sections in their order, first the answer; and the same facts for machines."""
+"""The document of a report: all sections in order, the answer first; and the same facts for machines."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ SCHEMA_VERSION = 3
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Document:
-    """The whole report; what is missing says so, with the command that would measure it.
+    """Return the whole report; each missing part names the command that would measure it.
 
     Raises:
         ValueError: If there is no profile.
@@ -112,7 +112,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
 
 
 def _answer(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """Set, yields, limits."""
+    """Return the chosen settings, the throughput and the bottleneck."""
     pairs = (("Set", _settings(one)), ("It yields", _yield(one)), ("What limits it", _limit(one, runs)))
     return (Pairs(pairs=pairs),)
 
@@ -165,7 +165,7 @@ def _yield(one: ReportedProfile) -> Words:
 
 
 def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
-    """What limits a step, of its runs, which train, before that of its tuning; and what to do first."""
+    """Return the bottleneck, from training runs if possible or else from the tuning, and the first change to make."""
     own = [run for run in runs if run.profile_path == one.path]
     found = next((found for run in own for found in run.bottlenecks), next(iter(one.bottlenecks), None))
     given = [*one.advice, *(advice for run in own for advice in run.advice)]
@@ -207,7 +207,7 @@ def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
 def _recommendations(
     profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...], sections: tuple[Section, ...]
 ) -> tuple[Block, ...]:
-    """All advice, what gains most first, and then what was not measured."""
+    """Return all advice, the largest gain first, and then what was not measured."""
     given = [(one.title, advice) for one in profiles for advice in one.advice]
     given += [(run.name, advice) for run in runs for advice in run.advice]
     given.sort(key=lambda one: rank(one[1]))
@@ -248,7 +248,7 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
 
 
 def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
-    """Every part of the report that is missing, by the command for it: one often gives several."""
+    """Return every missing part of the report, grouped by its command: one often measures several."""
     by_command: dict[tuple[str | None, str], list[tuple[str, str]]] = {}
     for section in sections:
         for block in blocks_of(Document(title="", subtitle="", sections=(section,))):
@@ -269,7 +269,7 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
 
 
 def _recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """What differs from the recipe of the model and of 32-bit gradients: speed that was not for nothing."""
+    """Return the changes to the model's recipe and to 32-bit gradients, which gained speed at a price."""
     changed: dict[str, list[str]] = {}
     for one in profiles:
         for change in profile_changes(one):
@@ -284,7 +284,7 @@ def _recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 
 
 def profile_changes(one: ReportedProfile) -> list[str]:
-    """Of a profile."""
+    """Return a profile's changes to the recipe."""
     train, network = one.profile.train, one.profile.evidence.network
     changes = []
     if train.attention_dropout is not None:
@@ -298,7 +298,7 @@ def profile_changes(one: ReportedProfile) -> list[str]:
 def report_facts(
     profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun], document: Document
 ) -> dict[str, Any]:
-    """Everything the document is built from, units in the names; what was not measured, or is infinite, is null."""
+    """Return all facts of the document, with units in the names; what was not measured, or is infinite, is null."""
     from pydantic_core import to_jsonable_python
 
     missing = [
@@ -346,7 +346,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
             }
             for done in one.trials
         ],
-        "damaged_ledger_lines": one.damaged_lines,
+        "damaged_trial_log_lines": one.damaged_lines,
         "commands": commands(one),
         "approval": one.approval,
     }
@@ -407,7 +407,7 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
 
 
 def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
-    """What was decided for each, and what that is worth, side by side; what was not measured is missing."""
+    """Return each profile's settings and speedups side by side; what was not measured is missing."""
     return table_of(
         "", zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),

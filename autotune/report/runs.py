@@ -1,4 +1,4 @@
-"""Training runs: whether they kept what was expected of them, their loss, and where the time of steps goes."""
+"""Training runs: expected and achieved figures, their loss, events, and parts of a step."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ from trainer.health.events import EventRow
 from trainer.record.run_record import Run
 
 MOST_EVENTS = 20
-"""Of one run that are told, the latest; its record has all."""
+"""Number of the latest events of a run that are shown; its record has all."""
 _MOST_CURVES = 6
 _STRETCHES = 48
-"""A curve of so many means is as good as one of a million steps."""
+"""Number of means in a loss curve, which shows as much as a million steps would."""
 CAUSES: dict[Cause, str] = {
     "compute": "computing real tokens",
     "padding": "computing padding",
@@ -48,23 +48,23 @@ CAUSES: dict[Cause, str] = {
     "memory": "waiting for the device's memory",
     "optimizer step": "clipping and update",
 }
-"""What parts of a step go into, in the order in which bars have them."""
+"""Names of the parts of a step, in the order of the bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPoint:
-    """The mean loss of steps that follow each other."""
+    """Mean loss of consecutive steps."""
 
     first_step: int
     last_step: int
     loss: float | None
-    """In nats; None where none of them was finite."""
+    """Mean loss in nats; None if none of them was finite."""
     evaluated: float | None
-    """On the validation split, the latest in this stretch."""
+    """Latest loss on the validation split among these steps."""
 
 
 def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """All runs in two tables, expected against achieved in another, the loss, and events."""
+    """Return all runs in two tables, expected and achieved figures in another, the loss, and events."""
     if not reported:
         return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
     return (
@@ -76,26 +76,26 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
 
 
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:
-    """A run of the profile, and a report with it."""
+    """Return the commands that run a profile and then report the run."""
     ranks = one.profile.local_ranks
     train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
     return (train, f"autotune report {one.quoted} --run runs/NAME")
 
 
 def profile_of(run: ReportedRun, profiles: Sequence[ReportedProfile]) -> ReportedProfile | None:
-    """The profile that a run was started from, if it is in this report."""
+    """Return the profile that a run was started from, if it is in this report."""
     return next((one for one in profiles if one.path == run.profile_path), None)
 
 
 def drifts_of(one: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...]:
-    """A run against its profile in this report."""
+    """Compare a run with its profile in this report."""
     if one is None:
         return ()
     return drifts(one.profile, run.run, trials=one.trials, intact=one.intact, otherwise=run.otherwise)
 
 
 def needs_attention(run: Run) -> tuple[EventRow, ...]:
-    """Its warnings and errors."""
+    """Return the warnings and errors of a run."""
     return tuple(event for event in run.events if event.level != "info")
 
 
@@ -149,7 +149,7 @@ def _median_share(shares: Sequence[float | None]) -> str | None:
 
 
 def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> Block:
-    """The loop closed: what was expected of each run, and what it reached."""
+    """Return what was expected of each run, and what it achieved."""
     found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
     if not found:
         return Paragraph(words=("No run has its profile in this report, so nothing was expected of them.",))
@@ -170,7 +170,7 @@ def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRu
 
 
 def _bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
-    """With the confidence, unless it is the one of the headings."""
+    """Format a value with its bounds, and their confidence unless the headings state it."""
     if known is None:
         return None
     between = bounds(known.low, known.high, form)
@@ -181,7 +181,7 @@ def _bounded(known: Interval | None, form: Callable[[float], str]) -> str | None
 
 
 def loss_points(run: Run) -> tuple[LossPoint, ...]:
-    """A run's loss in stretches of as many logged steps."""
+    """Return a run's loss as means of stretches of equally many logged steps."""
     size = max(1, -(-len(run.steps) // _STRETCHES))
     found = []
     for first in range(0, len(run.steps), size):
@@ -195,7 +195,7 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
 
 
 def _loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
-    """Of the first runs that have one; a chart of more is not read."""
+    """Return the loss curves of the first runs that have one; with more, the chart is not readable."""
     falling = [one for one in reported if any(step.loss is not None for step in one.run.steps)]
     curves = [(one.name, loss_points(one.run)) for one in falling[:_MOST_CURVES]]
     if not curves:
@@ -222,7 +222,7 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
 
 
 def _left_out(shown: int, of: int, what: str, which: str) -> tuple[Block, ...]:
-    """A note if not all are shown."""
+    """Return a note if not all are shown."""
     return (Paragraph(words=(f"{shown:,} of {of:,} {what} are shown here, {which}.",)),) if shown < of else ()
 
 
@@ -234,7 +234,7 @@ def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[Line]:
 
 
 def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
-    """What needs attention; the latest, where there is much."""
+    """Return the latest events that need attention."""
     told = [(one.name, needs_attention(one.run)) for one in reported]
     latest = [(name, event) for name, events in told for event in events[-MOST_EVENTS:]]
     if not latest:
@@ -256,14 +256,14 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
 
 
 def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """Where the time of the tuning's steps goes, and of those of the profile's runs, side by side."""
+    """Return the parts of a step during tuning and in the profile's runs, side by side."""
     tuning = [(found.source or "the tuning", found) for found in one.bottlenecks]
     of_runs = [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
     return _breakdown([*tuning, *of_runs], train_commands(one))
 
 
 def runs_only(runs: Sequence[ReportedRun]) -> tuple[Block, ...]:
-    """The same of runs whose profile is not in the report."""
+    """Return the parts of a step in runs whose profile is not in the report."""
     found = [(run.name, found) for run in runs for found in run.bottlenecks]
     if not found:
         return ()
@@ -272,7 +272,7 @@ def runs_only(runs: Sequence[ReportedRun]) -> tuple[Block, ...]:
 
 
 def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
-    """A bar for each, the parts as a table, and what limits it in words."""
+    """Return a bar for each, the parts as a table, and the bottleneck in words."""
     if not named:
         return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
     stacks, said = [], []

@@ -1,4 +1,4 @@
-"""The report stage: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
+"""Building of the report: results, evidence and next steps, as HTML, Markdown and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ MOST_PROFILES, MOST_RUNS = 12, 24
 def build_report(
     profiles: Sequence[Path], reports: Path, out: Path, *, runs: Sequence[Path] = (), data: Path | None = None
 ) -> dict[str, Path]:
-    """Write a report of profiles, their trials and training runs: the file ``out``, and its two other forms beside it.
+    """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
 
     Trial logs and reviews are read from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
 
@@ -61,7 +61,7 @@ def build_report(
 
 
 def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:
-    """Return a profile with what lies around it; without its dataset, why that is not there."""
+    """Return a profile with its trials, dataset and advice; if the dataset is missing, with the reason."""
     stored = read_with_approval(path, reports)
     finished, damaged, check = read_trials(path, stored.profile, reports)
     manifest, directory, lacking = None, None, ""

@@ -1,4 +1,4 @@
-"""What a report is built from: profiles with their trials, and training runs."""
+"""Inputs of a report: profiles with their trials, and training runs."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,72 +16,72 @@ from trainer.record.run_record import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedProfile:
-    """A profile with what lies around it."""
+    """A profile with its trials, dataset, bottlenecks, advice and approval."""
 
     path: Path
     profile: Profile
     intact: bool
-    """Whether its content still has the hash it was written with."""
+    """True if its content still has the hash it was written with."""
     content_sha256: str
-    """Of the file as it is; runs name the profile by it."""
+    """Hash of the file as it is; runs name the profile by it."""
     trials: tuple[FinishedTrial, ...]
     damaged_lines: int
-    """Of its trial log, which were left out."""
+    """Number of corrupt lines of its trial log, which were left out."""
     dataset: Manifest | None = None
     dataset_lacking: str = "no dataset was found"
-    """Why there is none."""
+    """Reason for the missing dataset."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
-    """In the order in which it is to be read."""
+    """Advice in reading order."""
     approval: Approval | None = None
-    """The last verdict on it; None if nobody looked for one."""
+    """Current approval state; None if it was not looked up."""
     trial_log: TrialLogCheck | None = None
-    """What its trial log says of it; None where nobody looked."""
+    """Result of the check against its trial log; None if it was not checked."""
 
     @property
     def title(self) -> str:
-        """As the report calls it."""
+        """Title of the profile in the report."""
         return self.path.stem
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.profile.train.model.name
 
     @property
     def quoted(self) -> str:
-        """Its path, as a shell takes it."""
+        """Path of the profile, quoted for a shell."""
         return shlex.quote(str(self.path))
 
     @property
     def unit(self) -> str:
-        """What trials keep busy, one for each rank."""
+        """Unit that trials occupy, one for each rank."""
         return "GPU" if self.profile.fingerprint.device == "cuda" else "rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
-    """A training run and the profile it was started from, if that is one of the report's."""
+    """A training run, and the profile it was started from if that is in the report."""
 
     run: Run
     profile_path: Path | None
     matched_by: Literal["the profile's hash", "dataset and model"] | None = None
-    """How the profile was found: a run with settings of its own has another hash."""
+    """Criterion that found the profile: a run with settings of its own has another hash."""
     otherwise: tuple[str, ...] = ()
-    """What it computed otherwise than the profile says, so that what was expected of that is not expected of it."""
+    """Differences from the profile's training step, because of which its expectations do not apply to the run."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property
     def name(self) -> str:
-        """As the report calls it."""
+        """Name of the run in the report."""
         return self.run.directory.name or str(self.run.directory)
 
 
 def part_of_each(
     profiles: Sequence[ReportedProfile], key: str, make: Callable[[ReportedProfile], tuple[Block, ...]]
 ) -> tuple[Block, ...]:
-    """What is to be said of each profile, under its own title if there are several."""
+    """Return the blocks of each profile, under its own title if there are several."""
     if len(profiles) == 1:
         return make(profiles[0])
     return tuple(

@@ -1,1 +1,1 @@
-"""The joint search of step settings (`tune --explore`)."""
+"""Joint search of a training step's settings (`tune --explore`)."""

@@ -1,8 +1,8 @@
-"""Which settings of the step are explored together, and what trials of some say of all of them. Pure.
+"""Build the search space of a training step's settings, and predict all of it from trials of a part. Pure.
 
-Logarithms of throughput are modelled as a Gaussian process over the cells of a small discrete space: a constant, an
-effect of each knob, an effect of each pair of knobs, and what is left of a single cell. Micro-batches that are close
-have close effects. The scales of these parts are those, of a few, under which the readings are most likely.
+Log throughput is modelled as a Gaussian process over the configurations of a small discrete space: a constant, an
+effect of each setting, an effect of each pair of settings, and a residual of each configuration. Micro-batch sizes that
+are close have similar effects. The scales of these parts are the most likely of a few candidates, given the windows.
 
 Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
 Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
@@ -22,60 +22,60 @@ from autotune.search.values import KNOBS, Configuration
 from trainer.config.train_config import Layout
 
 ROW_DOUBLINGS = 5
-"""Micro-batches from the largest useful one down to one so many times halved: far below the knee nothing is fastest."""
+"""Halvings of the largest useful micro-batch down to the smallest to try: far below the knee nothing is fastest."""
 Float64 = npt.NDArray[np.float64]
 
 ROWS_SCALE = 1.5
-"""Micro-batches so many doublings apart share 61 % of their effect's correlation."""
+"""Length scale in doublings of the micro-batch: effects this far apart have a correlation of 61 %."""
 LEVEL_VARIANCE = 4.0
-"""Of the constant: a priori nothing is known of it."""
+"""Prior variance of the constant, large because nothing is known of it in advance."""
 EFFECT_SIGMAS = (0.1, 0.3, 0.7)
-"""Of a knob's effect on the logarithm: 0.3 is a third faster or slower."""
+"""Candidate standard deviations of a setting's effect on log throughput: 0.3 is a third faster or slower."""
 PAIR_SHARES = (0.03, 0.1, 0.4)
-"""Variance of a pair's effect, as part of that of one knob."""
+"""Candidate variances of a pair's effect, as a share of a single setting's."""
 CELL_SIGMA = 0.03
 NOISE_SIGMAS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.16)
-"""Of one full window."""
+"""Candidate standard deviations of the noise of one full window."""
 SHORT_NOISE = 2.0
-"""A short window is so much noisier."""
+"""Standard deviation of a short window's noise, as a multiple of a full window's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A window."""
+    """Timed window of one configuration."""
 
     cell: int
     log_ratio: float
-    """Of real tokens/s to the unexplored settings in the same round."""
+    """Logarithm of non-padding tokens/s over those of the starting configuration in the same round."""
     short: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """What is believed of every cell."""
+    """Prediction for every configuration."""
 
     mean: Float64
-    """Of the logarithm of the ratio, shape (cells,)."""
+    """Mean log ratio to the starting configuration, shape (cells,)."""
     covariance: Float64
-    """Shape (cells, cells); of what a cell gives in the long run, without the noise of a window."""
+    """Covariance of the long-run log ratios, without window noise, shape (cells, cells)."""
     noise_sigma: float
-    """Of a full window."""
+    """Standard deviation of a full window's noise."""
 
     @property
     def sigma(self) -> Float64:
-        """Shape (cells,)."""
+        """Standard deviation of each log ratio, shape (cells,)."""
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 1e-12)))
 
 
 def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior:
-    """What the readings say of all cells; their order does not matter.
+    """Return the prediction for all configurations from windows of some, in any order.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there are no windows.
     """
     if not seen:
         raise ValueError("nothing was read")
-    # Windows of the same cell and length count as their mean; what they are off it tells of the noise alone.
+    # Windows of one configuration and length count as their mean; their scatter informs the noise alone.
     groups: dict[tuple[int, bool], list[float]] = {}
     for one in seen:
         groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
@@ -110,7 +110,7 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
 
 @functools.lru_cache(maxsize=8)
 def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
-    """How much effects of single knobs, and of pairs of them, have in common between cells."""
+    """Return the prior correlations of single settings, and of pairs of settings, summed over those that vary."""
     each = [_alike_in(cells, name) for name in KNOBS]
     varying = [one for one in each if one.min() < 1]
     n = len(cells)
@@ -129,25 +129,25 @@ def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
 
 
 def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
-    """Of each of several covariances, shape (several, n, n), but for a constant."""
+    """Return the log likelihood under each of several covariances, shape (several, n, n), up to a constant."""
     low = np.linalg.cholesky(covariances)
     half = np.linalg.solve(low, np.broadcast_to(y[:, None], (*low.shape[:2], 1)))[..., 0]
     return np.asarray(-0.5 * (half**2).sum(axis=1) - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1))
 
 
 def expected_improvement(found: Posterior, best: float) -> Float64:
-    """By how much each cell is expected to beat a figure, in logarithms; shape (cells,)."""
+    """Return each configuration's expected improvement over ``best``, in logarithms, shape (cells,)."""
     return _expected_gain(found.mean - best, found.sigma)
 
 
 def expected_gain_over(found: Posterior, one: int) -> Float64:
-    """By how much each cell is expected to beat another one, in logarithms; shape (cells,), about 0 for itself."""
+    """Return each configuration's expected improvement over ``one``, in logarithms, shape (cells,), itself about 0."""
     variance = np.diag(found.covariance) + found.covariance[one, one] - 2 * found.covariance[one]
     return _expected_gain(found.mean - found.mean[one], np.sqrt(np.maximum(variance, 1e-12)))
 
 
 def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
-    """The mean of what is above nothing of a normal distribution."""
+    """Return the mean of the positive part of normal distributions."""
     z = ahead / sigma
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
@@ -161,9 +161,9 @@ def knob_space(
     ranks: int,
     max_micro_batch_size: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:
-    """Return all cells, the unexplored one first: each value of every knob, and every useful micro-batch.
+    """Return all configurations, the starting one first: every value of each setting with every useful micro-batch.
 
-    The global batch is given by layout: the same non-padding tokens are fewer packed rows than padded ones.
+    The global batch is given by layout: the same non-padding tokens are fewer packed sequences than padded ones.
     """
     cells = [with_split_batch(starting, global_batch_size, ranks)]
     for values in itertools.product(*levels.values()):
@@ -174,15 +174,15 @@ def knob_space(
 
 
 def with_split_batch(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> Configuration:
-    """With the rows that a micro-batch really has once the global batch is dealt."""
+    """Return the configuration with the micro-batch size that results from splitting the global batch."""
     split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
     return knobs.but(micro_batch_size=split.micro_batch_size)
 
 
 def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int) -> list[int]:
-    """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
+    """Return micro-batch sizes to try, as split: the largest useful one and powers of two below it, ascending.
 
-    None where the global batch would leave a rank without a row.
+    Empty if the global batch would leave a rank without a sequence.
     """
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:
@@ -193,7 +193,7 @@ def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int)
 
 
 def useful_share(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> float:
-    """Part of the computed rows that the global batch fills."""
+    """Return the share of the computed sequences that the global batch fills."""
     split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
     computed = split.gradient_accumulation_steps * split.micro_batch_size * ranks
     return global_batch_size[knobs.layout] / computed

@@ -1,4 +1,4 @@
-"""What an exploration asks, and what is known of each cell."""
+"""Search request, and the measurements of each configuration so far."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,41 +11,41 @@ from autotune.workers.measure import TrainingWindows
 from trainer.config.train_config import Layout, Precision, TrainConfig
 
 CRASHES = 2
-"""Values of a knob that crashed so often, and never ran, are left out."""
+"""Number of crashes after which a value that never ran is excluded from the search."""
 FINALISTS = 6
-"""As many are held against the unexplored settings, at most."""
+"""Largest number of configurations that are verified against the starting configuration."""
 LEAST_IMPROVEMENT = 0.003
-"""Of the logarithm: less is not worth a search, however sure."""
+"""Smallest gain in log throughput that is worth a search, however certain."""
 _SURE = 8
-"""Windows that the unexplored settings' ratio of one counts as."""
+"""Number of windows that the starting configuration's ratio of 1 counts as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreRequest:
-    """What to explore."""
+    """Configurations to search, with the global batch and limits of the search."""
 
     training: TrainingWindows
-    """Its configuration is the unexplored one; its budget is for the search and what follows it."""
+    """Training windows of the starting configuration; the budget covers the search and the verification after it."""
     cells: tuple[Configuration, ...]
-    """The unexplored one first."""
+    """Configurations to search, the starting configuration first."""
     global_batch_size: Mapping[Layout, int]
-    """The same global batch, by layout."""
+    """Sequences of the global batch, by layout; every layout's hold the same non-padding tokens."""
     real_shares: Mapping[Layout, float | None]
-    """Part of a row's places that holds real tokens, in the mean of the dataset; None where windows must tell."""
+    """Average share of non-padding tokens in the dataset's sequences, by layout; None if each window counts its own."""
     most_trials: int = 60
-    """Configurations to try."""
+    """Largest number of configurations to try."""
     left_out: tuple[str, ...] = ()
     fits: Callable[[Configuration], bool] = lambda knobs: True
-    """By prediction; asked once a cell is proposed, as tracing takes seconds."""
+    """Memory check by prediction; called only for proposed configurations, as tracing takes seconds."""
 
     def config_of(self, cell: Configuration) -> TrainConfig:
-        """The unexplored configuration with the knobs of a cell, at the same global batch."""
+        """Return the starting training configuration with the settings of ``cell``, at the same global batch."""
         rows = {"global_batch_size": self.global_batch_size[cell.layout]}
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
 
     def rate_of(self, cell: Configuration, figures: FeedFigures) -> float:
-        """Real tokens/s of a window, as training has them at the global batch."""
+        """Return the non-padding tokens/s that a window's rate means for training at the global batch."""
         share = self.real_shares[cell.layout]
         real = figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
         return real * useful_share(cell, self.global_batch_size, self.training.limits.local_ranks)
@@ -53,48 +53,48 @@ class ExploreRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Readings:
-    """What is known of a cell."""
+    """Measurements of one configuration."""
 
     full: list[tuple[float, float]] = field(default_factory=list)
-    """Real tokens/s of full windows, and the logarithms of their ratios to the unexplored settings."""
+    """Non-padding tokens/s of full windows, and the logarithms of their ratios to the starting configuration."""
     short: list[tuple[float, float]] = field(default_factory=list)
-    """The same of short ones."""
+    """Non-padding tokens/s of short windows, and the logarithms of their ratios to the starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
-    """In a way that may be the fault of one of its values: out of memory is not, and other users are not."""
+    """True if one of its values may be at fault; out of memory and interference by other users do not count."""
 
     @property
     def best(self) -> list[tuple[float, float]]:
-        """Full windows; short ones where there is no full one, and none where nothing ran."""
+        """Full windows, or short ones if there are no full ones; empty if nothing ran."""
         return self.full or self.short
 
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Cells, and what was seen of them."""
+    """Configurations of a search, and their measurements."""
 
     cells: tuple[Configuration, ...]
-    """Those that are left; the unexplored one first."""
+    """Remaining configurations, the starting configuration first."""
     starting: Configuration = field(init=False)
     tried: dict[Configuration, Readings] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Values that only crashed, and why they are tried no more."""
+    """Reasons for excluding values that only crashed, by value."""
     _believed: Posterior | None = None
-    """Until something else is seen."""
+    """Cached posterior; None after a new measurement."""
 
     def __post_init__(self) -> None:
         self.starting = self.cells[0]
         self.tried[self.starting] = Readings()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
-        """Note windows of a round, among them one of the unexplored settings."""
+        """Record the windows of a round, one of which is of the starting configuration."""
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, Readings())
             (one.short if short else one.full).append((rate, math.log(rate / rates[self.starting])))
         self._believed = None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
-        """Note it; a kind that runs out of memory is not tried with more rows, a value that only crashes no more."""
+        """Record a failure; out of memory excludes larger micro-batches, repeated crashes exclude a value."""
         one = self.tried.setdefault(cell, Readings())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
@@ -105,7 +105,7 @@ class Cells:
             self._leave_out(cell)
 
     def _leave_out(self, crashed: Configuration) -> None:
-        """Leave out the values of a crashed cell that never ran; where any of several may be at fault, all together."""
+        """Exclude the values of a crashed configuration that never ran; several suspects only in combination."""
         suspects = {name: value for name, value in crashed.model_dump().items() if self._only_crashes(name, value)}
         if not suspects:
             return
@@ -119,7 +119,7 @@ class Cells:
         return sum(one.crashed for one in of_value) >= CRASHES and not any(one.best for one in of_value)
 
     def rule_out(self, unfit: Configuration) -> None:
-        """Leave out a cell that does not fit, and those of its kind with more rows."""
+        """Exclude a configuration that does not fit, and its settings with larger micro-batches."""
         kind, rows = unfit.kind, unfit.micro_batch_size
         more = {cell for cell in self.cells if cell.micro_batch_size >= rows and cell.kind == kind}
         self._keep(cell for cell in self.cells if cell not in more - {self.starting})
@@ -129,7 +129,7 @@ class Cells:
         self._believed = None
 
     def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
-        """Return what is believed of all cells that are left; ``lies`` are taken to be as good as believed."""
+        """Return the posterior of all remaining configurations; ``lies`` are assumed to perform as predicted."""
         if self._believed is None:
             self._believed = posterior(self.cells, self._seen())
         if not lies:
@@ -140,12 +140,12 @@ class Cells:
 
     @property
     def places(self) -> dict[Configuration, int]:
-        """Where each cell stands in what is believed."""
+        """Index of each configuration in the posterior."""
         return {cell: number for number, cell in enumerate(self.cells)}
 
     def _seen(self) -> list[Seen]:
         place = self.places
-        # The unexplored settings are one, by definition, and as surely as many windows could tell.
+        # The starting configuration's ratio is 1 by definition, as certain as many windows would make it.
         seen = [Seen(cell=place[self.starting], log_ratio=0.0) for _ in range(_SURE)]
         for cell, tried in self.tried.items():
             if cell in place and cell != self.starting:
@@ -154,19 +154,19 @@ class Cells:
         return seen
 
     def best_mean(self, found: Posterior) -> float:
-        """Return the highest logarithm that is believed of the cells that ran."""
+        """Return the highest predicted log ratio of the configurations that ran."""
         ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
         return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
     def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
-        """Cells of these precisions that ran and may well be the fastest, the most promising first."""
+        """Return configurations of these precisions that ran and may be the fastest, the most promising first."""
         ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.starting]
         return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
-        """The one believed to be the fastest, and those that are expected to win something over it.
+        """Return the configuration predicted to be the fastest, and those expected to improve on it.
 
-        Without that one where it is the unexplored settings, which are held against these in any case.
+        Leave out the starting configuration if it is the fastest: every round measures it anyway.
         """
         found, place = self.believed(), self.places
         fastest = max([self.starting, *cells], key=lambda cell: float(found.mean[place[cell]]))
@@ -176,6 +176,6 @@ class Cells:
         return others if fastest == self.starting else [fastest, *others]
 
     def add_cell(self, cell: Configuration) -> None:
-        """Take one more into the space."""
+        """Add a configuration to the search."""
         if cell not in self.cells:
             self._keep((*self.cells, cell))

@@ -1,11 +1,11 @@
-"""Search the settings of the step together for real tokens/s, as a Gaussian process over the cells proposes.
+"""Search the settings of a training step jointly for non-padding tokens/s, guided by a Gaussian process.
 
-Optuna's TPE in its place found 99.3 and 98.5 % of the best of the recorded grids in the mean and 78 % at least, after
-30 % of the cells, where this takes 99.7 % and more, 91 % at least, after 20 % (40 searches of each). Where compiled
-layers are among the cells it found 77 to 80 % of the best in 4 of 10 simulated searches, and this 97 % in all of them.
+Optuna's TPE found on average 99.3 and 98.5 % of the best of the recorded grids, and at least 78 %, after 30 % of the
+configurations; this search finds 99.7 % and more, and at least 91 %, after 20 % (40 searches of each). With compiled
+layers in the search, TPE found 77 to 80 % of the best in 4 of 10 simulated searches, and this one 97 % in all of them.
 
-Every cell keeps the global batch, and is first read for a short window beside the unexplored settings. Windows are on
-batches from memory, as loaders are counted later, at whatever settings come out of this.
+Every configuration keeps the global batch, and is first measured in a short window next to the starting configuration.
+Windows use cached batches, as DataLoader workers are tuned later, for the settings that result from this search.
 """
 
 import itertools
@@ -25,27 +25,27 @@ from autotune.trials.values import FeedFigures, Measured, Outcome, Trial
 from autotune.workers.measure import feed_trial
 
 TOGETHER = 3
-"""Proposed at once, and read beside one window of the unexplored settings."""
+"""Number of configurations that are proposed at once and share one window of the starting configuration."""
 SHORT_PART = 0.25
-"""Of a window: what a first look takes."""
+"""Length of a short window, as a share of a full one."""
 PRUNE_SIGMAS = 2.0
-"""A first look so far below the best rules a cell out."""
+"""Standard deviations below the best at which a short window excludes a configuration."""
 LEAST_TRIALS = 12
 VISIBLE_SHARE = 0.1
-"""Of a window's noise: what a dozen windows of both in turn can tell apart."""
+"""Smallest difference that a dozen interleaved windows can resolve, as a share of a window's noise."""
 COMPILING_S = 60.0
-"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
+"""Extra seconds assumed for a window with compiled layers until one is measured: a minute on a CPU, less on GPUs."""
 LEAST_S = 0.001
-"""No window counts as less: trial logs keep no more digits."""
+"""Fewest seconds that a window counts as: trial logs keep no more digits."""
 
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
 UNKNOWN = Interval(value=1.0, low=None, high=None)
-"""Of what did not run, or was not asked."""
+"""Ratio of a configuration that did not run or was not measured."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Exploration:
-    """A search under way."""
+    """Search in progress."""
 
     request: ExploreRequest
     runner: TrialRunner
@@ -53,7 +53,7 @@ class Exploration:
     known: Cells = field(init=False)
     rounds: int = 0
     taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
-    """Seconds of windows, start included, without and with compiled layers."""
+    """Seconds of windows, start-up included, without and with compiled layers."""
     stopped_because: str = ""
 
     def __post_init__(self) -> None:
@@ -62,11 +62,11 @@ class Exploration:
 
     @property
     def starting(self) -> Configuration:
-        """What the profile has."""
+        """Starting configuration, which is the profile's."""
         return self.known.starting
 
     def run(self) -> None:
-        """Search until there is a reason to stop; proof comes after it."""
+        """Search until there is a reason to stop; verification follows separately."""
         while not (why := self._over()):
             asked: list[Configuration] = []
             while len(asked) < TOGETHER and (cell := self.propose(asked)) is not None:
@@ -78,7 +78,7 @@ class Exploration:
         self.stopped_because = why
 
     def _over(self) -> str:
-        """Why the search ends; empty while it goes on."""
+        """Return the reason to stop; empty while the search continues."""
         tried = len(self.known.tried) - 1
         if len(self.known.cells) < 2:
             return "nothing else fits or runs"
@@ -96,10 +96,10 @@ class Exploration:
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """Return the cell expected to win most, pending ones taken to be as good as believed; None if none is left."""
+        """Return the next configuration by expected gain and time, ``pending`` as predicted; None if none is left."""
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
-        # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
+        # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2: compiling takes a minute.
         worth = {cell: gain / self._takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
         for cell in sorted(worth, key=lambda one: -worth[one]):
             if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
@@ -110,7 +110,7 @@ class Exploration:
         return None
 
     def _takes_s(self, cell: Configuration) -> float:
-        """About so long, by those of its kind so far."""
+        """Return the expected seconds of a window: the median of those so far, compiled or not."""
         plain = statistics.median(self.taken_s[False] or [1.0])
         compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
         return max(LEAST_S, compiled if cell.compile else plain)
@@ -119,13 +119,13 @@ class Exploration:
         return self.request.training.request.budget_s / 2 - self.reading.seconds
 
     def _hopeless(self, log_ratio: float) -> bool:
-        """Whether a first look lies so far below the best that a full window could not mend it."""
+        """Return whether a short window is too far below the best for a full window to make up."""
         found = self.known.believed()
         noise = found.noise_sigma * (1 + SHORT_PART**-0.5)
         return bool(log_ratio < self.known.best_mean(found) - max(PRUNE_SIGMAS * noise, LEAST_IMPROVEMENT))
 
     def _round(self, asked: Sequence[Configuration]) -> None:
-        """Read short windows of what is new, and full ones of all that is not hopeless."""
+        """Measure short windows of new configurations, then full ones of all that remain promising."""
         fresh = [cell for cell in asked if cell not in self.known.tried]
         looked = self.read(fresh, short=True)
         going_on = [cell for cell in asked if cell not in fresh]
@@ -140,10 +140,10 @@ class Exploration:
     def read(
         self, cells: Sequence[Configuration], *, short: bool = False, unexplored_last: bool = False
     ) -> Mapping[Configuration, float]:
-        """Read one window of each beside one of the unexplored settings; return real tokens/s of those that ran.
+        """Measure a window of each and of the starting configuration; return non-padding tokens/s of those that ran.
 
         Raises:
-            Undecided: If the unexplored settings did not run.
+            Undecided: If the starting configuration did not run.
         """
         if not cells:
             return {}
@@ -171,7 +171,7 @@ class Exploration:
         return rates
 
     def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool) -> Trial:
-        """Return a window of a cell in a round, beside those of these names."""
+        """Return a window of a configuration in a round with the configurations of these ``names``."""
         training = self.request.training
         length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
         return feed_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
@@ -179,24 +179,24 @@ class Exploration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmedChoice:
-    """What a search came to."""
+    """Result of a search."""
 
     candidate: Configuration
-    """What promised most; the unexplored settings where nothing did."""
+    """Most promising configuration; the starting configuration if nothing is better."""
     ratio: Interval
-    """Of the candidate to the unexplored settings, with bounds that are 98 % sure for all finalists together."""
+    """Ratio of the candidate to the starting configuration, with 98 % bounds that hold for all finalists together."""
     equal_loss: str | None
     adopted: bool
     refused: str | None = None
-    """Why it is not taken although it is faster."""
+    """Reason for not adopting a faster candidate."""
     passed_over: Configuration | None = None
-    """Settings that are faster, and were not taken for what ``equal_loss`` says of them."""
+    """Faster configuration that was rejected for the reason in ``equal_loss``."""
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
+    """Compare the finalists with the starting configuration and each other, and check the loss of the fastest.
 
-    Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
+    If the loss check rejects it, compare the finalists that have the starting configuration's precision.
     """
     known = search.known
     first = confirm_one_of(known.finalists({cell.precision for cell in known.cells}), search)
@@ -207,7 +207,7 @@ def confirm(search: Exploration) -> ConfirmedChoice:
 
 
 def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> ConfirmedChoice:
-    """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
+    """Find the fastest configuration, verify that it is faster and, if it rounds differently, check its loss."""
     starting = search.starting
     if not finalists:
         return ConfirmedChoice(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
@@ -222,11 +222,11 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
 
 
 def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
-    """Windows of all in turn; who is not expected to win any more drops out.
+    """Measure interleaved windows of all finalists, and drop each that is no longer expected to win.
 
-    It ends once one is left and is faster than the unexplored settings, and after as many rounds as are worth it. Which
-    one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it,
-    with bounds that hold for every finalist, as chance in these has a say in which of them is left.
+    It ends when the one left is verified to be faster, when none is left, or when time or rounds are used up. All
+    windows decide which one is left. Its ratio is of these rounds alone, because chance in earlier ones selected it,
+    and its bounds hold for every finalist, because chance in these affects which one is left.
     """
     left = list(finalists)
     pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}
@@ -248,7 +248,7 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
 
 
 def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
-    """Check both ways to round at the unexplored micro-batch."""
+    """Compare the losses of both precisions at the starting micro-batch size."""
 
     def train(precision: str) -> Outcome:
         label, cell = f"equal loss, {precision}", search.starting.but(precision=precision)
@@ -261,7 +261,7 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
 
 
 def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
-    """Return what the profile keeps of an exploration."""
+    """Return the profile's evidence of a search."""
     before = search.starting
     others = [one for cell, one in search.known.tried.items() if cell != before]
     explored = []

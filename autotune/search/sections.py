@@ -1,4 +1,4 @@
-"""Sections on the settings that were searched jointly."""
+"""Report sections on the settings that were searched jointly."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from autotune.search.values import ExploreEvidence
 
 
 def exploration_text(found: ExploreEvidence) -> str:
-    """What came of it and why."""
+    """Return the result of a search and its reasons, for the console."""
     return console_text((told(exploration_lines(found)),))
 
 
 def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """The search, its answer and its trials: the fastest first, what did not run last."""
+    """Return the search's result and its trials: the fastest first, failed ones last."""
     found = one.profile.evidence.explore
     if found is None:
         command = f"autotune tune --model {one.name} --data DIR --explore"
@@ -36,7 +36,7 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
-    """A line each: the answer, how sure it is, and what it rests on."""
+    """Yield one line each: the result, its confidence, and the trials that it rests on."""
     yield f"settings of the step: {found.choice}"
     if found.candidate != found.starting:
         ratio = of_windows(found.ratio, number)

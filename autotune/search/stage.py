@@ -1,4 +1,4 @@
-"""The explore stage: search settings of the step jointly, probe the best, and write them into the profile."""
+"""The explore stage: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
 import math
@@ -28,19 +28,19 @@ from trainer.data.global_batch import row_statistics
 from trainer.model.families import FAMILIES
 
 COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
-"""One of which ``torch.compile`` needs: for the kernels themselves, or for what starts Triton's."""
+"""Compilers of which ``torch.compile`` needs one: for its CPU kernels, or for the launchers of Triton kernels."""
 
 
 def explore_settings(
     bench: Session, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> ExploreEvidence:
-    """Search, and write what was found; settings that are proven to be faster are probed and taken.
+    """Search, and write the result; settings that are verified to be faster are probed and adopted.
 
-    What the user fixed in the ``probe_request`` is not explored.
+    Settings that you fixed in the ``probe_request`` are not searched.
 
     Raises:
-        ProfileRejected: If the profile is of another machine, model or dataset.
-        Undecided: If the unexplored settings could not be measured.
+        ProfileRejected: If the profile does not match the machine, model or dataset.
+        Undecided: If the starting configuration could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)
@@ -57,9 +57,9 @@ def explore_settings(
 def _settle(
     bench: Session, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: ConfirmedChoice
 ) -> tuple[Profile, ConfirmedChoice]:
-    """Probe what is to be taken, so that its memory is verified too; return the profile to write, and what is taken.
+    """Probe the settings to adopt, which verifies their memory; return the profile to write, and the adopted choice.
 
-    If only fewer rows leave the headroom free, these have to be proven to be faster as well.
+    If only a smaller micro-batch leaves the headroom free, verify that this one is faster as well.
     """
     if not explored.adopted:
         return stored.profile, explored
@@ -97,7 +97,7 @@ def _settle(
 def explore_request(
     bench: Session, stored: StoredProfile, probe_request: ProbeRequest, request: SweepRequest
 ) -> ExploreRequest:
-    """Return the space around a profile's settings, and what its windows need; arguments as ``explore_settings``."""
+    """Return the search space around a profile's settings, with its windows; arguments as of ``explore_settings``."""
     train, constraints = stored.profile.train, stored.profile.constraints
     probe = settled_probe(bench, probe_request)
     levels, left_out = _levels(bench, train, probe_request.config)
@@ -113,7 +113,7 @@ def explore_request(
     most: dict[Configuration, float] = {}
 
     def fits(cell: Configuration) -> bool:
-        """Whether it is predicted to leave the headroom free; one that cannot be predicted is tried."""
+        """Return whether it is predicted to leave the headroom free; True if it cannot be predicted."""
         if probe.expected is None:
             return True
         if cell.kind not in most:
@@ -142,7 +142,7 @@ def explore_request(
 
 
 def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
-    """Return the values of each knob, the profile's first; and what is left out, with the reason."""
+    """Return the values of each setting, the profile's first, and the reasons for those left out."""
     levels: dict[str, tuple[Any, ...]] = {
         "precision": ("fp32", "bf16"),
         "attention": ("auto", "sdpa"),

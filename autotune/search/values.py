@@ -1,4 +1,4 @@
-"""The evidence of an exploration, as a table of the profile."""
+"""Settings of a training step to search, and the evidence of a search as a table of the profile."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from trainer.config.train_config import Attention, Checkpointing, Layout, Precis
 
 
 class Configuration(StrictTable):
-    """Settings of a step that are explored together, named as in the trainer's configuration.
+    """Settings of a training step that are searched jointly, named as in the trainer's configuration.
 
     None changes what is learned, but rounding may differ.
     """
@@ -32,7 +32,7 @@ class Configuration(StrictTable):
 
     @classmethod
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
-        """Return those of a training configuration."""
+        """Return the searched settings of a training configuration."""
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS})
 
@@ -42,12 +42,12 @@ class Configuration(StrictTable):
 
     @property
     def kind(self) -> "Configuration":
-        """The same for all micro-batches."""
+        """Configuration with a micro-batch size of 1: equal for all micro-batch sizes of the same settings."""
         return self.but(micro_batch_size=1)
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """Short description for tables and labels."""
         words = [f"{self.micro_batch_size} {self.layout} rows", self.precision, self.attention]
         words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
         return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
@@ -55,55 +55,55 @@ class Configuration(StrictTable):
 
 KNOBS = tuple(Configuration.model_fields)
 EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
-"""Configuration that tests hold to the same mathematics; the others must reach the same loss."""
+"""Settings that tests verify to leave the mathematics unchanged; the others must reach the same loss."""
 
 
 class ExploredRow(StrictTable):
-    """What was tried, and what it gave."""
+    """Configuration that was tried, and its result."""
 
     settings: Configuration
     windows: NonNegative
-    """Full and short ones."""
+    """Number of full and short windows."""
     tokens_per_s: PositiveFloat | None = None
-    """Median; None where it did not run."""
+    """Median non-padding tokens/s; None if it did not run."""
     ratio_to_starting: PositiveFloat | None = None
-    """To the unexplored settings, read in the same round: median of its full windows, of short ones where there is no
-    full one. None of the unexplored settings themselves, and where nothing ran."""
+    """Median ratio to the starting configuration in the same round, of full windows, or of short ones if there are no
+    full ones. None for the starting configuration itself, and if nothing ran."""
     outcome: str
-    """``ran``, ``pruned`` after a short window, or why it did not run."""
+    """``ran``, ``pruned`` after a short window, or the reason why it did not run."""
 
 
 class ExploreEvidence(RatioBounds):
-    """What a search over the settings of the step found."""
+    """Result of a search over the settings of a training step."""
 
     cells: Positive
-    """Of the space, in which every cell is a way to train that fits, as far as memory is predicted."""
+    """Number of configurations in the search space; all are predicted to fit, as far as memory can be predicted."""
     trials: NonNegative
-    """Different cells that were tried, those that did not run included."""
+    """Number of configurations that were tried, including those that did not run."""
     windows: NonNegative
     pruned: NonNegative
-    """Cells that one short window was enough for."""
+    """Number of configurations that were rejected after one short window."""
     starting: Configuration
     chosen: Configuration
-    """The same as ``starting`` where nothing was proven to be faster."""
+    """Configuration to train with; equals ``starting`` if none was verified to be faster."""
     candidate: Configuration
-    """What promised most, and was held against the unexplored settings."""
+    """Most promising configuration, which was compared with the starting configuration."""
     ratio_to_starting: PositiveFloat
-    """Real tokens/s of the candidate, windows of the same rounds against each other."""
+    """Non-padding tokens/s of the candidate over the starting configuration's, in windows of the same rounds."""
     adopted: bool
 
     @property
     def ratio(self) -> Interval:
-        """The ratio to the unexplored settings with its bounds."""
+        """Ratio to the starting configuration, with its bounds."""
         return self.bounded(self.ratio_to_starting)
 
     choice: str
-    """Why the settings are what they are."""
+    """Reason for the chosen settings."""
     stopped_because: str
     equal_loss: str | None = None
-    """What a check of the loss found where rounding differs: of the chosen settings, or of faster ones that are not
-    taken for it. None where there was nothing to check."""
+    """Result of the loss check if rounding differs: of the chosen settings, or of faster ones that it rejected. None if
+    there was nothing to check."""
     left_out: list[str] = Field(default_factory=list)
-    """Configuration and values that were not explored, and why."""
+    """Settings and values that were not searched, and why."""
     rows: list[ExploredRow]
     seconds: NonNegativeFloat

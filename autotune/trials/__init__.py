@@ -1,1 +1,1 @@
-"""A trial: its request, child process, outcome and log; paired rounds; GPUs watched meanwhile."""
+"""Trials: request, child process, outcome and log; paired rounds; monitoring of the GPUs meanwhile."""

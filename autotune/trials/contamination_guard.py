@@ -1,4 +1,4 @@
-"""A machine whose GPUs are watched, so that their other users and their faults never become a figure."""
+"""A machine whose GPUs are monitored, so that their other users and their faults never become a figure."""
 
 from collections.abc import Sequence
 
@@ -20,22 +20,22 @@ from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
 WAIT_BEFORE_S = 30.0
-"""How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""
+"""Longest wait of a trial for its GPUs: the trial before may still be freeing memory, another process may end soon."""
 WAIT_AFTER_S = 10.0
-"""How long a trial that has ended may take to give its memory back; what stays longer is somebody else's."""
+"""Time that a trial has to free its memory after its end; memory that remains belongs to another process."""
 
 
 class ContaminationGuard:
-    """Runs trials on another machine, each only on GPUs that are as free as they were at first.
+    """Machine that runs trials on another one, each only on GPUs that are as free as they were at first.
 
-    A trial is not run while a GPU holds more than its baseline. Its figures, and its refusals, are void if the memory
-    does not come back after it, if a second process computed on it, or, of a timed trial, if heat or the hardware
-    slowed a GPU down meanwhile. A process that the driver hides, and that comes and goes while one trial runs, is not
-    noticed: nothing tells its memory from the trial's own. Figures of a window of time get what the GPUs did in it.
-    A trace uses no GPU, and is not watched.
+    A trial is not run while a GPU holds more than its baseline. Its figures, and an out of memory, are discarded if the
+    memory is not freed after it, if a second process computed on the GPU, or, for a timed trial, if heat or the
+    hardware slowed a GPU down meanwhile. A process that the driver hides, and that only runs during one trial, is not
+    noticed: its memory cannot be told from the trial's own. Figures of a timed window get the activity of the GPUs in
+    it. A trace uses no GPU, and is not monitored.
 
-    What the GPUs hold now is the baseline, so nothing of this program may be on them yet. The machine and the sampler
-    are closed with this one; whoever made the monitor closes it.
+    The memory in use at construction is the baseline, so this program must not use the GPUs before. The machine and the
+    sampler are closed with this one, the monitor is not.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ContaminationGuard:
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial once its GPUs are free, and believe it only if they are free again afterwards."""
+        """Run a trial once its GPUs are free; discard its figures unless they are free again afterwards."""
         if trial.job == "trace":
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
@@ -75,7 +75,7 @@ class ContaminationGuard:
         self._machine.close()
 
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
-        """Wait until these GPUs are at their baselines; what the limit leaves above them, in words."""
+        """Wait until these GPUs are at their baselines; return a description of each that is not at the time limit."""
         started_s = self._clock.monotonic_s()
         while above_bytes := {
             uuid: used
@@ -93,7 +93,7 @@ class ContaminationGuard:
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return a clause for each GPU that somebody uses already; to be asked before this program uses any."""
+    """Return a clause for each GPU that another process uses; to be called before this program uses any."""
     uses = (_use(monitor, uuid, monitor.used_bytes(uuid)) for uuid in uuids)
     return tuple(clause for use in uses if (clause := describe_other_users(use)) is not None)
 
@@ -103,5 +103,5 @@ def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuHo
 
 
 def _name(monitor: GpuMonitor, uuid: str) -> str:
-    """What messages call a GPU: its index as nvidia-smi counts, or its UUID if it could not be described."""
+    """Return the name of a GPU in messages: its index by nvidia-smi, or its UUID if it could not be described."""
     return next((f"GPU {facts.index}" for facts in monitor.devices() if facts.uuid == uuid), uuid)

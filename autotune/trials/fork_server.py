@@ -1,4 +1,4 @@
-"""The port through which trials run: a server process forks a child for each."""
+"""Interface through which trials run, and its main implementation: a server process that forks a child for each."""
 
 import abc
 import contextlib
@@ -27,27 +27,27 @@ ENVIRONMENT = {
     # would make CUDA unusable in every process that is forked afterwards.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Of every process that runs trials."""
+"""Environment variables of every process that runs trials."""
 
 
 class Machine(Protocol):
-    """Runs one trial at a time, each in a process of its own, and says what became of it."""
+    """Machine that runs one trial at a time, each in a process of its own, and returns its outcome."""
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, its failure or its time limit."""
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End all processes that still run."""
 
 
 class StartedMachine(abc.ABC):
-    """Runs trials in processes that are started once, which takes some seconds: with ``start``, or the first trial."""
+    """Machine whose processes are started once, which takes some seconds: with ``start``, or the first trial."""
 
     def __init__(self) -> None:
         self.versions: dict[str, str | None] = {}
-        """Of torch, CUDA and transformers, once the processes have started."""
+        """Versions of torch, CUDA and transformers, once the processes have started."""
         self.waited_s = 0.0
-        """Time that this process has waited for them and their trials."""
+        """Time that this process has waited for the processes and their trials."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class StartedMachine(abc.ABC):
 
 
 class ForkServerMachine(StartedMachine):
-    """Forks every trial from a server process that has torch and transformers loaded.
+    """Machine that forks every trial from a server process that has torch and transformers loaded.
 
     A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
     whole process group is killed. The server itself never touches a GPU. It ends when this process does.
@@ -176,16 +176,16 @@ class ForkServerMachine(StartedMachine):
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome.
 
-    Ranks fail after one another: the first failure counts, as it takes the others with it.
+    The first failure counts, as one rank's failure makes the others fail.
 
     Args:
-        ranks: Of each ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by the
-            server), ``ended_s`` and ``log_tail``.
-        killed_by_kernel: Whether the kernel killed processes meanwhile, as memory ran out.
+        ranks: For each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by
+            the server), ``ended_s`` and ``log_tail``.
+        killed_by_kernel: True if the kernel killed processes meanwhile, as memory ran out.
 
     Raises:
-        BadInput: If the job found its input unusable: that is no measurement.
-        MachineLacks: If it found the device unusable.
+        BadInput: If the job could not use its input: that is no measurement.
+        MachineLacks: If it could not use the device.
     """
     outcomes = [_of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks]
     failures = {rank: outcome for rank, outcome in enumerate(outcomes) if not isinstance(outcome, Measured)}
@@ -202,13 +202,13 @@ def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False)
 
 
 def _as_options(trainer_says: str) -> str:
-    """The trainer names its settings; commands that run it have options for these."""
+    """Replace settings in a trainer's message by the options of the commands that run it."""
     setting = re.compile(r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)")
     return setting.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", trainer_says)
 
 
 def _follows(account: dict[str, Any]) -> bool:
-    """Whether a rank failed because another had."""
+    """Return whether a rank failed because another had."""
     result = account["result"]
     return bool(account["killed"]) if result is None else result["status"] == "lost_peer"
 

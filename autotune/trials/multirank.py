@@ -24,17 +24,17 @@ MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0
-"""Longer than torchrun gives its ranks."""
+"""Time that ranks have to end, in seconds; longer than torchrun gives them."""
 _LOG_TAIL = 4000
 
 Start = Callable[[Sequence[str]], Sequence[str]]
-"""What ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
+"""Function from the arguments that ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 
 
 class MultirankMachine(StartedMachine):
-    """Runs trials one after the other on ranks that have joined once; after a failure they are started anew.
+    """Machine that runs trials one after the other on ranks that have joined once; a failure restarts the ranks.
 
-    ``scratch`` is a directory of its own, which the first node's ranks see, and better all nodes' do.
+    ``scratch`` is a directory for this machine alone, visible to the first node's ranks and better to all nodes'.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path) -> None:
@@ -64,7 +64,7 @@ class MultirankMachine(StartedMachine):
         return Measured(figures=told["figures"])
 
     def close(self) -> None:
-        """Let the ranks leave, or end them."""
+        """Let the ranks exit, or end them."""
         process, self._process = self._process, None
         if process is not None:
             with self._waiting():
@@ -120,13 +120,13 @@ class MultirankMachine(StartedMachine):
         return self._process
 
     def _why(self) -> str:
-        """Return the line of the log that says most."""
+        """Return the most informative line of the log."""
         log = (self._directory / "log").read_text(errors="replace")[-_LOG_TAIL:].splitlines()
         lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
         return (lines or log or ["nothing was said"])[-1].strip()[:500]
 
     def _kill(self) -> None:
-        """End what was started here, ranks of this node included; srun ends those of others."""
+        """End the processes that were started here, ranks of this node included; srun ends those of other nodes."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -145,6 +145,6 @@ def _account(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read what a rank wrote; empty if it has not."""
+    """Read what a rank wrote; return an empty dictionary if it wrote nothing."""
     found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
     return found

@@ -1,8 +1,8 @@
-"""Run a trial, or take its result from the trial log when it has been run before; and windows in rounds.
+"""Running of trials, or reuse of their results from the trial log; and timed windows in rounds.
 
-Windows of a round are read one after the other, so that what a machine's minutes do to one they do to all. Every other
-round is read backwards: a drift within rounds cancels too. A round is taken from the trial log whole or not at all, as
-its windows are compared with each other.
+The windows of a round are measured one after the other, so that slow changes of a machine affect all of them. Every
+other round runs backwards, so that a drift within rounds cancels too. A round is taken from the trial log completely or
+not at all, as its windows are compared.
 """
 
 import statistics
@@ -30,31 +30,31 @@ from autotune.trials.values import (
 )
 
 LEAVING_S = 5.0
-"""What is left to be done after the last trial of a job."""
+"""Time for the rest of a job after its last trial, in seconds."""
 ATTEMPTS = 3
-"""A window that somebody else spoiled is read again so often."""
+"""Attempts at a timed window that other processes or faults disturb."""
 Key = TypeVar("Key")
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialRunner:
-    """Runs trials once per trial log: each result is on disk before the next trial starts."""
+    """Runner of trials, once per trial log: each result is on disk before the next trial starts."""
 
     machine: Machine
     trial_log: TrialLog
     site: str
-    """Identifies machine and software; results of another site are not taken for this one's."""
+    """Hash of machine and software; results of another site are not reused."""
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
     """Called before and after each trial, for progress."""
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
     """Called with each finished trial, those from the trial log included."""
     ends_s: float | None = None
-    """When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that."""
+    """Hard end, in seconds since 1970: no trial begins whose time limit does not fit before that."""
     budget_ends_s: float | None = None
-    """When all should be over, in seconds since 1970: no trial begins that is likely to end later."""
+    """End of the time budget, in seconds since 1970: no trial begins that is likely to end later."""
     made_on: MadeOn | None = None
-    """The same as ``site``, as people and other profiles' reports read it."""
+    """Readable form of ``site``, for people and for reports of other profiles."""
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
@@ -69,17 +69,17 @@ class TrialRunner:
         return trial.key in self._known
 
     def has_failed(self, trial: Trial) -> bool:
-        """Return whether it was run before, and came to nothing that is taken from the trial log."""
+        """Return whether the trial was run before without a result that is taken from the trial log."""
         return trial.key in self._failed and trial.key not in self._known
 
     def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
-        """Return the trial's outcome, measured now or, unless it is to be measured anew, before.
+        """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
 
-        ``timed`` says that a rate is taken from a ``step``; the other jobs that measure one have no other answer.
+        ``timed`` is True if a rate is taken from a ``step``; jobs in ``RATE_JOBS`` always measure one.
 
         Raises:
             OutOfTime: If it is likely to end after ``budget_ends_s``.
-            StartAgain: If there may not be time enough left for it.
+            StartAgain: If its time limit does not fit before ``ends_s``.
             Undecided: If it measured a rate that the GPU cannot reach.
             MachineLacks: If it is to measure a rate, and the GPU is a pretended one.
         """
@@ -108,12 +108,12 @@ class TrialRunner:
 
     @property
     def pretended(self) -> bool:
-        """Whether the GPU is a pretended one, on which memory can be tried and nothing else."""
+        """True if the GPU is a pretended one, on which only memory can be measured."""
         return self.made_on is not None and is_pretended(self.made_on.driver)
 
     @property
     def seconds(self) -> float:
-        """Time that the finished trials took, those from the trial log included."""
+        """Time of all finished trials, those from the trial log included."""
         return sum(done.seconds for done in self.finished)
 
     def _check_time(self, trial: Trial, label: str) -> None:
@@ -148,7 +148,7 @@ class TrialRunner:
         self._remember(record)
 
     def _remember(self, record: TrialRecord) -> None:
-        """Only what would come out the same again; whatever crashed or was late gets another chance."""
+        """Keep the record for reuse if it would come out the same again; crashed and late trials may run again."""
         done = record.finished()
         if isinstance(done.outcome, Measured | OutOfMemory):
             self._known[record.key] = done
@@ -158,17 +158,17 @@ class TrialRunner:
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """Reads windows, and knows what they took."""
+    """Measurement of timed windows, with their number and time."""
 
     runner: TrialRunner
     windows: int = 0
-    """That gave figures."""
+    """Number of windows that gave figures."""
     seconds: float = 0.0
-    """Of all windows, those from the trial log included."""
+    """Time of all windows, those from the trial log included."""
 
     @property
     def taken(self) -> dict[str, Any]:
-        """Windows and seconds, as evidence keeps them."""
+        """Windows and seconds, in the form of the evidence."""
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
     def read(
@@ -180,9 +180,9 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
-        What failed or was refused in a round of the trial log has a chance alone; should it run, the round is read
-        again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse``
-        hears of windows whose input cannot be used, which have no outcome; without it the first ends the round.
+        Windows that failed or were rejected in a logged round are tried again alone; if one runs, the round is measured
+        again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse`` is
+        called for windows whose input cannot be used; without it the first ends the round.
         """
 
         def in_turn(*, anew: bool) -> dict[Key, Outcome]:
@@ -205,7 +205,7 @@ class Rounds:
         return in_turn(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
-        """Return a window's outcome; what others spoiled is read again."""
+        """Return a window's outcome; a disturbed window is measured again."""
         for attempt in range(ATTEMPTS):
             outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
             self.seconds += self.runner.finished[-1].seconds
@@ -216,7 +216,7 @@ class Rounds:
 
 
 def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
-    """Return the error that a trial came to nothing that could be compared."""
+    """Return the error for a trial without a result that could be compared."""
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
         f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
@@ -225,7 +225,7 @@ def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undec
 
 
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
-    """Train in both ways from one start on the same rows, the reference first; return whether they learn the same."""
+    """Train with both settings from one start on the same data, the reference first, and compare what they learn."""
     every: list[tuple[float, ...]] = []
     for name in names:
         outcome = train(name)
@@ -238,5 +238,5 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
 
 
 def turn(number: int, keys: Sequence[Key]) -> list[Key]:
-    """Return the order of a round: backwards if it is odd."""
+    """Return the order of a round: reversed if its number is odd."""
     return list(keys if number % 2 == 0 else reversed(keys))

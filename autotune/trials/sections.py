@@ -1,4 +1,4 @@
-"""Sections on single trials: every one that was run, and its outcome."""
+"""Report sections on single trials: every one that was run, and its outcome."""
 
 import statistics
 
@@ -12,7 +12,7 @@ from autotune.trials.values import FeedFigures, FinishedTrial, Measured, StepFig
 
 
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """In the order in which they were measured."""
+    """Return the table of all trials, in the order in which they were measured."""
     notes = {
         "Lines of the trial log that could not be read and were left out": one.damaged_lines,
         "Trials of another profile of this name, in the same trial log, neither shown nor counted": (
@@ -41,7 +41,7 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int | None, float | None]:
-    """Steps, peak bytes and slot tokens/s, if the kind of trial has them."""
+    """Return steps, peak bytes and tokens/s including padding, if the kind of trial has them."""
     if not isinstance(done.outcome, Measured):
         return None, None, None
     rated = has_rate(done.trial, done.outcome, gpu_name=made_on.gpu_name, driver=made_on.driver)

@@ -1,4 +1,4 @@
-"""What stages share: the site, the dataset, the machine, the trial log, and trials shown as progress."""
+"""Shared parts of all phases: the site, the dataset, the machine, the trial log, and trials shown as progress."""
 
 import contextlib
 import os
@@ -45,18 +45,18 @@ _SETTINGS = (
     "LD_PRELOAD", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_P2P_DISABLE",
     "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
 )  # fmt: skip
-"""Variables that trials inherit, and that change what they need or how fast they are."""
+"""Environment variables that trials inherit, and that change their memory or speed."""
 
 
 class Display:
-    """Tells how a stage goes: by default one line of progress."""
+    """Progress of a phase: by default one line."""
 
     def show(self, title: str, *, most_s: float | None = None) -> AbstractContextManager[Update]:
-        """Begin something that takes long; ``most_s`` is its budget, if it has one."""
+        """Begin to show something that takes long; ``most_s`` is its budget, if it has one."""
         return progress(title, most_s=most_s)
 
     def saw(self, finished: FinishedTrial) -> None:
-        """Hear of each finished trial."""
+        """Receive each finished trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +67,15 @@ class Session:
     manifest: Manifest
     server: StartedMachine
     machine: Machine
-    """The server; on GPUs with their other users and faults watched."""
+    """The server; on GPUs inside of a ``ContaminationGuard``."""
     display: Display = field(default_factory=Display)
 
     def fingerprint(self, settings: ModelSettings) -> Fingerprint:
-        """This site with the dataset and a model."""
+        """Return the fingerprint of this site with the dataset and a model."""
         return fingerprint(self.site, settings, self.manifest, self.server.versions.get("cuda"))
 
     def used_before(self, ranks: int) -> list[int] | None:
-        """What each of the first GPUs held before this program used it, where all of them say."""
+        """Return the memory in use on the first GPUs before this program used them; None unless all report it."""
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
 
@@ -83,14 +83,14 @@ class Session:
     def stage(
         self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
     ) -> Iterator[TrialRunner]:
-        """Show a stage of a profile, whose trials are written to its trial log."""
+        """Show a phase of tuning a profile, whose trials are written to its trial log."""
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
             runner = self.runner(report_directory(profile, request.reports), self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
             yield runner
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
-        """Return a runner of trials that are shown as they come, and kept in the profile's directory among the reports.
+        """Return a runner of trials that are shown as progress and logged in the profile's directory among the reports.
 
         Once there are more than were expected, no total is shown.
 
@@ -135,7 +135,7 @@ class Session:
 def device_here(
     choice: DeviceChoice, data_dir: Path, libraries: Sequence[str], *, without_gpu: str | None = None
 ) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
-    """Settle on a device, whose site has these libraries and the disk of a dataset; arguments as ``open_session``.
+    """Choose a device whose site has these libraries and the disk of a dataset; arguments as for ``open_session``.
 
     Raises:
         MachineLacks: If the device or a library is missing.
@@ -153,13 +153,13 @@ def device_here(
 
 @contextlib.contextmanager
 def open_session(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Session]:
-    """Settle on a device and start the trial server, which takes some seconds.
+    """Choose a device and start the trial server, which takes some seconds.
 
-    ``without_gpu`` says what to do if a GPU is asked for and there is none; None for the usual advice.
+    ``without_gpu`` is the next step to suggest if a GPU is required and there is none; None for the usual advice.
 
     Raises:
         TrainerError: If there is no dataset.
-        MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
+        MachineLacks: If the required device, torch, or torch's support for the device is missing.
     """
     manifest = read_manifest(data_dir)
     with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from trainer import files
 from trainer.config.tables import canonical_json, canonical_sha256
 
 TRIAL_LOG_DIRECTORY = "trials"
-"""Within a profile's directory among the reports."""
+"""Name of the trial log within a profile's directory among the reports."""
 
 
 MAX_TRIAL_LOG_BYTES = 256 * 2**20
@@ -24,7 +24,7 @@ class TrialLog:
     """An append-only list of trial records in a directory; one file per writer, merged on read.
 
     Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
-    never written after: ``writer`` is a name that no other has at the same time.
+    never appended to: ``writer`` is a name that no other process has at the same time.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
@@ -32,7 +32,7 @@ class TrialLog:
         self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record and sync it to files.
+        """Append a record and sync it to disk.
 
         Raises:
             BadInput: If the directory cannot be written.
@@ -44,12 +44,12 @@ class TrialLog:
 
 
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return all writers' records, ordered by their ``time_utc``, and how many lines are damaged.
+    """Return all writers' records, ordered by their ``time_utc``, and the number of corrupt lines.
 
-    One that does not exist yet is empty.
+    A log that does not exist yet is empty.
 
     Raises:
-        BadInput: If a file of it is too large to be one.
+        BadInput: If a file of it is too large for a trial log.
     """
     found: list[dict[str, Any] | None] = []
     for path in sorted(directory.glob("*.jsonl")):
@@ -73,14 +73,14 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 
 def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a trial log's trials of all sites and writers, oldest first, and how many of its lines are none."""
+    """Return a trial log's trials of all sites and writers, oldest first, and the number of lines without one."""
     lines, damaged = read_trial_log(directory)
     found = [TrialRecord.of(line) for line in lines]
     return [record for record in found if record is not None], damaged + found.count(None)
 
 
 def made_on(here: Fingerprint) -> MadeOn:
-    """Return what trials say of where they are measured."""
+    """Return what trials record of the site that measures them."""
     return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
@@ -92,7 +92,7 @@ def report_directory(profile_path: Path, reports: Path) -> Path:
 def own_records(
     records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
-    """Return trials of the same model, dataset, kind of device and length of rows (None takes any)."""
+    """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
     own = (record for record in records if record.site not in others)
@@ -102,7 +102,7 @@ def own_records(
 
 
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
-    """Names trials, with all that the trial log says of each, in whichever order they were written."""
+    """Return a hash of trials and all that the trial log records of each, independent of their order."""
     said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
     return canonical_sha256(sorted(map(canonical_sha256, said)))
 

@@ -14,7 +14,7 @@ from trainer.errors import BadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The job did what it was asked to, and these are its figures."""
+    """The job completed, and these are its figures."""
 
     figures: dict[str, Any]
     kind: Literal["measured"] = field(default="measured", init=False)
@@ -27,21 +27,21 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory(_Failure):
-    """The allocator refused: the only outcome that says that something does not fit."""
+    """The allocator ran out of memory: the only outcome that shows that a size does not fit."""
 
     kind: Literal["out_of_memory"] = field(default="out_of_memory", init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOutOfMemory(_Failure):
-    """The kernel killed the job for the host's memory; says nothing about the budget."""
+    """The kernel killed the job because the host ran out of memory; this says nothing about the budget."""
 
     kind: Literal["host_out_of_memory"] = field(default="host_out_of_memory", init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut(_Failure):
-    """The job did not end in its time and was killed."""
+    """The job exceeded its time limit and was killed."""
 
     kind: Literal["timed_out"] = field(default="timed_out", init=False)
 
@@ -55,7 +55,7 @@ class Crashed(_Failure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contaminated(_Failure):
-    """Somebody else used the device, or the hardware slowed down: the figures are void."""
+    """Another process used the device, or the hardware slowed down: the figures are discarded."""
 
     kind: Literal["contaminated"] = field(default="contaminated", init=False)
 
@@ -70,7 +70,7 @@ _WORDS = {"measured": "ran", "host_out_of_memory": "killed by the system"}
 
 
 def outcome_from_json(value: dict[str, Any]) -> Outcome:
-    """Read what ``dataclasses.asdict`` made of an outcome, as the trial log keeps it.
+    """Read the result of ``dataclasses.asdict`` on an outcome, as the trial log keeps it.
 
     Raises:
         ValueError: If the kind is unknown or its field is missing.
@@ -84,12 +84,12 @@ def outcome_from_json(value: dict[str, Any]) -> Outcome:
 
 
 def describe(outcome: Outcome) -> str:
-    """An outcome in a few words, for tables and progress."""
+    """Return an outcome in a few words, for tables and progress."""
     return _WORDS.get(outcome.kind, outcome.kind.replace("_", " "))
 
 
 FEWEST_TIMED_STEPS = 3
-"""Fewer timed steps than this ask whether a size fits, and nothing about speed."""
+"""Fewest timed steps of a trial that measures speed; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "feed", "trace", "links", "gradient_sync"]
@@ -100,52 +100,52 @@ JOB_MODULES: Mapping[str, str] = {
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
 }
-"""The module of each job, whose ``run`` a trial's child process calls; only there is it imported."""
+"""Module of each job; only a trial's child process imports it, to call its ``run``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One job for one child process."""
+    """A job for child processes, one per rank."""
 
     job: JobName
     measured: dict[str, Any]
-    """Everything that defines the measurement, as JSON; the key is taken over it."""
+    """Everything that defines the measurement, as JSON; the key is its hash."""
     timeout_s: float
     place: dict[str, Any] = field(default_factory=dict)
-    """Where inputs lie on this machine; the same measurement elsewhere has the same key."""
+    """Inputs that depend on this machine, such as paths; they do not change the key."""
 
     @property
     def key(self) -> str:
-        """SHA-256 of what is measured."""
+        """SHA-256 of the job and ``measured``."""
         return canonical_sha256({"job": self.job, "measured": self.measured})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a trial log tells it by."""
+        """Fields by which a trial log identifies the trial."""
         return {"key": self.key, "job": self.job, "measured": self.measured}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The trainer's settings in it, which another version of this project may have written; empty without any."""
+        """Settings of the trainer, perhaps written by another version of this project; empty without any."""
         config = self.measured.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
     def ranks(self) -> int:
-        """Ranks that it keeps busy; one where it does not say."""
+        """Number of ranks that it keeps busy; one if it names none."""
         counts = [self.measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
         return math.prod(count for count in counts if isinstance(count, int) and count > 0)
 
     @property
     def is_timed(self) -> bool:
-        """Whether its answer depends on how fast the device is."""
+        """True if the result depends on the speed of the device."""
         steps = self.measured.get("timed_steps")
         return self.job != "step" or not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial with what became of it."""
+    """A trial with its outcome."""
 
     trial: Trial
     outcome: Outcome
@@ -155,7 +155,7 @@ class FinishedTrial:
 
 
 class MadeOn(StrictTable):
-    """What a trial ran on and was of, as its profile's fingerprint says it."""
+    """Machine, software, model and dataset of a trial, as in its profile's fingerprint."""
 
     gpu_name: str | None = None
     driver: str | None = None
@@ -173,7 +173,7 @@ class MadeOn(StrictTable):
 
     @property
     def processors(self) -> str:
-        """Those of the host, in words."""
+        """Processors of the host, in words."""
         return f"{self.allotted_cpus} of {self.cpu_model or 'n/a'}"
 
 
@@ -182,7 +182,7 @@ class TrialRecord(StrictTable):
 
     time_utc: str
     site: str
-    """Where it was measured: machine, software, model and dataset, as a hash."""
+    """Hash of the machine, software, model and dataset of the measurement."""
     key: str
     job: JobName
     measured: dict[str, Any]
@@ -190,11 +190,11 @@ class TrialRecord(StrictTable):
     outcome: dict[str, Any]
     seconds: Annotated[float, Field(ge=0)]
     made_on: MadeOn | None = None
-    """None in trial logs from before it was kept: there ``site`` alone tells machines apart, and does not say which."""
+    """Origin of the trial; None in older trial logs, whose ``site`` distinguishes machines without naming them."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "TrialRecord | None":
-        """Read a record; None if it is no trial of this version of the project."""
+        """Read a record; return None if it is no trial of this version of the project."""
         try:
             found = parse_table(cls, record, where="trial_log")
             outcome = outcome_from_json(found.outcome)
@@ -206,11 +206,11 @@ class TrialRecord(StrictTable):
 
     @property
     def trial(self) -> Trial:
-        """What was measured."""
+        """The trial that was measured."""
         return Trial(job=self.job, measured=self.measured, timeout_s=0.0)
 
     def finished(self) -> FinishedTrial:
-        """The trial and what became of it."""
+        """Return the trial with its outcome."""
         return FinishedTrial(
             trial=self.trial,
             outcome=outcome_from_json(self.outcome),
@@ -221,7 +221,7 @@ class TrialRecord(StrictTable):
 
 
 class _Measured:
-    """Figures that a job's child process gives as JSON."""
+    """Figures that a job's child process returns as JSON."""
 
     __slots__ = ()
 
@@ -230,7 +230,7 @@ class _Measured:
         """Read the figures of a measured trial; unknown ones are left out.
 
         Raises:
-            ValueError: If one is missing or of another kind.
+            ValueError: If one is missing or of another type.
         """
         found: Self = _reader(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
         return found
@@ -243,49 +243,49 @@ def _reader(kind: type[Any]) -> "TypeAdapter[Any]":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures(_Measured):
-    """Figures of a ``step`` job: optimizer steps on random full rows."""
+    """Figures of a ``step`` job: optimizer steps on random full sequences."""
 
     optimizer_steps: int
-    """Steps that really ran, warm-up included."""
+    """Steps that ran, warm-up included."""
     step_s: tuple[float, ...]
     padded_tokens_per_step: int
     peak_bytes: int
-    """Highest use of the budget: on CUDA the allocator's reserve and what lies outside it; on a CPU the growth of the
+    """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory; on a CPU the growth of the
     process since before the model was built."""
     non_pytorch_bytes: int | None
-    """Device memory that the allocator does not count (context, workspaces); None on a CPU."""
+    """Non-PyTorch memory of the device (context, workspaces); None on a CPU."""
     loss: float
     model_flops_per_step: float | None = None
-    """Of all ranks, what the mathematics asks for; None in trial logs from before it was counted."""
+    """Model FLOPs of a step on all ranks; None in trial logs from before they were counted."""
     local_ranks: int = 1
     """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
-    the most that any rank used."""
+    the highest memory of any rank."""
 
 
 class GpuUse(StrictTable):
-    """What GPUs did in a window of training, or in several: means, shares from 0 to 1; None where nothing tells."""
+    """Activity of GPUs in one or several windows of training: means, shares from 0 to 1; None if not reported."""
 
     utilisation_share: Share | None = None
-    """Time with a kernel running, by NVML; this is not MFU."""
+    """Share of the time with a kernel running, by NVML; this is not MFU."""
     power_w: float | None = None
     sm_clock_mhz: float | None = None
-    """Median of a window's samples."""
+    """Median SM clock of a window's samples."""
     power_capped_share: Share | None = None
-    """Samples at the power cap: how a loaded GPU operates, not a fault."""
+    """Share of samples at the power cap, which is normal for a loaded GPU and not a fault."""
     gpm_sm_share: Share | None = None
-    """Time, over SMs, with a warp resident; by GPM, as those below."""
+    """Share of the time, over SMs, with a warp resident; by GPM, as the fields below."""
     gpm_occupancy_share: Share | None = None
-    """Resident warps of as many as there is room for."""
+    """Resident warps as a share of the most that fit."""
     gpm_tensor_share: Share | None = None
-    """Time in which Tensor Cores worked."""
+    """Share of the time in which Tensor Cores worked."""
     gpm_dram_share: Share | None = None
-    """Of the memory's bandwidth."""
+    """Share of the memory bandwidth in use."""
     gpm_pcie_rx_bytes_per_s: float | None = None
-    """From the host."""
+    """PCIe traffic from the host."""
 
 
 class GpuUseFigures(GpuUse):
-    """One GPU over one window."""
+    """Activity of one GPU over one window."""
 
     model_config = ConfigDict(strict=False, extra="ignore")
 
@@ -293,92 +293,92 @@ class GpuUseFigures(GpuUse):
     used_bytes: int | None = None
     temperature_c: int | None = None
     lacking: str | None = None
-    """Why there is no utilisation."""
+    """Reason for missing utilisation."""
     gpm_windows: int = 0
     gpm_lacking: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedFigures(_Measured):
-    """Figures of a ``feed`` job: a window of optimizer steps on the dataset's own rows, of all local ranks together."""
+    """Figures of a ``feed`` job: a timed window of optimizer steps on the dataset's sequences, over all local ranks."""
 
     optimizer_steps: int
-    """Steps that really ran, discarded ones included."""
+    """Steps that ran, discarded ones included."""
     discarded_batches: int
-    """Taken before the window: what the queues held ready, twice over, and warm-up."""
+    """Batches taken before the window: those that the queues held ready, up to twice over, and warm-up."""
     steps: int
     tokens_per_s: float
     padded_tokens_per_s: float
     data_wait_share: float
-    """Part of the window's time in which devices had nothing to do but wait for data, all ranks' added up, 0 to 1: what
-    data costs at most, as a rank that waits holds up the others."""
+    """Share of the window in which devices had nothing to do but wait for data, summed over ranks, 0 to 1: an upper
+    bound on the cost of data loading, as a rank that waits delays the others."""
     window_start_s: float
-    """CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
+    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
     window_end_s: float
     local_ranks: int
     gradient_accumulation_steps: int
     memory_bytes: int | None
-    """Of the ranks and their loader workers, shared pages counted in parts; None where it cannot be read."""
+    """Memory of the ranks and their DataLoader workers, shared pages counted in parts; None if it cannot be read."""
     worker_bytes: int | None
-    """What the largest loader worker has for itself; None where there is none."""
+    """Private memory of the largest DataLoader worker; None without workers."""
     storage_bytes_per_s: float | None
-    """What the kernel read from storage for them; None where it does not count."""
+    """Rate at which the kernel read from storage for them; None if it does not count."""
     model_flops_per_s: float | None = None
-    """Of all ranks, what the mathematics of the real tokens asks for; None where the step was replayed."""
+    """Model FLOP/s of all ranks for non-padding tokens; None if the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
-    """What each GPU did in the window; empty without one."""
+    """Activity of each GPU in the window; empty without a GPU."""
     losses: tuple[float, ...] = ()
-    """Of each step, warm-up included, where they were asked for."""
+    """Loss of each step, warm-up included, if requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures(_Measured):
-    """Figures of a ``links`` job: what messages between ranks took."""
+    """Figures of a ``links`` job: times of messages between ranks."""
 
     all: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces over all ranks; here as below those of the slowest rank."""
+    """Bytes and seconds of all-reduces over all ranks; the slowest rank's seconds, as in the fields below."""
     within: tuple[tuple[int, float], ...]
-    """The same within every node at once; empty where nodes have one rank."""
+    """Bytes and seconds of all-reduces within every node at once; empty if nodes have one rank."""
     between: tuple[tuple[int, float], ...]
-    """The same over the first ranks of all nodes; empty where there is one node."""
+    """Bytes and seconds of all-reduces over the first ranks of all nodes; empty for one node."""
     neighbours_bytes_per_s: tuple[float, ...]
-    """Each way, of each node with the next, the last one with the first."""
+    """Bandwidth in each direction between each node and the next, the last one with the first."""
     matmul_flops_per_s: tuple[float, ...]
-    """Of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
+    """Matmul FLOP/s of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
     nodes: int
     ranks_per_node: int
     backend: str
-    """Of torch.distributed, for tensors on the device."""
+    """Backend of torch.distributed for tensors on the device."""
     transport: str
-    """What carries messages between nodes, or why that is not known."""
+    """Transport of messages between nodes, or the reason that it is not known."""
     interface: str | None
-    """Of the first node."""
+    """Network interface of the first node."""
     interface_bytes_per_s: int | None
-    """What it says of itself; None where it says nothing."""
+    """Bandwidth that the interface reports; None if it reports none."""
     slowdown_share: float = 0.0
-    """What computing loses while messages travel, as part of that time."""
+    """Share of compute that is lost during communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSyncFigures(_Measured):
-    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
+    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on the dataset's sequences, from memory."""
 
     step_s: tuple[float, ...]
-    """Of each step, of the slowest rank."""
+    """Time of each step on its slowest rank."""
     optimizer_step_s: float
     communication_s: float | None
-    """Median wait for gradients after the last ones had left; None where nobody can tell."""
+    """Median wait for gradients after the last ones were sent; None if it cannot be measured."""
     compute_s_by_rank: tuple[tuple[float, ...], ...]
-    """Forward and backward of each step, without waiting for other ranks; empty where nobody can tell."""
+    """Time of forward and backward of each step, without waiting for other ranks; empty if it cannot be measured."""
     forward_share: float | None
     gradients: tuple[tuple[int, float], ...]
-    """Elements of each gradient, and after which part of backward it was there, in that order."""
+    """Elements of each gradient, and the share of backward after which it was ready, in that order."""
     gradient_accumulation_steps: int
     micro_batch_size: int
     tokens_per_step: float
-    """Of all ranks."""
+    """Non-padding tokens of a step on all ranks."""
     peak_bytes: int | None
-    """Highest growth of a rank's memory; None where it cannot be told."""
+    """Highest growth of a rank's memory; None if it cannot be measured."""
     losses: tuple[float, ...]
 
 
@@ -393,7 +393,7 @@ class TrialRequest(StrictTable):
     job: ClassVar[JobName]
 
     def trial(self, *, timeout_s: float, **place: Any) -> Trial:  # noqa: ANN401 - JSON
-        """Return the trial of this request, whose inputs lie at ``place``."""
+        """Return the trial of this request; ``place`` holds its inputs that depend on this machine."""
         # Fields with a default came later; leaving defaults out keeps the keys of trials in older trial logs.
         fields = type(self).model_fields.items()
         defaults = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}

@@ -1,4 +1,4 @@
-"""``autotune tune``: from a model and a dataset to a tuned profile and a report, in one command that can be resumed."""
+"""``autotune tune``: from a model and a dataset to a tuned profile and a report, in one resumable command."""
 
 import json
 import os
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from autotune.tune.values import TuningResult
 
 Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
-"""A stage that can be left out."""
 
 
 @grouped
@@ -54,7 +53,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
     job: JobOptions,
 ) -> None:
-    """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
+    """Make tuned profiles and a report; rerun to resume."""
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
     number = os.environ.get("SLURM_JOB_ID")
@@ -121,7 +120,7 @@ def tune_between_nodes(
     trial_timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")],
     reports: Reports,
 ) -> None:
-    """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
+    """Measure the network between this job's nodes."""
     from autotune.tune.pipeline import measure_between_nodes
     from autotune.workers.values import SweepRequest
 
@@ -130,7 +129,7 @@ def tune_between_nodes(
 
 
 def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobRequest:
-    """The job that measures between nodes, after the one that tunes."""
+    """Return the job that measures between nodes, after the one that tunes."""
     from autotune.tune.values import BUDGET_WEIGHTS
 
     models = len(request.probes)

@@ -1,4 +1,4 @@
-"""How a tuning is shown while it runs: a table of its stages on a terminal, lines elsewhere."""
+"""Progress of a running tuning: a table of its stages on a terminal, lines elsewhere."""
 
 import contextlib
 import shutil
@@ -17,15 +17,15 @@ from trainer.record.progress import Update, progress
 
 @dataclass(slots=True, kw_only=True)
 class TuningView(Display):
-    """Follows the stages of a tuning, which whoever runs them changes."""
+    """Live display of a tuning's stages, which the tuning updates."""
 
     stages: list[Stage]
     clock: Clock
     budget_s: float
-    """Of the whole tuning."""
+    """Time budget of the whole tuning, in seconds."""
     began_s: float = field(init=False)
     _live: bool = False
-    """Whether there is a table; what is written to standard error then goes above it."""
+    """True if a table is shown; other output on standard error then appears above it."""
     _stage: Stage | None = None
     _stage_began_s: float = 0.0
     _finished: list[FinishedTrial] = field(default_factory=list)
@@ -35,12 +35,12 @@ class TuningView(Display):
 
     @property
     def gone_s(self) -> float:
-        """Since the tuning began."""
+        """Seconds since the tuning began."""
         return self.clock.monotonic_s() - self.began_s
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Show the table until the block ends, where standard error is a terminal."""
+        """Show the table until the block ends, if standard error is a terminal."""
         self._live = sys.stderr.isatty()
         if not self._live:
             yield
@@ -56,13 +56,13 @@ class TuningView(Display):
             live.refresh()
 
     def begin(self, stage: Stage) -> None:
-        """A stage has its turn."""
+        """Mark a stage as running, and start its timer."""
         self._stage, self._finished = stage, []
         self._stage_began_s = self.clock.monotonic_s()
         stage.status = "running"
 
     def end(self, stage: Stage) -> None:
-        """It is over; its status and what it came to are in it."""
+        """Stop the timer of a finished stage; without a table, write its status and result."""
         if stage is self._stage:
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None
@@ -80,7 +80,7 @@ class TuningView(Display):
 
     @contextlib.contextmanager
     def show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
-        """Show what a stage does, in the table or on a line."""
+        """Show the progress of a stage, in the table or on a line."""
         if self._live:
             yield self._update
             return
@@ -97,7 +97,7 @@ class TuningView(Display):
             self._stage.done, self._stage.expected, self._stage.note = done, total, note
 
     def saw(self, finished: FinishedTrial) -> None:
-        """Show the best of the stage's trials."""
+        """Show the best of the stage's trials so far."""
         self._finished.append(finished)
         if self._stage is not None:
             self._stage.best = best_words(self._finished)

@@ -1,6 +1,6 @@
-"""A whole tuning: the stages of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
+"""Complete tuning: the stages of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
 
-Every stage leaves its trials in a trial log and what it decided in the profile, so that the same command continues.
+Every stage keeps its trials in a trial log and its decision in the profile, so that the same command resumes.
 """
 
 import math
@@ -37,41 +37,41 @@ from trainer.config.tables import read_json
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
-"""Other models are tuned all the same."""
+"""Errors of one model, after which the other models are still tuned."""
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
-"""Seconds that a trial takes beside what it measures, until some have run."""
+"""Assumed seconds of a trial besides its measurement, by device, until some have run."""
 OVERRUN_SHARE = 0.2
-"""Of the time asked for: what a stage that has begun may take longer."""
+"""Longest overrun of a stage that has begun, as a share of the time budget."""
 BASELINE_MINUTES = 2.0
-"""At most, once the network between nodes is known."""
+"""Longest baseline after the network between nodes was measured, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """What to tune."""
+    """Models to tune, with the time and the stages for them."""
 
     probes: tuple[ProbeRequest, ...]
-    """One for each model, of the same dataset, reports and time limit."""
+    """Probe requests, one for each model, with the same dataset, reports and time limit."""
     out: Path | None
-    """Profile file; with several models a directory."""
+    """Directory of the profiles, or a ``.toml`` file for a single model."""
     device: DeviceChoice
     minutes: float
-    """For everything; stages share what the probes leave."""
+    """Time budget of the whole tuning, in minutes; stages share what the probes leave."""
     skip: frozenset[StageName] = frozenset()
     nodes: int = 1
-    """That the training is to have; the exchange is measured on those of this job."""
+    """Nodes of the later training; gradient synchronisation is measured on those that this job has."""
     window_s: float = WINDOW_S
 
     @property
     def models(self) -> list[str]:
-        """Their names."""
+        """Names of the models."""
         return [probe.config.model.name for probe in self.probes]
 
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """A tuning under way."""
+    """Tuning in progress."""
 
     request: TuneRequest
     clock: Clock = field(default_factory=SystemClock)
@@ -81,7 +81,7 @@ class Tuning:
     failed: list[AutotuneError] = field(default_factory=list)
     report: Path | None = None
     _trial_s: float = 0.0
-    """Usual seconds of a trial beside what it measures."""
+    """Usual seconds of a trial besides its measurement."""
     _paths: dict[str, Path] = field(default_factory=dict)
     _prepared: dict[str, Probe] = field(default_factory=dict)
     _traced: dict[str, MemoryEstimate] = field(default_factory=dict)
@@ -95,9 +95,9 @@ class Tuning:
         self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
-        """Run all stages; raise the error of one that failed in a way that concerns all models."""
+        """Run all stages; raise the error of a stage that failed in a way that affects all models."""
         request, names = self.request, self.request.models
-        profile_paths(request.out, names, "")  # refused before anything is started
+        profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():
             with open_session(request.device, request.probes[0].data) as opened:
                 bench = replace(opened, display=self.view)
@@ -121,11 +121,11 @@ class Tuning:
 
     @property
     def has_saved(self) -> bool:
-        """Whether there is something to go on from: a stage that ended well, or may have trials in the trial log."""
+        """True if there is something to resume: a stage that is done, or that may have trials in the trial log."""
         return any(stage.status in ("running", "done") for stage in self.stages)
 
     def _tell_least(self) -> None:
-        """Say what the stages take at least, before they begin."""
+        """Write the minimum time of the stages before they begin, and warn if it exceeds the budget."""
         waiting = [stage for stage in self.stages if not stage.over]
         parts = {stage.name: 0.0 for stage in waiting}
         for stage in waiting:
@@ -139,7 +139,7 @@ class Tuning:
             )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
-        """Give a stage its turn, or say why it has none."""
+        """Run a stage, or record why it is skipped."""
         left_s = self.view.budget_s - self.view.gone_s
         least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
@@ -169,13 +169,13 @@ class Tuning:
             self.view.end(stage)
 
     def _skip(self, stage: Stage, why: str) -> None:
-        """Leave a stage out, where there is a reason."""
+        """Skip a stage if there is a reason."""
         if why and not stage.over:
             stage.status, stage.told = "skipped", why
             self.view.end(stage)
 
     def _why_not(self, stage: Stage) -> str:
-        """Why a stage is left out; empty where it is not."""
+        """Return the reason for skipping a stage; empty if there is none."""
         if stage.name in self.request.skip:
             return "not asked for: add --explore" if stage.name == "explore" else "as asked"
         if stage.name == "report" and not self.tuned:
@@ -190,11 +190,11 @@ class Tuning:
 
     @property
     def _nodes(self) -> int:
-        """Of this job, that the training may have as well."""
+        """Number of this job's nodes to measure on, at most those of the training."""
         return min(self.request.nodes, nodes_here())
 
     def _measure(self, bench: Session, stage: Stage) -> str:
-        """Run a stage; return what it came to."""
+        """Run a stage; return its result in words."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
         if stage.name == "probe":
@@ -218,7 +218,7 @@ class Tuning:
         return network.choice
 
     def _ends_s(self, share: float = 1.0) -> float:
-        """When a share of the time asked for is over, in seconds since 1970."""
+        """Return when a share of the time budget is over, in seconds since 1970."""
         return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.gone_s
 
     def _estimate(self, bench: Session, stage: Stage) -> str:
@@ -256,13 +256,13 @@ class Tuning:
 
     @property
     def tuned(self) -> list[Path]:
-        """The profiles that this tuning wrote, or went on from."""
+        """Profiles that this tuning wrote or resumed from."""
         without = {one.model for one in self.stages if one.status == "failed" and one.name in ORDER[:2]}
         return [path for name, path in self._paths.items() if name not in without]
 
 
 def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
-    """Return what to do with tuned profiles, the first step first, for a training on so many nodes."""
+    """Return the commands to run next with tuned profiles, in order, for a training on this many nodes."""
     if not profiles:
         return ()
     first = shlex.quote(str(profiles[0]))
@@ -280,7 +280,7 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
-    """Measure the network for each profile, what it is worth if that was known, and write the report again.
+    """Measure the network for each profile, repeat the baseline if there was one, and write the report again.
 
     ``found_by`` names the profiles and the report of a tuning; the time of the request is for each profile's network.
     """
@@ -292,7 +292,7 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
         waited_s += tune_network(read_profile(path), request, nodes_here())[1]
         if not found["with_baseline"]:
             continue
-        stored = read_profile(path)  # another exchange, and what the old settings were worth is no longer said
+        stored = read_profile(path)  # other gradient synchronisation settings removed the old baseline
         with open_session(stored.profile.train.device, request.data) as bench:
             compare_recipes(bench, stored, replace(request, minutes=min(BASELINE_MINUTES, request.minutes)))
         waited_s += bench.server.waited_s

@@ -1,4 +1,4 @@
-"""A tuning: its stages while it runs, what it came to and explored, how all are doing, every trial and its cost."""
+"""Stages of a tuning while it runs, and its result, as text."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _NAMES, _TIMES = 10, 8
 
 
 def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
-    """All stages, one to a line of at most ``width``; since when the whole runs, and about how long it still takes."""
+    """Return all stages, one per line of at most ``width`` characters, below the elapsed time and the time left."""
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
@@ -32,7 +32,7 @@ def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width
 
 
 def stage_words(stage: Stage) -> str:
-    """What a stage does or came to, in a few words."""
+    """Return the progress or result of a stage in a few words."""
     if stage.status == "waiting":
         return "waits"
     if stage.status != "running":
@@ -42,14 +42,14 @@ def stage_words(stage: Stage) -> str:
 
 
 def best_words(finished: Sequence[FinishedTrial]) -> str:
-    """The best of a stage's trials so far; empty while nothing ran."""
+    """Return the best of a stage's trials so far; empty while nothing ran."""
     ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
     fitted = [
         int(one.trial.config["micro_batch_size"])
         for one, _ in ran
         if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
     ]
-    # Beside loader workers batches from memory are a ceiling, and no choice; explored settings have no others.
+    # Next to DataLoader workers, cached batches are an upper bound and no choice; a search has only cached ones.
     keeps_up = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
     rates = [
         (rate, one.label.split(" (")[0].split(": ", 1)[-1])
@@ -64,7 +64,7 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
 
 
 def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
-    """Tokens/s of a trial; None of one that was not timed, or that ran under a limit which slows it down."""
+    """Return a trial's tokens/s; None if it was not timed, or ran under a memory limit that slows it down."""
     job, measured = one.trial.job, one.trial.measured
     if not one.trial.is_timed:
         return None
@@ -72,7 +72,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
         figures = StepFigures.of(outcome)
         return figures.padded_tokens_per_step / statistics.median(figures.step_s)
     if job == "feed" and not measured.get("losses"):
-        return FeedFigures.of(outcome).tokens_per_s  # the same slots hold more or less, by layout
+        return FeedFigures.of(outcome).tokens_per_s  # the share of padding depends on the layout
     if job == "gradient_sync":
         steps = GradientSyncFigures.of(outcome)
         return steps.tokens_per_step / statistics.median(steps.step_s)
@@ -80,7 +80,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
-    """What a tuning came to, its profiles as they are now, and what to do next."""
+    """Return the result of a tuning, its profiles as they are now, and the next commands."""
     table = profiles_table(profiles, [one.train.model.name for one in profiles])
     explored = tuple(
         Section(

@@ -1,4 +1,4 @@
-"""``autotune workers``: the smallest number of loader workers that does not cost throughput."""
+"""``autotune workers``: the smallest number of DataLoader workers that does not cost throughput."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +39,10 @@ def workers(
     ] = JOINT_TRIALS,
     job: JobOptions,
 ) -> None:
-    """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
+    """Find the fewest DataLoader workers that suffice.
+
+    Measures at the probed micro-batch size, and writes the number into the profile.
+    """
     from autotune.base.document import answer_json
     from autotune.base.units import parse_seconds
     from autotune.profiles.store import read_profile, require_local_probe
@@ -68,7 +71,7 @@ def workers(
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
-    """How to go on where the profile's GPU is not here."""
+    """Return the next step for a machine without the profile's GPU."""
     from autotune.profiles.decide.follow_up import command
 
     rows = stored.profile.train.micro_batch_size

@@ -1,6 +1,6 @@
-"""The ``feed`` job: a window of training on the dataset with so many loader workers, or on batches from memory.
+"""The ``feed`` job: a timed window of training on the dataset with DataLoader workers, or on cached batches.
 
-What takes micro-batches is the trainer's own step, or a replay of how long a device took for it.
+Micro-batches go to the trainer's own step, or to a replay of the time that a device took for it.
 """
 
 import itertools
@@ -26,22 +26,21 @@ from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_rank
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
-"""Enough of them that they cost what rows cost in the mean, few enough that they cost no memory."""
+"""Number of cached batches: enough to cost what sequences cost on average, few enough to cost no memory."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 MOST_MICRO_BATCHES = 4
-"""Of a measured step: only one in so many pays for the exchange of gradients and the update, as under accumulation."""
+"""Limit of micro-batches in a measured step; one of them synchronises gradients and updates, as with accumulation."""
 FIRST_PART = 4
-"""The first part of a window, from which its pace is known, is one in so many."""
+"""Divisor of a window's time that gives its first part, from which its pace is known."""
 NOT_READY_S = 0.005
-"""A batch that lies in a queue is there in less."""
+"""Least wait for a batch that was not ready in a queue."""
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """Train for a window of time and count, together with the other ranks.
+    """Train for a timed window together with the other ranks, and return its figures.
 
     Args:
-        measured: A ``FeedRequest``; ``beside`` and ``storage`` tell windows apart that were read beside others or from
-            elsewhere.
+        measured: A ``FeedRequest``; ``beside`` and ``storage`` tell apart windows beside others or on other storage.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
@@ -97,7 +96,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
 
 
 class TrainingStep:
-    """The trainer's step, which reads one step's numbers while the device is at the next."""
+    """The trainer's step, with the host one step ahead of the device."""
 
     def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
         self._step, self._config, self._micro_batches = training.step, config, micro_batches
@@ -108,7 +107,7 @@ class TrainingStep:
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
+        """Take a step's micro-batches and launch the step; return when the device has ended the step before."""
         batches = self.wait.take(loader, self._micro_batches)
         before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
         self._losses.append(self._last.loss)
@@ -122,7 +121,7 @@ class TrainingStep:
         """Wait until the device has done everything.
 
         Raises:
-            ValueError: If the loss is not a number: nothing was trained then.
+            ValueError: If the loss is not finite: nothing was trained then.
         """
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
@@ -133,16 +132,16 @@ class TrainingStep:
 
 
 class ReplayedStep:
-    """Devices that take a known time for a micro-batch; this process keeps one CPU busy meanwhile, as a launching host.
+    """Replay of devices with a known time per micro-batch; this process keeps one CPU busy, as a launching host does.
 
-    A step begins when all ranks have their data, as they exchange gradients. What it leaves out: copies to the device,
+    A micro-batch begins when all ranks have their data, as they synchronise gradients. Left out: copies to the device,
     and memory bandwidth that a step on the host's side takes.
 
     Args:
-        micro_batch_s: Of a micro-batch of full rows on the device.
-        row_tokens: Of a full row; narrower ones take less time, in proportion.
-        micro_batches: Of a step.
-        ranks: All of them, as they wait for each other.
+        micro_batch_s: Time of a micro-batch of full sequences on the device.
+        row_tokens: Tokens of a full sequence; shorter ones take less time, in proportion.
+        micro_batches: Micro-batches of a step.
+        ranks: This process among all ranks, which wait for each other.
     """
 
     def __init__(self, micro_batch_s: float, row_tokens: int, micro_batches: int, ranks: Ranks) -> None:
@@ -154,7 +153,7 @@ class ReplayedStep:
         self._keeps_busy = torch.rand(96, 96)
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and hand them to the device, as far ahead of it as the trainer does."""
+        """Take a step's micro-batches, as far ahead of the replayed device as the trainer does."""
         batches = []
         begins_s = self._free_s
         for _ in range(self._micro_batches):
@@ -177,7 +176,7 @@ class ReplayedStep:
 
 
 class _Until(DeviceEvent):
-    """A moment that is known ahead."""
+    """A device event whose time is known in advance."""
 
     def reached(self) -> bool:
         assert isinstance(self.moment, float)
@@ -185,13 +184,13 @@ class _Until(DeviceEvent):
 
 
 Consumer = TrainingStep | ReplayedStep
-"""Takes optimizer steps, as far ahead of the device as the trainer does."""
+"""Consumer of batches that takes optimizer steps as far ahead of the device as the trainer does."""
 
 
 def batches_of(
     dataset: TokenDataset, config: TrainConfig, ranks: Ranks, *, cached: bool = True, sample_delay_s: float = 0.0
 ) -> Iterator[MicroBatch]:
-    """Return a rank's micro-batches without end: some from memory again and again, or those that a loader makes."""
+    """Return an endless iterator of a rank's micro-batches: a few cached ones repeatedly, or those of a loader."""
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
     source = MicroBatchSource(dataset, config, plan)
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
@@ -202,7 +201,7 @@ def batches_of(
 
 
 class _Delayed:
-    """A source on storage that takes longer for every sample."""
+    """A source with a delay for every sample, as on slower storage."""
 
     def __init__(self, source: MicroBatchSource, sample_delay_s: float) -> None:
         self._source, self._sample_delay_s = source, sample_delay_s
@@ -214,10 +213,10 @@ class _Delayed:
 
 
 def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
-    """Take what the queues hold ready, without a step, so that a slow loader has no head start left.
+    """Take the batches ready in queues, without a step, so that a slow loader has no head start left.
 
     Returns:
-        How many were taken: twice as many, or fewer if a batch that was not ready shows that the queues are empty.
+        Number of batches taken: twice ``ready``, or fewer if one that was not ready shows that the queues are empty.
     """
     for number in range(2 * ready):
         asked_s = time.perf_counter()
@@ -236,7 +235,7 @@ def _measure(
     volley: int,
     step_s: float,
 ) -> dict[str, Any]:
-    """Take steps until the window is full, on all ranks as many, in whole volleys."""
+    """Take steps until the window is full, equally many on all ranks, in whole volleys; return the figures."""
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:
         return math.ceil(max(least, left_s / max(step_s, 1e-6)) / volley) * volley
@@ -282,6 +281,6 @@ def _measure(
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:
-    """Over all ranks; None where one does not know."""
+    """Return the sum over all ranks; None if one does not know its value."""
     total = ranks.all_reduce_sum(math.nan if value is None else float(value))[0]
     return None if math.isnan(total) else round(total)

@@ -1,4 +1,4 @@
-"""Where no number of workers feeds the step: workers, prefetching and pinning searched together by Optuna's TPE."""
+"""Joint search over workers, prefetching and pinning by Optuna's TPE, if no number of workers feeds the step."""
 
 import statistics
 from collections.abc import Iterable
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 PREFETCH_CHOICES = (1, 2, 4, 8)
 VERIFYING_ROUNDS = 12
-"""The best of the search against the best of workers alone, at most."""
+"""Limit of rounds that compare the best of the search with the best of workers alone."""
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
-    """Whether even the best count leaves a proven gap to batches from memory, and waits for data."""
+    """Return True if even the best count is verified to stay below cached batches, and waits for data."""
     if choice.keeps_up:
         return False
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
@@ -33,7 +33,7 @@ def gap_remains(choice: WorkersChoice) -> bool:
 def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoice | None:
     """Search after a sweep, then compare the best with the best of workers alone, window by window.
 
-    Each of the ``trials`` is a window beside one of batches from memory. None if time or space leave nothing to try.
+    Each of the ``trials`` is a window beside one on cached batches. None if time or the space leave nothing to try.
     """
     alone = sweep.training.config.data.model_copy(update={"num_workers": choice.workers})
     values = _search(sweep, alone, trials)
@@ -59,7 +59,7 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
 
 
 def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings, list[float]]:
-    """Try so many settings; return the ratios to the ceiling of those that ran."""
+    """Try ``trials`` settings; return the ratios to cached batches of those that ran."""
     from optuna.trial import TrialState
 
     pinning = sweep.training.config.device == "cuda" and sweep.training.request.replayed_step_s is None
@@ -87,7 +87,7 @@ def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings
 
 
 def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings) -> Interval:
-    """Windows of both in turn, until they differ or enough of them do not."""
+    """Measure both in interleaved windows until they differ or the rounds or time are used up; return the ratio."""
     pairs: list[tuple[float, float]] = []
     while True:
         found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, alone)])
@@ -118,9 +118,9 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
 
 
 def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool) -> "optuna.Study":
-    """Return a study that maximises the ratio of slot tokens/s to those of batches from memory in the same round.
+    """Return a study that maximises tokens/s, padding included, over those of cached batches in the same round.
 
-    A window whose settings lie outside the space, and one without its round's ceiling, is left out.
+    A window whose settings lie outside the space, and one without cached batches in its round, is left out.
     """
     import optuna
 

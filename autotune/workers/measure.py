@@ -1,6 +1,6 @@
-"""Sweep the number of loader workers: windows of real training steps in rounds, until the count is decided.
+"""Sweep of the number of DataLoader workers: windows of real training steps in rounds, until the count is decided.
 
-Slot tokens are compared, padding included: a step costs the same whatever its rows hold, while the real tokens of a
+Tokens with padding are compared: a step costs the same whatever its sequences hold, while the non-padding tokens of a
 window depend on which samples fell into it.
 """
 
@@ -22,57 +22,57 @@ from autotune.workers.values import FeedRequest, SweepRequest, WorkersEvidence, 
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
-"""Of a window, however long they take."""
+"""Least number of steps in a window, however long they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWindows:
-    """A request for the training of a profile, at a known site."""
+    """Request for windows of a profile's training on a known machine."""
 
     request: SweepRequest
     config: TrainConfig
     limits: LoaderLimits
     storage: str = ""
-    """Names what the dataset lies on; windows from elsewhere are not taken for these."""
+    """Name of the storage that holds the dataset; windows on other storage are not taken for these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedWindow:
-    """A window to read."""
+    """A window to measure."""
 
     name: str
     config: TrainConfig
     cached: bool = False
-    """Batches from memory."""
+    """True if batches are cached."""
 
 
 class WorkersDied(Exception):
-    """The host had no room for the loader workers of a window."""
+    """Too little host memory for the DataLoader workers of a window."""
 
 
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
-"""What torch's loader says of workers that the kernel ended, or that found no shared memory."""
+"""Messages of torch's DataLoader about workers that the kernel ended, or that found no shared memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
-    """A sweep under way."""
+    """A sweep in progress."""
 
     training: TrainingWindows
     runner: TrialRunner
     rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
     limit: tuple[int, str] = field(init=False)
-    """The most loader workers of a rank, and what limits them."""
+    """Most DataLoader workers of a rank, and the reason for the limit."""
     reading: Rounds = field(init=False)
     _late: bool = False
-    """Whether a window had no time."""
+    """True if there was no time for a window."""
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
         self.limit = self.training.limits.most()
 
     def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the time is over; ``Undecided`` if a window could not be measured."""
+        """Measure until the count is decided or the time is over; raise ``Undecided`` if a window fails."""
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
@@ -82,21 +82,21 @@ class Sweep:
 
     @property
     def max_workers(self) -> int:
-        """Of a rank."""
+        """Most DataLoader workers of a rank."""
         return self.limit[0]
 
     @property
     def time_is_over(self) -> bool:
-        """Whether the budget is used up; three rounds are always measured."""
+        """True if the budget is used up; three rounds are always measured."""
         used_up = self._late or self.reading.seconds >= self.training.request.budget_s
         return used_up and len(self.rounds) > 2
 
     def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[FeedFigures]:
-        """Return figures of windows that are read one after the other, or known from the trial log all together.
+        """Return figures of windows that are measured one after the other, or all taken from the trial log.
 
         Raises:
-            WorkersDied: If the host had not enough memory for a window's loader workers.
-            Undecided: If a window could not be read for another reason.
+            WorkersDied: If the host had not enough memory for a window's DataLoader workers.
+            Undecided: If a window could not be measured for another reason.
         """
         names = [one.name for one in asked]
         trials = {}
@@ -125,7 +125,7 @@ class Sweep:
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
-        """Read a round; returns whether that went well: if not, its largest count is too many, or time is over."""
+        """Measure a round; return False if its largest count is too many, or time is over."""
         asked = [
             TimedWindow(
                 name="batches from memory" if count is None else f"{count} loader workers",
@@ -160,12 +160,12 @@ class Sweep:
 
     @property
     def worker_bytes(self) -> int | None:
-        """The largest loader worker so far; None before one was measured."""
+        """Memory of the largest DataLoader worker so far; None before one was measured."""
         known = (figures.worker_bytes for one in self.rounds for figures in one.values())
         return max(filter(None, known), default=None)
 
     def _look_at_workers(self) -> None:
-        """Lower the limit, should workers turn out larger than was assumed."""
+        """Lower the limit if workers are larger than was assumed."""
         limits, tried = self.training.limits, max(self.counts)
         refusal = limits.refusal(self.max_workers, self.worker_bytes)
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
@@ -174,7 +174,7 @@ class Sweep:
 
 
 def training_windows(bench: Session, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
-    """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
+    """Return the request for windows of ``ranks`` here, with the limits of DataLoader workers of each rank."""
     train, disk = bench.manifest.train, bench.site.host.disks[0].filesystem_type
     tokens = sum(shard.tokens for shard in train.shards)
     per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
@@ -205,7 +205,7 @@ def feed_trial(
     cached: bool = False,
     **changes: object,
 ) -> Trial:
-    """Return a window of training in round ``number``, beside windows of these names; changes are of the request."""
+    """Return the trial of a window in round ``number``, beside the named windows; ``changes`` alter the request."""
     request = training.request
     asked = FeedRequest(
         config=config,
@@ -224,7 +224,7 @@ def feed_trial(
 
 
 def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> WorkersEvidence:
-    """Return what the profile keeps of a sweep."""
+    """Return the evidence of a sweep for the profile."""
     request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
     ceilings = [one[None] for one in sweep.rounds if None in one]
     every = [figures for one in sweep.rounds for figures in one.values()]
@@ -296,7 +296,7 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
 
 
 def gpu_source(site: MeasuredDevice, windows: Sequence[FeedFigures], *, replayed: bool = False) -> str:
-    """Return the source of each kind of figure; ``replayed`` is a GPU's step that was not trained here."""
+    """Return the source of each kind of GPU figure; ``replayed``: the step was not trained here."""
     if replayed:
         return "n/a (its step was replayed on this CPU)"
     if site.gpu is None:

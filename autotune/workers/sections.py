@@ -1,4 +1,4 @@
-"""DataLoader workers: what a sweep found."""
+"""Sections on a sweep of DataLoader workers."""
 
 import shlex
 import statistics
@@ -32,14 +32,14 @@ _VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
-    """The answer for people, and what to run next."""
+    """Return the evidence and the next command, for the console."""
     paths = shlex.join(["--profile", str(profile), "--data", str(data)])
     train = f"torchrun --nproc-per-node {found.local_ranks} -m trainer {paths}"
     return console_text((*_sweep(found), Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
 
 
 def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """The sweep, and what would settle what it left open."""
+    """Return the report's blocks on the sweep, with the command that settles what it left open."""
     found = one.profile.evidence.workers
     # A profile of strangers may have evidence that says nothing.
     if (
@@ -58,7 +58,7 @@ def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
-    """The answer, throughput by workers, counters of GPUs if there are any, and what it rests on."""
+    """Return the choice, throughput by workers, counters of GPUs if there are any, and the lines under them."""
     table = table_of(
         "Throughput by loader workers", found.rows,
         ("loader workers", "r", lambda row: str(row.num_workers)),
@@ -122,7 +122,7 @@ def _drawing(found: WorkersEvidence) -> Lines:
 
 
 def chosen_loader(found: WorkersEvidence) -> str:
-    """The answer in a few words."""
+    """Return the chosen loader settings in a few words."""
     joint = found.joint
     if joint is None or not joint.adopted:
         return str(found.chosen)
@@ -131,7 +131,7 @@ def chosen_loader(found: WorkersEvidence) -> str:
 
 
 def workers_lines(found: WorkersEvidence) -> Iterator[str]:
-    """What belongs under the table, a line each."""
+    """Yield the lines under the table."""
     ceiling = statistics.median(found.cached_padded_tokens_per_s)
     yield f"ceiling, the same step on batches from memory: {format_count(ceiling)} slot tokens/s"
     ranks = f"{plural(found.local_ranks, 'rank')}{' together' * (found.local_ranks > 1)}"

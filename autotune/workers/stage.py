@@ -21,7 +21,7 @@ from trainer.config.train_config import DataSettings, Tag, tagged
 def count_workers(
     bench: Session, stored: StoredProfile, request: SweepRequest, *, joint_trials: int = JOINT_TRIALS
 ) -> WorkersEvidence:
-    """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile.
+    """Find the smallest number of DataLoader workers at the probed micro-batch size, and write it into the profile.
 
     Raises:
         ProfileRejected: If the profile is of another machine, model or dataset.
@@ -49,7 +49,7 @@ def count_workers(
 
 
 def add_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
-    """Return the profile with the loader workers that a sweep chose."""
+    """Return the profile with the DataLoader workers that a sweep chose."""
     loader = {"num_workers": found.chosen}
     if found.joint is not None and found.joint.adopted:
         loader |= {name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)}

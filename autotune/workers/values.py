@@ -14,16 +14,16 @@ from trainer.config.train_config import TrainConfig
 
 
 class FeedRequest(TrialRequest):
-    """Train for a window of time on the dataset, or on batches from memory."""
+    """Request to train for a timed window on the dataset, or on cached batches."""
 
     job: ClassVar[JobName] = "feed"
 
     config: TrainConfig
-    """The trainer's settings, with the loader settings to try."""
+    """Trainer settings, with the loader settings to try."""
     cached: bool
-    """Take batches from memory, which gives the ceiling."""
+    """True if batches are cached, which gives the upper bound without data loading."""
     round: int
-    """Windows of the same round read rows in the same order."""
+    """Number of the round; its windows read sequences in the same order."""
     beside: list[str]
     """Names of all windows of the round."""
     storage: str
@@ -32,114 +32,114 @@ class FeedRequest(TrialRequest):
     min_steps: int
     local_ranks: int
     replayed_step_s: float | None
-    """Seconds that a micro-batch is replayed with; None runs the trainer's own step."""
+    """Time of a replayed micro-batch; None runs the trainer's own step."""
     sample_delay_s: float
     """Delay added to the reading of each sample."""
     losses: bool = False
-    """Report the loss of each step."""
+    """True if the loss of each step is reported."""
 
 
 class WorkersRow(RatioBounds):
-    """What windows with one number of loader workers say."""
+    """Results of windows with one number of DataLoader workers."""
 
     num_workers: NonNegative
-    """For each rank."""
+    """DataLoader workers of each rank."""
     padded_tokens_per_s: list[float]
-    """One figure per window, of all local ranks; a step costs the same whatever its sequences hold."""
+    """Tokens/s with padding in each window, of all local ranks; a step costs the same whatever its sequences hold."""
     ratio_to_cached: PositiveFloat
-    """To the same step on batches from memory, windows of the same round against each other."""
+    """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["proven", "refuted", "open"]
     data_wait_share: Share
-    """Median; of the time, that devices waited for data, all local ranks' added up."""
+    """Median share of a window in which devices waited for data, added up over local ranks."""
     model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
-    """One figure per window: what the mathematics of the real tokens asks for; empty where the step was replayed."""
+    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step was replayed."""
     memory_bytes: Positive | None = None
-    """Largest; of all local ranks and their workers."""
+    """Memory of all local ranks and their workers, the largest of all windows."""
     storage_bytes_per_s: NonNegativeFloat | None = None
-    """Median; read from storage rather than from memory."""
+    """Median rate of reads from storage rather than from memory."""
     gpu: GpuUse | None = None
 
     @property
     def ratio(self) -> Interval:
-        """The ratio to batches from memory with its bounds."""
+        """Ratio to cached batches with its bounds."""
         return self.bounded(self.ratio_to_cached)
 
 
 class JointChoice(RatioBounds):
-    """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
+    """Result of a joint search over workers, prefetching and pinning, run if workers alone left a gap."""
 
     trials: Positive
     num_workers: NonNegative
     prefetch_factor: Positive
     pin_memory: bool
     ratio_to_workers_alone: PositiveFloat
-    """Throughput, window by window."""
+    """Throughput over that of workers alone, round by round."""
     adopted: bool
-    """Whether it was proven to be faster, and is what the profile says."""
+    """True if it was verified to be faster, and is in the profile."""
 
     @property
     def ratio(self) -> Interval:
-        """The ratio to workers alone with its bounds."""
+        """Ratio to workers alone with its bounds."""
         return self.bounded(self.ratio_to_workers_alone)
 
 
 class WorkersEvidence(StrictTable):
-    """How many loader workers are enough."""
+    """Number of DataLoader workers that is enough, with its evidence."""
 
     chosen: NonNegative
-    """For each rank."""
+    """DataLoader workers of each rank."""
     undecided_between: list[NonNegative] = Field(default_factory=list)
-    """The fewest and the most that it may be; empty when it is decided."""
+    """Fewest and most workers that may be enough; empty if it is decided."""
     choice: str
     refusal: str | None = None
-    """What is known of the next smaller count that was measured."""
+    """Result of the next smaller count that was measured."""
     keeps_up: bool
-    """Whether the chosen count keeps the step supplied with data."""
+    """True if the chosen count keeps the step supplied with data."""
     cached_padded_tokens_per_s: list[float]
-    """The same step on batches that already lie in memory."""
+    """Tokens/s with padding of the same step on cached batches, in each window."""
     rows: list[WorkersRow]
     joint: JointChoice | None = None
     local_ranks: Positive
     max_workers: NonNegative
     max_workers_because: str
     consumer: str
-    """What took the batches: the training step, or a replay of one."""
+    """Consumer of the batches: the training step, or a replay of one."""
     replayed_step_s: PositiveFloat | None = None
-    """Of a micro-batch, where the step was a replay."""
+    """Time of a replayed micro-batch; None if the training step ran."""
     window_s: PositiveFloat
     """Least time of a window."""
     windows: Positive
     seconds: NonNegativeFloat
     data_filesystem: str | None = None
     data_on_network: bool = False
-    """Whether the file system is another machine's, and others use it too."""
+    """True if the dataset lies on a network file system, which others use too."""
     gpu_source: str
-    """Where the GPU's figures come from, or why there are none."""
+    """Source of the GPU's figures, or the reason why there are none."""
     operating_state: str | None = None
-    """Power, clocks and power cap of the GPU while the step is fed from memory."""
+    """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """Which windows of training to measure, and for how long."""
+    """Request for windows of training, with their time budget."""
 
     data: Path
     reports: Path
     minutes: float
-    """Time of all windows, those from the trial log included, after which the answer may be that it is undecided."""
+    """Time budget of all windows, those from the trial log included; after it the answer may be undecided."""
     ranks: int | None = None
-    """None: as the profile was probed."""
+    """Number of local ranks; None takes that of the probe."""
     max_workers: int | None = None
     window_s: float = WINDOW_S
     replayed_step_s: float | None = None
-    """Of a micro-batch on a GPU that is not here; None takes the training step itself."""
+    """Time of a micro-batch on a GPU that is not here; None runs the training step itself."""
     sample_delay_s: float = 0.0
-    """Added to the reading of every sample, as storage that is so much slower would."""
+    """Delay added to the reading of each sample, which simulates slower storage."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     ends_s: float | None = None
-    """When all of it should be over, in seconds since 1970: no window begins that is likely to end later."""
+    """Deadline, in seconds since 1970: no window begins that is likely to end later."""
 
     @property
     def budget_s(self) -> float:
-        """The same in seconds."""
+        """Time budget in seconds."""
         return 60 * self.minutes

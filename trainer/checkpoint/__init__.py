@@ -1,1 +1,1 @@
-"""Checkpoints: their format, tensors, writing without a stop, and resuming."""
+"""Checkpoints: file format, tensors, asynchronous writing, and resuming."""

@@ -1,13 +1,13 @@
-"""Checkpoints on disk: how they are written, checked, found and removed. No torch here, and no pickle anywhere.
+"""Checkpoints on disk: format, writing, checking, finding and removal. No torch here, and no pickle anywhere.
 
 RUN/checkpoints/
-  latest                        the name of the newest, for people and scripts
-  step-000000500/               named for the optimizer step; `-rollback-K` follows after K rollbacks of the run
-    rank-00000.safetensors      tensors, or parts of them, that this rank keeps
-    manifest.json               written last: files with size and CRC-32, where the parts of tensors lie, the state
+  latest                        the name of the newest checkpoint, for people and scripts
+  step-000000500/               named after the optimizer step; ends with `-rollback-K` after K rollbacks of the run
+    rank-00000.safetensors      tensors, or parts of tensors, that this rank writes
+    manifest.json               written last: size and CRC-32 of each file, location of tensor parts, training state
 
-A checkpoint is written into a hidden directory, synced, and renamed: what has its name is whole. Sizes and checksums
-tell whether it still is. If several ranks write, each leaves a description of its file for the first rank's manifest.
+A checkpoint is written into a hidden directory, synced, and renamed, so every visible one was complete. Sizes and
+checksums detect later damage. If several ranks write, each describes its file in JSON for the manifest of rank 0.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ _HASH_KEY = "content_sha256"
 
 
 class BadCheckpoint(Exception):
-    """A checkpoint is damaged or incomplete; the message says what is wrong."""
+    """Damaged or incomplete checkpoint; the message gives the reason."""
 
 
 class Part(StrictTable):
-    """A part of a tensor: rows ``begin`` to ``end`` of its first dimension, or all of it."""
+    """Part of a tensor in one file: ``begin`` to ``end`` (exclusive) of its first dimension, or all of a scalar."""
 
     file: str
     begin: int
@@ -46,39 +46,39 @@ class Part(StrictTable):
 
 
 class TensorEntry(StrictTable):
-    """A tensor and where its parts lie."""
+    """Dtype and shape of a tensor, and the files with its parts."""
 
     dtype: str
-    """As safetensors names it."""
+    """Dtype as safetensors names it, such as ``BF16``."""
     shape: list[int]
     parts: list[Part]
 
 
 class TrainingState(StrictTable):
-    """What is not a tensor.
+    """Training state other than tensors.
 
-    The learning rate follows from ``step`` and ``health``, dropout from the seed, the position and the rank.
+    The learning rate follows from ``step`` and ``health``; dropout follows from the seed, the position and the rank.
     """
 
     step: int
-    """Optimizer steps taken."""
+    """Number of optimizer steps taken."""
     position: Position
     config: dict[str, Any]
     config_sha256: str
     dataset_hash: str
     world_size: int
     good: bool
-    """Whether loss and gradient were fine: what a rollback may return to."""
+    """True if loss and gradient were healthy, so that a rollback may return to this checkpoint."""
     health: dict[str, Any]
-    """The monitors' memory, as ``trainer.health.monitor`` writes it."""
+    """State of ``trainer.health.monitor.HealthMonitor``, as its ``to_json`` returns it."""
     noise_scale: list[float]
-    """Smoothed signal and noise of the gradient noise scale."""
+    """Smoothed signal and noise from which the gradient noise scale is computed."""
     head_overflows: int
     skipped_steps: int
 
 
 class CheckpointManifest(StrictTable):
-    """``manifest.json``; on disk with a hash of itself."""
+    """Content of ``manifest.json``, which on disk also has a hash of itself."""
 
     schema_version: Literal[2]
     written_utc: str
@@ -88,13 +88,13 @@ class CheckpointManifest(StrictTable):
 
 
 def manifest_text(manifest: CheckpointManifest) -> str:
-    """Return the manifest as it lies on disk."""
+    """Return the content of ``manifest.json``, with its hash."""
     table = manifest.model_dump(mode="json")
     return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
 
 
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
-    """Check a manifest's JSON value; raise ``BadCheckpoint`` if it is not as it was written."""
+    """Validate a manifest's JSON value and return it; raise ``BadCheckpoint`` if it is invalid or was changed."""
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a table")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
@@ -122,19 +122,19 @@ _POLL_S = 0.05
 
 
 class _Share(StrictTable):
-    """What one rank has written."""
+    """Description of the file that one rank has written."""
 
     file: FileEntry
     tensors: dict[str, TensorEntry]
 
 
 def checkpoint_name(step: int, rollbacks: int) -> str:
-    """Name a checkpoint's directory."""
+    """Return the directory name of a checkpoint."""
     return f"step-{step:09d}" + (f"-rollback-{rollbacks}" if rollbacks else "")
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """List the whole ones by name, newest first: what was written after a rollback is newer than what was before."""
+    """List published checkpoints, newest first: those after a rollback are newer than all from before it."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
@@ -153,10 +153,10 @@ def step_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWriter:
-    """Writes one rank's share of a checkpoint; the first rank's call ends when the whole is there.
+    """Writer of one rank's share of a checkpoint; the first writer also waits for the others and publishes it.
 
-    A writer that fails leaves word of it for the first one, which then gives up as well. ``attempt`` (the run's start)
-    and ``number`` (the save, counted by every rank alike) tell its files from those of earlier ones.
+    A writer that fails leaves a failure note for the first one, which then fails as well. ``attempt`` (which start of
+    the run) and ``number`` (which save, counted the same on every rank) separate its files from those of earlier saves.
     """
 
     root: Path
@@ -166,10 +166,10 @@ class CheckpointWriter:
     rank: int
     writers: Sequence[int]
     timeout_s: float
-    """Longest wait of the first of ``writers`` for a share that does not grow."""
+    """Longest time that the first of ``writers`` waits for a share that does not grow, in seconds."""
     number: int = 1
     progressed: Callable[[], None] = lambda: None
-    """Called while something is written, by this rank or by one that it waits for."""
+    """Callback while data is written, by this rank or by one that it waits for."""
 
     @property
     def _partial(self) -> Path:
@@ -179,9 +179,9 @@ class CheckpointWriter:
         return self._partial / f"rank-{rank:05d}.{ending}"
 
     def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState) -> None:
-        """Write this rank's file, and on the first rank the manifest of all, and publish.
+        """Write this rank's file; on the first writer, also write the manifest and publish the checkpoint.
 
-        Raises ``OSError`` if the disk refuses, ``TimeoutError`` if another rank's share did not come.
+        Raises ``OSError`` if writing fails here or on another rank, ``TimeoutError`` if another rank's share is late.
         """
         try:
             if self.rank == self.writers[0]:
@@ -240,7 +240,7 @@ class CheckpointWriter:
         return parse_table(_Share, read_json(share), where=str(share))
 
     def give_up(self, error: Exception) -> None:
-        """Leave nothing behind or, if another rank leads, the word that this one failed."""
+        """Remove partial files; if this is not the first writer, leave a failure note for it."""
         with contextlib.suppress(OSError):
             if self.rank == self.writers[0]:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -248,17 +248,17 @@ class CheckpointWriter:
                 self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._of_rank(self.rank, "safetensors").unlink(missing_ok=True)
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-                # A name needs no room on a full disk, as what is in a file would.
+                # A name needs no room on a full disk, unlike the content of a file.
                 self._of_rank(self.rank, "failed").symlink_to(str(number))
 
 
 def read_checkpoint(directory: Path) -> CheckpointManifest:
-    """Read a checkpoint's manifest and check all of its files, size and content.
+    """Read a checkpoint's manifest and verify size and checksum of all its files.
 
     Raises:
-        BadCheckpoint: If anything is not there, or not as it was written.
-        DiskTrouble: If it cannot be read at the moment, which says nothing about it.
-        BadConfig: If this user may not read it.
+        BadCheckpoint: If a file is missing or was changed.
+        DiskTrouble: If the file system fails, so that the checkpoint may be intact.
+        BadConfig: If this user is not allowed to read it.
     """
     manifest = _read_manifest(directory)
     try:
@@ -282,7 +282,7 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 
 
 def _unreadable(directory: Path, error: OSError) -> Exception:
-    """What a file system's refusal means: only that a file is not there says that a checkpoint is damaged."""
+    """Return the exception for a read error: a checkpoint is damaged only if a file is missing or not a plain file."""
     message = f"{directory} cannot be read: {error.strerror or error}"
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or error.errno == errno.ELOOP:
         return BadCheckpoint(message)
@@ -298,9 +298,9 @@ Found = tuple[Path, CheckpointManifest]
 
 
 def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """Return the newest whole checkpoint or None, and each damaged one that was passed over, with what is wrong.
+    """Return the newest intact checkpoint or None, and the newer damaged ones, each with the reason.
 
-    With ``good`` only such count as a rollback may return to.
+    With ``good``, consider only checkpoints that a rollback may return to.
     """
     damaged: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
@@ -317,7 +317,7 @@ def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
     """Remove old checkpoints, but never the newest good one; return the names of those removed.
 
-    Raises ``DiskTrouble`` if it cannot be told which one that is, ``OSError`` if they cannot be removed.
+    Raises ``DiskTrouble`` or ``BadConfig`` if a manifest cannot be read, ``OSError`` if a checkpoint cannot be renamed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
@@ -329,7 +329,7 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
                 break
     removed = [path for path in checkpoints if path not in kept]
     for path in removed:
-        # Renamed first: a half removed checkpoint must not be taken for a damaged one.
+        # Renamed first: a half removed checkpoint must not look like a damaged one.
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -337,13 +337,13 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what earlier starts of this run left unfinished; only while no other process uses the run."""
+    """Remove unfinished files of earlier starts of this run; call it only while no other process uses the run."""
     for pattern in (".step-*.partial", ".step-*.removed", ".step-*.replaced"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def point_to_latest(root: Path, name: str) -> None:
-    """Let ``latest`` name a checkpoint, if the disk lets it: it is only for people."""
+    """Write a checkpoint's name to ``latest``; errors are ignored, as only people and scripts read it."""
     with contextlib.suppress(OSError):
         write_atomically(root / "latest", f"{name}\n")

@@ -1,7 +1,7 @@
-"""When the state of training is saved, and how it comes back: a copy in host memory, written by a thread.
+"""Saving and restoring the training state: it is copied to host memory, and a thread writes the copy to disk.
 
-The step that follows a save waits for the copy only. A disk that is full, or a quota, ends the save and not the
-training: what was saved before stays, and the loop is told.
+The step after a save waits only for the copy. If the disk or a quota is full, the save fails but training continues:
+earlier checkpoints stay, and the failure becomes an event of the run.
 """
 
 import contextlib
@@ -33,19 +33,19 @@ from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.events import EventRow, happened
 
 _LOWEST_PRIORITY = 19
-"""The writing thread's, if nobody waits for it: on a busy machine the training comes first."""
+"""Niceness of the writing thread while nothing waits for it, so that training comes first on a busy machine."""
 _ROUND_S = 0.5
-"""How often ranks that wait for a save tell each other so."""
+"""Interval between collectives while ranks wait for a save, in seconds."""
 _ABANDONED_S = 20.0
-"""torchrun kills what has not left 30 s after it asked."""
+"""Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after SIGTERM."""
 _ASSUMED_BYTES_PER_S = 100e6
-"""Of a disk that nothing was written to yet."""
+"""Assumed disk write speed before the first save."""
 
 
 class CheckpointManager:
-    """Saves and restores a run; each rank calls it at the same steps.
+    """Saves and restores checkpoints of a run; every rank must call it at the same steps.
 
-    ``progressed`` is called while something is written or read.
+    ``progressed`` is called while data is written or read.
     """
 
     def __init__(
@@ -71,45 +71,45 @@ class CheckpointManager:
         self._writers: Sequence[int] = ()
         self._thread: threading.Thread | None = None
         self._finished: deque[EventRow] = deque()
-        """How the saves that have ended went, until it is told."""
+        """Events of finished saves that were not reported yet."""
         self._last_s = time.monotonic()
         self._save_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
-        """What the last save took; before the first, a guess."""
+        """Duration of the last save, in seconds; an estimate before the first."""
         self.newest: str | None = None
-        """The newest checkpoint, as far as this rank knows."""
+        """Name of the newest checkpoint that this rank knows of."""
         self.at_step: int | None = None
-        """The step of the last state that was read, or that a save was tried of."""
+        """Step of the last state that was restored, or that a save was attempted for."""
         if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
             self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
             self._room.start()
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is saved at all."""
+        """True if checkpoints are enabled."""
         return self._settings.enabled
 
     def owns(self, path: Path) -> bool:
-        """Whether a checkpoint is one of this run."""
+        """Return whether a checkpoint belongs to this run."""
         return path.parent.resolve() == self._root.resolve()
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written."""
+        """True while this rank writes a save."""
         return self._thread is not None and self._thread.is_alive()
 
     def is_due_by_time(self) -> bool:
-        """Whether the last save is long enough ago by this rank's clock."""
+        """Return whether the save interval has passed on this rank's clock, and no save is being written."""
         waited_s = time.monotonic() - self._last_s
         return self.enabled and waited_s >= self._settings.interval_s and not self.busy
 
     def is_due(self, step: int, asked_at: int | None) -> bool:
-        """Whether to save after a step: its number asks for it, or the first rank did, and not before the last save."""
+        """Return whether to save after a step: its number is due, or rank 0 asked for it since the last save."""
         multiples = (self._settings.interval_steps, self._settings.keep_every_steps)
         by_number = self.enabled and any(of is not None and step % of == 0 for of in multiples)
         return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
 
     def seconds_of_a_save(self) -> float:
-        """Return how long the next one will take: as long as the last, or a guess."""
+        """Return the expected duration of the next save: that of the last one, or an estimate before the first."""
         return self._save_s if self.enabled else 0.0
 
     def _take_room(self, kept: Sequence[TensorShard]) -> None:
@@ -119,7 +119,7 @@ class CheckpointManager:
             self._copy = self._new_copy(kept)
 
     def _kept(self) -> list[TensorShard]:
-        """Return the tensors that this rank writes; the optimizer has its state from then on."""
+        """Return the tensors that this rank writes; this creates the optimizer's state if needed."""
         make_state(self._training)
         return [one for one in tensor_shards(self._training, self._ranks) if one.keeper]
 
@@ -128,7 +128,7 @@ class CheckpointManager:
         return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
+        """Start a save; all ranks call it after the same step. ``wait`` also waits until it has succeeded or failed."""
         urgent = wait or not self._settings.asynchronous
         self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
         self._join()
@@ -165,7 +165,7 @@ class CheckpointManager:
         self._thread.start()
 
     def _join(self, within_s: float | None = None) -> None:
-        """Wait until this rank's save has ended, or so long."""
+        """Wait until this rank's save has ended, for at most ``within_s``."""
         if self._thread is not None:
             self._thread.join(within_s)
             if not self._thread.is_alive():
@@ -179,7 +179,7 @@ class CheckpointManager:
         problem: Exception | None = None
         try:
             writer.write(copy.content, copy.tensors, state)
-        except Exception as error:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
+        except Exception as error:  # noqa: BLE001 - border of this thread: after any error, training continues and is told
             writer.give_up(error)
             problem = error
         size_bytes = 0 if problem else len(copy.content)
@@ -188,7 +188,7 @@ class CheckpointManager:
     def _end(
         self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
     ) -> None:
-        """Remove what is not to be kept any more, and note how the save went."""
+        """Remove old checkpoints, and queue the event of this save."""
         full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
         removed: list[str] = []
         if self._ranks.leads and (full or problem is None):
@@ -216,12 +216,12 @@ class CheckpointManager:
         )
 
     def tell_finished(self) -> None:
-        """Tell how the saves went that have ended."""
+        """Report the events of finished saves."""
         while self._finished:  # the thread may add one meanwhile
             self._tell_event(self._finished.popleft())
 
     def wait(self) -> None:
-        """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
+        """Wait until no rank is saving; ranks synchronise repeatedly, as a save may exceed the collective timeout."""
         busy_ranks = 1.0
         while busy_ranks:
             self._join(_ROUND_S)
@@ -232,23 +232,23 @@ class CheckpointManager:
         self.tell_finished()
 
     def abandon(self) -> None:
-        """Let a save that is under way end, for a while: other ranks are gone, and this one is about to go."""
+        """Wait a limited time for a save in progress: other ranks are gone, and this one is about to exit."""
         self._join(_ABANDONED_S)
         self.tell_finished()
 
     def has_saved(self, step: int) -> bool:
-        """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
+        """Return whether the state after a step is saved, as rank 0 knows it; a collective."""
         return self._ranks.broadcast_object(self.newest is not None and step_of(self.newest) == step)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
-        """Put a checkpoint's tensors into the training."""
+        """Load a checkpoint's tensors into the training."""
         restore(self._training, path, manifest, self._ranks, progressed=self._progressed)
         self.at_step = manifest.state.step
         if self.owns(path):
             self.newest = path.name
 
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
-        """Find what a rollback returns to: the first rank looks, and tells all; ``TrainingFailed`` if there is none."""
+        """Return the newest good checkpoint, which rank 0 finds for all; raise ``TrainingFailed`` if there is none."""
         self.wait()
         found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in damaged:
@@ -266,7 +266,7 @@ class CheckpointManager:
 
 
 def state_bytes(training: Training) -> int:
-    """About what a checkpoint takes: weights, and two numbers of the optimizer for each that is trained."""
+    """Return the approximate size of a checkpoint: all weights, and two optimizer values per trained weight."""
     parameters = list(training.module.parameters())
     whole = sum(one.numel() * one.element_size() for one in parameters)
     return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)

@@ -1,7 +1,7 @@
-"""Where a run is written and what it goes on from. No torch here.
+"""Resuming: choose the run directory and the checkpoint to start from. No torch here.
 
-Without ``--out``, ``--resume auto`` goes on with the run that the same SLURM job or torchrun began before it was
-started again.
+Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before it was
+restarted.
 """
 
 import contextlib
@@ -38,39 +38,39 @@ _SAME_DATA = (
     "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_size", "global_batch_tokens",
     "global_batch_samples", "seed",
 )  # fmt: skip
-"""A position in the data, and the weights, mean nothing under other values of these."""
+"""Settings that must not change when a run resumes, as its weights or position in the data would be invalid."""
 _RECIPE = (
     "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
     "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
     "attention_dropout", "precision", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
 )  # fmt: skip
-"""What may change between two starts of a run, and is then said."""
+"""Settings that may change when a run resumes; a change is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the first rank decided before training begins."""
+    """Decision of rank 0 on how training starts."""
 
     checkpoint: Path | None = None
     manifest: CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
     finished: RunExit | None = None
-    """The run is over, and there is nothing to go on with."""
+    """Exit of a run that has already finished; None if there are steps left to train."""
     gave_up: bool = False
-    """Whether the start before gave up; something was changed since."""
+    """True if the previous start gave up; the configuration has changed since."""
     elsewhere: bool = False
-    """Whether the checkpoint is another run's."""
+    """True if the checkpoint belongs to another run."""
 
     @property
     def origin(self) -> str | None:
-        """Name the checkpoint as the run record does."""
+        """Checkpoint as the run record names it: its name, or its path if it belongs to another run."""
         if self.checkpoint is None:
             return None
         return str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Name the job that starts this process, the same when that starts it again; empty if nobody would."""
+    """Return the name of this process's SLURM or torchrun job, which survives a restart; empty without such a job."""
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
     if environment.get("TORCHELASTIC_RUN_ID"):
@@ -91,13 +91,13 @@ def choose_run(
     *,
     opened: Opened = lambda writer: None,
 ) -> tuple[RunWriter, Start]:
-    """Open the run directory, and find what to go on from; only on the first rank.
+    """Open the run directory and choose the checkpoint to start from; call it only on rank 0.
 
-    ``opened`` is given the run's writer as soon as there is one: what goes wrong later can be written down there.
+    ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded.
 
     Raises:
-        BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
-        DiskTrouble: If a checkpoint cannot be read at the moment.
+        BadConfig: If the directory cannot be used, or its run does not match the configuration.
+        DiskTrouble: If the file system fails.
         TrainingFailed: If the run gave up under this same configuration.
     """
     restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
@@ -118,7 +118,7 @@ def choose_run(
 
 
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
-    """The newest run that a job began under this configuration: a job may train more than one model."""
+    """Return the newest run of a job with this configuration, or None: a job may train more than one model."""
     runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in runs if job else ():
         with contextlib.suppress(BadConfig):
@@ -129,7 +129,7 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
 
 
 def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
-    """With the newest whole checkpoint of a run, or from its beginning if there is none."""
+    """Resume a run from its newest intact checkpoint; without one, start as ``_from_origin`` does."""
     before = read_header(directory)
     changes = _compare(before, resolved, directory)
     over = read_exit(directory)
@@ -166,9 +166,9 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 
 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
-    """Begin a run that has no checkpoint of its own to go on from: from the one that it began with, or afresh.
+    """Start a run that has no intact checkpoint of its own: from the checkpoint that it began with, or from scratch.
 
-    ``BadConfig`` if all that it had are damaged: to begin afresh is then for people to decide.
+    Raises ``BadConfig`` if all its checkpoints are damaged, as starting from scratch is then your decision.
     """
     origin = read_origin(directory)
     # Set aside just now, or by a start before this one.
@@ -189,7 +189,7 @@ def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) 
 
 
 def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
-    """Go on with a run in its place, or begin another from one of its checkpoints."""
+    """Resume a run in its own directory, or begin another run from one of its checkpoints."""
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
     run = path.parent.parent if is_checkpoint else root.parent
@@ -238,7 +238,7 @@ def _read(path: Path) -> Found:
 
 
 def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
-    """Tell what changed of the recipe; ``BadConfig`` if weights and positions mean nothing under the new settings."""
+    """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
         raise BadConfig(

@@ -1,8 +1,8 @@
-"""The tensors of training, by name, whichever strategy holds them: copied out for a checkpoint, put back, and exported.
+"""Tensors of the training state, under any parallel strategy: copied for a checkpoint, restored, and exported.
 
-Every tensor is kept whole or in parts along its first dimension, so a checkpoint can be read with any number of ranks
-and by any strategy. Under ``ddp`` the first rank keeps everything; under ``zero1`` each rank keeps the optimizer's
-state that it owns; under ``fsdp2`` each keeps its share of everything.
+A tensor is stored whole or in parts along its first dimension, so a checkpoint can be read with any number of ranks
+and any strategy. Under ``ddp``, rank 0 writes everything; under ``zero1``, each rank writes the optimizer state that
+it owns; under ``fsdp2``, each writes its shard of everything.
 """
 
 import contextlib
@@ -38,33 +38,33 @@ _DTYPE_NAMES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
-"""AdamW's."""
+"""Names of AdamW's state tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShard:
-    """A tensor of training as this rank holds it."""
+    """Tensor of the training state as this rank holds it."""
 
     name: str
     local: torch.Tensor
-    """What this rank has of it; writing into it changes the training."""
+    """This rank's part of the tensor; writing into it changes the training."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     begin: int
-    """Where the first dimension of ``local`` begins in that of the whole."""
+    """Offset of ``local`` in the first dimension of the whole tensor."""
     keeper: bool
-    """Whether this rank writes it."""
+    """True if this rank writes the part to checkpoints."""
     shared: bool
-    """Whether all ranks hold the same of it."""
+    """True if all ranks hold the same whole tensor."""
 
     @property
     def end(self) -> int:
-        """Where it ends there."""
+        """End (exclusive) of ``local`` in the first dimension of the whole tensor; 1 for a scalar."""
         return self.begin + (self.local.shape[0] if self.shape else 1)
 
 
 def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
-    """Weights, buffers and the optimizer's state, in the same order on every rank; under zero1 some hold less of it."""
+    """Return weights, buffers and optimizer state, in the same order on every rank; zero1 shards the state."""
     module, optimizer = training.module, own_optimizer(training.optimizer)
     lasting = module.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in module.named_buffers() if name in lasting)
@@ -83,7 +83,7 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
         local, shape = value.to_local().detach(), tuple(value.shape)
         mesh = value.device_mesh
         part = mesh.get_local_rank("shard")
-        # As torch.chunk deals the first dimension out.
+        # Like torch.chunk along the first dimension.
         rows = -(-shape[0] // mesh.size(mesh.mesh_dim_names.index("shard"))) if mesh.mesh_dim_names else shape[0]
         begin = min(shape[0], part * rows)
         assert local.shape[0] == min(rows, shape[0] - begin), name
@@ -94,7 +94,7 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
 
 
 def make_state(training: Training) -> None:
-    """Give the optimizer the state that its first step would: what a checkpoint is then read into."""
+    """Create the optimizer state as its first step would, so that a checkpoint can be loaded into it."""
     optimizer = own_optimizer(training.optimizer)
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):
         if not optimizer.state[parameter]:
@@ -106,13 +106,13 @@ def make_state(training: Training) -> None:
 
 
 class HostCopy:
-    """Room in host memory for what this rank keeps, laid out as the safetensors file that it becomes.
+    """Host memory buffer for the tensors that this rank writes, laid out as a safetensors file.
 
-    Later copies must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
+    Every copy must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
     """
 
     def __init__(self, kept: Sequence[TensorShard], file: str, *, pinned: bool) -> None:
-        # Wide ones first, so that every tensor begins where its numbers may.
+        # Widest dtypes first, so that every tensor is aligned for its dtype.
         self._order = sorted(range(len(kept)), key=lambda number: -kept[number].local.element_size())
         ordered = [kept[number] for number in self._order]
         ends = list(itertools.accumulate(one.local.nbytes for one in ordered))
@@ -140,14 +140,14 @@ class HostCopy:
         ]
 
     def take(self, kept: Sequence[TensorShard]) -> None:
-        """Copy all tensors; on a GPU the device may still be at it when this returns."""
+        """Copy all tensors into the buffer; from a GPU the copies are asynchronous."""
         sources = [kept[number].local for number in self._order]
         for view, source in zip(self._views, sources, strict=True):
             view.copy_(source, non_blocking=True)
 
     @property
     def content(self) -> memoryview:
-        """The file's bytes."""
+        """Content of the safetensors file."""
         return self._file.numpy().data
 
 
@@ -159,10 +159,10 @@ def restore(
     *,
     progressed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
+    """Load a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
-    What all ranks hold alike is read by the first and sent to the others. ``progressed`` is called before each.
-    A checkpoint of another model, or one that lacks a part, is a ``BadConfig``.
+    Rank 0 reads tensors that all ranks hold, and broadcasts them. ``progressed`` is called before each tensor.
+    Raises ``BadConfig`` if the checkpoint is of another model, or lacks a part.
     """
     make_state(training)
     held = tensor_shards(training, ranks)
@@ -188,7 +188,7 @@ def restore(
 
 
 def _read(one: TensorShard, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:
-    """Fill a tensor's rows from the parts that have them; return whether all were there."""
+    """Fill a tensor from the stored parts that overlap it; return whether they cover all of it."""
     if not one.shape:
         if parts:
             one.local.copy_(open_file(parts[0].file).get_tensor(one.name))
@@ -215,12 +215,12 @@ def export_model(
     directory: Path,
     leads: bool,
 ) -> None:
-    """Write the model and its tokenizer; the directory appears whole or not at all.
+    """Write the model and its tokenizer in transformers' format; the directory appears complete or not at all.
 
-    All ranks take part, as each may hold a share of the weights; the one that leads writes. A disk that is full, or
-    refuses otherwise, is a ``BadConfig``.
+    All ranks must call it, as each may hold a shard of the weights; rank 0 (``leads``) writes. Raises ``BadConfig`` if
+    the libraries cannot write, for example on a full disk.
     """
-    # On the host of rank 0, under transformers' names, wherever their parts lie.
+    # On the host of rank 0, under transformers' names, however they are sharded.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found = get_model_state_dict(module.model, options=options)
     weights = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
@@ -233,7 +233,7 @@ def export_model(
         partial.mkdir(mode=0o700, parents=True)
         _write(module, weights, _tokenizer(dataset_dir, special_ids, seq_length_tokens), partial)
         before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
-        if directory.exists():  # a run that was finished before, and has gone on
+        if directory.exists():  # a run that had finished, and was then continued
             directory.rename(before)
         partial.rename(directory)
         shutil.rmtree(before, ignore_errors=True)
@@ -249,7 +249,7 @@ def _write(
         module.model.save_pretrained(partial, state_dict=weights)
         tokenizer.save_pretrained(str(partial))
     except Exception as error:
-        # Whatever the system refused these libraries, of which one raises nothing narrower.
+        # Any system error in these libraries, of which one raises nothing narrower.
         if not isinstance(error, SafetensorError) and type(error) is not Exception:
             raise
         raise BadConfig(
@@ -262,7 +262,7 @@ def _write(
 
 
 def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
-    """Return the dataset's tokenizer, framing texts as the trainer framed its sequences."""
+    """Return the dataset's tokenizer, which adds the same special tokens to a text as training did."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
     names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
     tokenizer.post_processor = TemplateProcessing(

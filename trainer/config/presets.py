@@ -1,4 +1,4 @@
-"""Model shapes by name or by file. A shape is a transformers config without the vocabulary, which the dataset decides.
+"""Model shapes by name or file. A shape is a transformers config without the vocabulary, which the dataset decides.
 
 ``bert-120m`` is the 12 x 768 shape of the paper's public code (arXiv 2509.05258); its 350 M shape is not public, and
 ``bert-350m`` is BERT-large's (Devlin et al. 2018). The ModernBERT shapes are those of Warner et al. 2024
@@ -44,7 +44,7 @@ _NOT_SHAPE = {
 
 
 def model_settings(name: str) -> ModelSettings:
-    """Look up a preset, or read a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
+    """Return the settings of a preset or a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
     path = Path(name)

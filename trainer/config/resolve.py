@@ -1,7 +1,7 @@
-"""The configuration of a run, from a profile, the command line and the environment. No torch here.
+"""Configuration of a run, from a profile, the command line and the environment. No torch here.
 
-Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA``) > profile > default. Every value
-keeps the name of the place it came from, and the run prints and records it.
+Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA``) > profile > default. The run prints
+and records the source of each value.
 """
 
 import json
@@ -19,19 +19,19 @@ from trainer.errors import BadConfig, ProfileMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """A validated configuration with the origin of each value."""
+    """Validated configuration with the source of each value."""
 
     config: TrainConfig
     sources: Mapping[str, str]
-    """Dotted key to ``command line``, ``environment``, ``profile`` or ``default``."""
+    """Source of each dotted key: ``command line``, ``environment``, ``profile`` or ``default``."""
     data_dir: Path
     profile_sha256: str
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """The profile's, of the machine that it was tuned on; empty where it has none."""
+    """Fingerprint of the machine that the profile was tuned on; empty if it has none."""
 
     @property
     def config_sha256(self) -> str:
-        """Names the configuration, whatever it came from."""
+        """SHA-256 of the configuration, independent of the sources of its values."""
         return canonical_sha256(self.config.model_dump(mode="json"))
 
 
@@ -60,15 +60,15 @@ def resolve(
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
-    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is what
-    ``profile_sha256`` has to give for the file as it is now.
+    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is the
+    ``profile_sha256`` that the file must have.
 
     Raises:
-        BadConfig: If any of it cannot be used.
-        ProfileMismatch: If the file says something else than is expected.
+        BadConfig: If the file, a value or an assignment is invalid, or no dataset is named.
+        ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    said = profile_sha256(tables)  # what the file says, before anything else has its say
+    said = profile_sha256(tables)  # of the file, before assignments change its tables
     if expect_sha256 not in (None, said):
         raise ProfileMismatch(
             f"{profile} is not what was to be trained from: its SHA-256 begins {said[:12]}, not {expect_sha256[:12]}",
@@ -91,7 +91,7 @@ def resolve(
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:
-    """The hash by which a run's record names the profile it was started from: of all its tables, not its comments."""
+    """Return the hash of a profile's tables, without comments, by which a run record identifies its profile."""
     # TOML dates become text, so that a profile has a canonical JSON form.
     return canonical_sha256(json.loads(json.dumps(tables, default=str)))
 
@@ -99,7 +99,7 @@ def profile_sha256(tables: dict[str, Any]) -> str:
 def find_data(
     profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[Path, str]:
-    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile."""
+    """Return the dataset's directory and source: ``data``, else AUTOTUNE_DATA, else the profile; else ``BadConfig``."""
     if data is not None:
         return data, "command line"
     if environment.get("AUTOTUNE_DATA"):
@@ -110,7 +110,7 @@ def find_data(
 
 
 def _assign(train: dict[str, Any], text: str) -> str:
-    """Put what ``train.key=value`` says into the table, and return the dotted key."""
+    """Set a ``train.key=value`` assignment in the table and return its dotted key."""
     name, equals, raw = text.partition("=")
     dotted_key = name.strip()
     *tables, key = dotted_key.split(".")

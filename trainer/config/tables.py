@@ -1,6 +1,6 @@
-"""Where bytes become values: bounded reading of TOML and JSON, strict tables, helpful refusals.
+"""Validation of TOML and JSON: bounded reading, strict tables, errors that suggest the nearest valid key.
 
-Files may come from strangers, so their size and nesting are bounded before their content is believed.
+Files may come from untrusted sources, so their size and nesting are checked before their content.
 """
 
 import difflib
@@ -33,7 +33,7 @@ TableT = TypeVar("TableT", bound=StrictTable)
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     """Read a TOML file; raise ``BadConfig`` if it is missing, too large, too deep, or not TOML.
 
-    ``if_missing`` is the next step if there is no file, nor one of a name that is close.
+    ``if_missing`` is the error's next step if neither the file nor one with a similar name exists.
     """
     value: dict[str, Any] = _read(path, max_bytes, if_missing, "TOML", tomllib.loads)
     return value
@@ -47,7 +47,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: A
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
     """Validate plain data, called ``where`` in messages, into a strict table.
 
-    ``BadConfig`` names the first offending key, its value, and the nearest valid key if one is close.
+    Raise ``BadConfig`` with the first offending key, its value, and the nearest valid key if one is close.
     """
     try:
         return kind.model_validate(value)
@@ -57,12 +57,12 @@ def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one spelling of a JSON value that hashes are taken over: sorted keys, no spaces, UTF-8."""
+    """Return the canonical form of a JSON value for hashing: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def refuse_infinite(value: object, where: str) -> None:
-    """Raise ``BadConfig`` for a figure that is not finite: none is measured, and none can be hashed or shown."""
+    """Raise ``BadConfig`` for a number that is not finite: it was never measured, and cannot be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -71,12 +71,12 @@ def refuse_infinite(value: object, where: str) -> None:
 
 
 def canonical_sha256(value: object) -> str:
-    """SHA-256, in hexadecimal, of the canonical JSON of a value."""
+    """Return the SHA-256, in hexadecimal, of the canonical JSON of a value."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """The known name closest to a misspelt one, or None when nothing is close."""
+    """Return the known name closest to a misspelt one, or None if none is close."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
@@ -110,7 +110,7 @@ def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callabl
 
 
 def _close_to(path: Path) -> str | None:
-    """Asks for the file beside it whose name is close; None where there is none."""
+    """Return a suggestion of the file beside it with the closest name, or None."""
     try:
         beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
     except OSError:
@@ -120,7 +120,7 @@ def _close_to(path: Path) -> str | None:
 
 
 def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]:
-    """One message and one next step for the first problem, unknown keys before all others."""
+    """Return the message and next step for the first problem, unknown keys before all others."""
     problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -155,7 +155,7 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
 
 
 def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key; the model's own config is a table as well."""
+    """Return every value of nested tables by its dotted key, those of the model's config included."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep

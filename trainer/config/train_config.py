@@ -1,4 +1,4 @@
-"""The trainer's settings: one schema, declared once; also the ``[train]`` table of a profile. No torch here."""
+"""Schema of the trainer's settings, which is also the ``[train]`` table of a profile. No torch here."""
 
 import enum
 import math
@@ -17,7 +17,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 Precision = Literal["fp32", "bf16"]
 Layout = Literal["padded", "dynamic", "bucketed", "packed"]
 TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
-"""Those whose micro-batches are as wide as the longest sample in them."""
+"""Layouts whose micro-batches are only as wide as their longest sample."""
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
@@ -33,22 +33,22 @@ class Tag(enum.Enum):
     """Groups of settings; ``tagged`` names the members of a group."""
 
     SPEED = enum.auto()
-    """How a step computes: what recipes for the same training differ in."""
+    """Settings that decide how fast a step is computed; recipes for the same training differ in these."""
     PROBED = enum.auto()
-    """What a probed micro-batch holds for."""
+    """Settings that a probed micro-batch size depends on."""
     LOADER = enum.auto()
-    """How data is loaded."""
+    """Settings of data loading."""
 
 
 class ModelSettings(StrictTable):
-    """The model to build from scratch."""
+    """Model to pretrain from scratch."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-    """Becomes part of file names, so it can hold nothing that leads elsewhere."""
+    """Name of the model, part of file names: letters, digits, ``.``, ``_`` and ``-`` only."""
     config: dict[str, Any]
-    """A transformers config as a table: ``model_type`` and what differs from that type's defaults, no vocabulary."""
+    """Config in transformers' keys: ``model_type`` and all that differs from its defaults, but no vocabulary size."""
     null_keys: list[str] = Field(default_factory=list)
-    """Keys of the config whose value is null, which TOML cannot write."""
+    """Keys of ``config`` whose value is null, which TOML cannot express."""
 
     @field_validator("config")
     @classmethod
@@ -59,104 +59,104 @@ class ModelSettings(StrictTable):
 
 
 class DataSettings(StrictTable):
-    """Which dataset, and how it is read."""
+    """Dataset and data loading."""
 
     path: str | None = None
-    """Relative to the profile; ``--data`` and ``AUTOTUNE_DATA`` come first. Never absolute inside a profile."""
+    """Dataset directory, relative to the profile (never absolute); ``--data`` and ``AUTOTUNE_DATA`` override it."""
     dataset_hash: str | None = None
-    """The dataset the profile was tuned on; another one is refused."""
+    """Hash of the dataset that the profile was tuned on; training rejects any other dataset."""
     num_workers: Annotated[NonNegative, Tag.LOADER] = 0
-    """Loader processes per rank; 0 loads in the training process."""
+    """DataLoader workers per rank; 0 loads in the training process."""
     prefetch_factor: Annotated[Positive, Tag.LOADER] = 2
-    """Micro-batches each loader process holds ready; without such processes nothing is."""
+    """Micro-batches that each DataLoader worker prefetches; without workers there is no prefetching."""
     pin_memory: Annotated[bool, Tag.LOADER] = True
-    """Page-locked host memory, where there is a GPU."""
+    """Load into page-locked (pinned) host memory, for asynchronous copies to the GPU; no effect on a CPU."""
     stage_to: str | None = None
-    """A directory on every node's own disk to copy the dataset to before training, such as ``$TMPDIR``; environment
-    variables are filled in. One rank of a node copies, the others wait; what is there already is not copied again."""
+    """Directory on each node's local disk to copy the dataset to before training, such as ``$TMPDIR``; environment
+    variables are expanded. One rank per node copies while the others wait; an intact copy is reused."""
 
 
 class ParallelSettings(StrictTable):
-    """How ranks work together."""
+    """Parallel strategy and gradient synchronisation."""
 
     strategy: Strategy = "ddp"
-    """What each rank holds. ``ddp``: all of it. ``zero1``: all weights and gradients, its share of the optimizer's
-    state. ``fsdp2``: its share of everything, gathered layer by layer."""
+    """Parallel strategy. ``ddp`` replicates weights, gradients and optimizer state on every rank, ``zero1`` shards the
+    optimizer state, ``fsdp2`` shards all three and gathers weights layer by layer."""
     shard_ranks: Positive | None = None
-    """With ``fsdp2``: how many neighbouring ranks share one copy of the model (HSDP), such as those of a node; all of
-    them when absent."""
+    """Neighbouring ranks that share one copy of the model with ``fsdp2`` (HSDP), such as those of a node; all ranks
+    when absent."""
     bucket_cap_mib: Positive = 25
-    """DDP's (and zero1's; fsdp2 has none) gradient bucket size: larger ones for slow networks and many nodes."""
+    """Size of DDP's gradient buckets (``ddp`` and ``zero1``), in MiB; larger ones suit slow networks and many nodes."""
     gradient_as_bucket_view: bool = True
-    """Gradients live in DDP's buckets; otherwise every gradient exists twice."""
+    """Keep gradients in DDP's buckets; otherwise every gradient is stored twice."""
     static_graph: bool = False
-    """Tells DDP that every step uses the same parameters in the same order, which these models do."""
+    """Tell DDP that every step uses the same parameters in the same order, which is true of these models."""
     gradient_dtype: GradientDtype = "fp32"
-    """What gradients travel as. 16 bits halve the traffic and change the recipe."""
+    """Number format of gradients while they are synchronised; 16 bits halve the traffic and change the recipe."""
     timeout_s: Annotated[float, Field(ge=1, le=7 * 86400)] = 600.0
-    """A rank that has not taken a step for so long is dead or hung, and the job ends. Compiling layers, and a save that
-    makes no progress, count as well, so it must be longer than these."""
+    """Longest time without progress on a rank, in seconds, before the job ends as hung. Must exceed the time to compile
+    layers and the longest stall of a checkpoint write."""
 
 
 class EvaluationSettings(StrictTable):
-    """How the model is held against the validation split, with the same masks every time."""
+    """Evaluation on the validation split, with the same sequences and masks every time."""
 
     interval_steps: Positive | None = None
-    """Also during training; at its end in any case."""
+    """Optimizer steps between evaluations during training; there is always one at the end."""
     max_sequences: Positive = 2048
-    """Rows of validation samples, over all ranks; the first ones of a seeded order."""
+    """Most sequences to evaluate, over all ranks: the first ones of the validation split in a seeded order."""
 
 
 class CheckpointSettings(StrictTable):
-    """When the whole state of training is saved, and how much of it is kept."""
+    """Checkpoints of the training state: when they are written, and which are kept."""
 
     enabled: bool = True
-    """Whether anything is saved before the end."""
+    """Write checkpoints; without them, a run saves only the final model and cannot be resumed."""
     interval_s: PositiveFloat = 600.0
-    """Longest time between two checkpoints; what a killed run loses at most."""
+    """Longest time between the starts of two checkpoints, in seconds: about what a killed run loses."""
     interval_steps: Positive | None = None
-    """Also after every so many optimizer steps."""
+    """Optimizer steps between further checkpoints, in addition to those by time."""
     keep_last: Positive = 2
-    """Newest ones that stay, beside the newest that a rollback would take."""
+    """Number of newest checkpoints to keep; the newest good one, for rollbacks, is always kept too."""
     keep_every_steps: Positive | None = None
-    """Those of steps that are multiples of this stay for good."""
+    """Optimizer steps between checkpoints that are kept for good."""
     asynchronous: bool = True
-    """Write while training goes on, from a copy of the state in host memory."""
+    """Write checkpoints while training continues, from a copy of the state in host memory."""
 
 
 class HealthSettings(StrictTable):
-    """What counts as trouble in loss and gradient, and what is done about it.
+    """Detection of problems in loss and gradient norm, and the response to them.
 
-    ``warn`` tells and goes on. ``skip`` leaves the weights as they are for that batch. ``rollback`` returns to the last
-    good checkpoint, leaves out the data since then, and eases the learning rate.
+    ``warn`` reports and continues. ``skip`` leaves out the update of that step. ``rollback`` returns to the last good
+    checkpoint, skips the data since then, and lowers the learning rate for a while.
     """
 
     on_non_finite: Literal["skip", "rollback"] = "skip"
-    """When loss or gradient are not finite. Such a step is never applied, whatever is said here."""
+    """Response to a loss or gradient norm that is NaN or infinite; such a step is never applied."""
     on_spike: Policy = "warn"
-    """When the loss lies far above those before it."""
+    """Response to a loss far above the previous ones."""
     on_explosion: Policy = "warn"
-    """When the gradient's norm lies far above the clip and above those before it."""
+    """Response to a gradient norm far above both the previous ones and ``max_grad_norm``."""
     window_steps: Annotated[int, Field(ge=8)] = 128
-    """Steps that a loss or a norm is held against."""
+    """Number of previous steps that a loss or gradient norm is compared with."""
     spike_sigmas: PositiveFloat = 8.0
-    """How many robust standard deviations above the median of the window are a spike or an explosion."""
+    """Spike and explosion threshold: robust standard deviations above the window's median, at least 10 % above it."""
     explosion_ratio: PositiveFloat = 10.0
-    """How many times ``max_grad_norm`` a norm must be to be an explosion."""
+    """Multiple of ``max_grad_norm`` that a gradient norm must also exceed to be an explosion."""
     plateau_window_steps: Annotated[int, Field(ge=20)] = 2000
-    """The loss stands still when the second half of so many steps is not lower than the first."""
+    """Shortest window for plateaus, in steps: the loss of its second half is not clearly below that of its first."""
     patience_steps: Positive = 5
-    """After so many skipped steps in a row skipping does not help, and training rolls back."""
+    """Skipped steps in a row after which training rolls back instead."""
     max_rollbacks: NonNegative = 3
-    """After so many without progress training gives up."""
+    """Rollbacks without progress that are allowed before training gives up, with exit code 76."""
     eased_learning_rate_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of the learning rate that is left after a rollback, and again after each further one."""
+    """Factor on the learning rate after a rollback, applied again for each further one without progress."""
     easing_steps: Positive = 200
-    """Steps in which it comes back; training that gets so far past the trouble has made progress."""
+    """Steps in which the learning rate returns to its schedule; a run that far past the problem has made progress."""
 
 
 class TrainConfig(StrictTable):
-    """Everything the trainer needs, and nothing about how it was found."""
+    """Settings of the trainer; ``--set train.KEY=VALUE`` overrides one for a run."""
 
     model: ModelSettings
     data: DataSettings = DataSettings()
@@ -165,74 +165,74 @@ class TrainConfig(StrictTable):
     checkpoint: CheckpointSettings = CheckpointSettings()
     health: HealthSettings = HealthSettings()
     seq_length_tokens: Annotated[int, Field(ge=8), Tag.PROBED] = 512
-    """Tokens in a row, special tokens included; longer samples are cut."""
+    """Tokens per sequence, special tokens included; longer samples are truncated."""
     layout: Annotated[Layout, Tag.SPEED, Tag.PROBED] = "padded"
-    """What a row holds. ``padded``: one sample, then padding. ``dynamic``: the same, in micro-batches as wide as their
-    longest sample. ``bucketed``: also, rows of an optimizer step that are alike in length are computed together.
-    ``packed``: as many samples as fit; none attends to another."""
+    """Arrangement of samples in sequences. ``padded``: one sample, padded to the full length. ``dynamic``: one sample,
+    padded to the longest of its micro-batch. ``bucketed``: ``dynamic`` with micro-batches of samples of similar length.
+    ``packed``: as many samples as fit, with no cross-document attention."""
     micro_batch_size: Annotated[Positive, Tag.SPEED] = 8
-    """Rows that one rank computes at once."""
+    """Sequences per micro-batch on each rank."""
     global_batch_size: Positive = 256
-    """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
+    """Sequences per optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
     global_batch_tokens: Positive | None = None
-    """The same in real tokens, which then decides: as many rows as hold so many in the mean of this dataset."""
+    """Global batch in non-padding tokens, converted to sequences by their mean; overrides ``global_batch_size``."""
     global_batch_samples: Positive | None = None
-    """The same in samples."""
+    """Global batch in samples, converted in the same way; cannot be used with ``global_batch_tokens``."""
     max_steps: Positive = 1000
     """Optimizer steps of the run."""
     max_epochs: Positive | None = None
-    """Ends the run sooner, when every sample was seen so often; the learning rate still follows ``max_steps``."""
+    """Passes over the dataset after which the run ends early; the learning rate still follows ``max_steps``."""
     stop_after_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
-    """Time from the start of the process by which the state is saved and the run has ended, to be started again. Under
-    SLURM the job's own end counts as well."""
+    """Time limit from the start of the process, in seconds, by which the run saves its state and exits with code 75, to
+    be resumed. Under SLURM the job's time limit applies as well."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """The schedule's peak (the default is that of Devlin et al. 2018)."""
+    """Peak learning rate (the default is that of Devlin et al. 2018)."""
     schedule: Schedule = "linear"
-    """After the warm-up. ``linear`` and ``cosine`` fall to the final rate by ``max_steps``; ``wsd`` stays at the peak
-    and falls over the last part only; ``constant`` stays."""
+    """Learning-rate schedule after warm-up. ``linear`` and ``cosine`` decay to the final rate by ``max_steps``, ``wsd``
+    (warm-up, stable, decay) decays in the last part only, ``constant`` stays at the peak."""
     warmup_steps: NonNegative = 100
-    """Steps in which the learning rate rises linearly."""
+    """Optimizer steps of linear learning-rate warm-up."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """With ``wsd``: the part of ``max_steps`` that the fall takes."""
+    """Fraction of ``max_steps`` in which ``wsd`` decays."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the peak at the end."""
+    """Final learning rate as a fraction of the peak."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """On matrices only: biases and normalisation weights are left alone."""
+    """Weight decay of AdamW, applied to matrices only, not to biases and normalisation weights."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of gradients."""
+    """Decay rate of AdamW's first moment, the mean of gradients."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the mean of their squares."""
+    """Decay rate of AdamW's second moment, the mean of squared gradients."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of that mean."""
+    """Term that AdamW adds to the root of the second moment."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients whose norm, of all together, is larger are scaled down to it."""
+    """Gradient clipping threshold: largest L2 norm of all gradients together."""
     masking_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of ordinary tokens to predict; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
+    """Fraction of ordinary tokens to predict; of these, 80 % become [MASK], 10 % a random token, 10 % stay."""
     attention: Annotated[Attention, Tag.SPEED] = "auto"
-    """``varlen`` computes each sample on its own (GPUs from Ampere on, bf16, no attention dropout), ``sdpa`` whole rows
-    under a mask. ``auto`` takes varlen where it can, and the run says which, and why."""
+    """Attention kernel. ``varlen`` computes each sample on its own (GPUs from Ampere on, bf16, no attention dropout),
+    ``sdpa`` whole sequences under a mask; ``auto`` takes ``varlen`` if it can, and the run reports its choice."""
     attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
-    """Instead of the model's. Another value is a change of recipe, and is named in the run record."""
+    """Dropout of attention weights, if not the model's own: a change of recipe, which the run record lists."""
     mlm_head: Annotated[Head, Tag.SPEED] = "sparse"
-    """Which positions the prediction head computes: those to predict, or with ``dense`` all. The loss is the same."""
+    """Positions that the MLM head computes: ``sparse``, those to predict, or ``dense``, all. The loss is the same."""
     last_layer: Annotated[LastLayer, Tag.SPEED] = "sparse"
-    """Which positions the last layer computes, beside keys and values: with a ``sparse`` MLM head, those to predict are
-    enough, and the loss is the same."""
+    """Positions that the last layer computes, apart from keys and values: ``sparse``, those to predict, or ``dense``,
+    all. The loss is the same; ``sparse`` takes effect only with a sparse MLM head."""
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
-    """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix
-    products and attention, ``full`` keeps only what enters a layer."""
+    """Activation checkpointing, which trades speed for memory. ``selective`` keeps results of matmuls and attention,
+    ``full`` only the input of each layer."""
     compile: Annotated[bool, Tag.SPEED] = False
-    """Compile each layer with ``torch.compile``: minutes at the start, faster steps after."""
+    """Compile each layer with ``torch.compile``: minutes at the start, faster steps afterwards."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
-    """Of the matrix products; weights and the optimizer stay in fp32. ``bf16`` is autocast."""
+    """Precision of matmuls; weights and optimizer state stay in fp32. ``bf16`` is autocast."""
     tf32: Annotated[bool, Tag.SPEED] = True
-    """With ``fp32`` on GPUs from Ampere on, multiply in TF32, which rounds factors to 10 bits."""
+    """Compute ``fp32`` matmuls in TF32 on GPUs from Ampere on, with inputs rounded to 10 mantissa bits."""
     device: Annotated[Literal["cpu", "cuda"], Tag.PROBED] = "cpu"
-    """What it trains on."""
+    """Device to train on."""
     seed: NonNegative = 0
-    """Of weights, order of samples, masks and dropout."""
+    """Seed of initial weights, sample order, masks and dropout."""
     log_interval_steps: Positive = 1
-    """A row of the record for every so many steps."""
+    """Optimizer steps between logged metrics, in ``steps.jsonl``, TensorBoard and the console."""
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -259,7 +259,7 @@ class TrainConfig(StrictTable):
 
 
 class BatchSplit(StrictTable):
-    """How the rows of a global batch become the micro-batches of ranks."""
+    """Batch split: the division of a global batch into micro-batches of ranks."""
 
     layout: Layout
     global_batch_size: Positive
@@ -268,12 +268,12 @@ class BatchSplit(StrictTable):
 
     @property
     def sequences_per_micro_batch(self) -> int:
-        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
+        """Sequences of every micro-batch: the even share, at most the configured micro-batch size."""
         return -(-self.global_batch_size // (self.world_size * self.gradient_accumulation_steps))
 
 
 def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
-    """Micro-batches per optimizer step on each rank so that ``global_batch_size`` is kept exactly."""
+    """Return the micro-batches per optimizer step and rank that keep ``global_batch_size`` exact."""
     return math.ceil(config.global_batch_size / (config.micro_batch_size * world_size))
 
 
@@ -283,7 +283,7 @@ def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every setting by its dotted key; the model's own config is one value: its keys belong to transformers."""
+    """Return every setting by its dotted key; the model's config is one value, as its keys belong to transformers."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping) and name != "config":

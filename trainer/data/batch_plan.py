@@ -1,10 +1,11 @@
-"""Which samples a rank computes in which row of which micro-batch: pure functions of (seed, position, rank, world).
+"""Assignment of samples to sequences, micro-batches and ranks: pure functions of (seed, position, rank, world).
 
-    permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> rows ─ dealt to ─> ranks
+    permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> sequences ─ split over ─> ranks
 
-Row q of the job is the next row of lane q mod lanes, and goes to rank j mod world, j being its number in the optimizer
-step, so the order does not depend on the number of ranks. With as many ranks as lanes, or a multiple, a rank packs the
-blocks of one lane only. How many rows a block gives is known once it is packed, so each lane has a position of its own.
+Sequence q of the job is the next one of lane q mod lanes, and goes to rank j mod world, j being its number in the
+optimizer step, so the order does not depend on the number of ranks. If both that and the global batch are multiples of
+the number of lanes, a rank packs one lane only. As packing decides how many sequences a block gives, each lane has a
+position of its own. Names in the code say ``row`` for a sequence.
 """
 
 import math
@@ -26,7 +27,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(value: Uint64) -> Uint64:
-    """A bijective scrambling of 64-bit words (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """Hash 64-bit words bijectively, with the finalizer of SplitMix64 (Steele et al. 2014)."""
     value = value ^ (value >> np.uint64(30))
     value *= np.uint64(0xBF58476D1CE4E5B9)
     value ^= value >> np.uint64(27)
@@ -45,15 +46,15 @@ def hash_words(*words: int | Int64 | Uint64) -> Uint64:
 
 
 def to_unit(words: Uint64) -> npt.NDArray[np.float64]:
-    """Words to numbers in [0, 1)."""
+    """Convert words to numbers in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
-    """Where indices go in a seeded permutation of ``range(size)``, without holding the permutation.
+    """Return the images of indices under a seeded permutation of ``range(size)``, without storing it.
 
-    A Feistel network over the smallest number of bits that holds ``size``, walked until the result is in range (Black
-    and Rogaway 2002): memory is that of the indices asked for, and any one may be asked for.
+    A Feistel network over the fewest bits that hold ``size``, repeated until the result is in range (cycle walking,
+    Black and Rogaway 2002): memory depends on the number of indices only.
     """
     bits = max(2, (size - 1).bit_length())
     keys = hash_words(seed, epoch, np.arange(FEISTEL_ROUNDS))
@@ -66,7 +67,7 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
 
 
 def _feistel(words: Uint64, bits: int, keys: Uint64) -> Uint64:
-    """The halves differ by one bit where the number of bits is odd; after an even number of rounds they are back."""
+    """Apply all rounds; if ``bits`` is odd, the halves swap widths each round, so the number of rounds is even."""
     right_bits, left_bits = bits // 2, bits - bits // 2
     left, right = words >> np.uint64(right_bits), words & np.uint64((1 << right_bits) - 1)
     for key in keys:
@@ -76,13 +77,13 @@ def _feistel(words: Uint64, bits: int, keys: Uint64) -> Uint64:
 
 
 def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
-    """Put samples into as few rows as best fit finds: longest first, each into the fullest row that has room.
+    """Pack samples into sequences by best fit decreasing: longest first, each into the fullest sequence with room.
 
-    Open rows are kept by their free places, and one bit per number of free places says which numbers occur, so that the
-    best row is found by the lowest set bit, without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
+    Open sequences are grouped by their free tokens, with one bit for each number that occurs, so that the lowest set
+    bit gives the best sequence without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
 
-    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``; else
-    ``ValueError`` is raised. Returned are the samples' rows, shape (N,), which are numbered from 0 without gaps.
+    ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the sequence of each sample, shape
+    (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``row_tokens``.
     """
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {row_tokens}")
@@ -113,15 +114,15 @@ def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
 
 
 LANES = 8
-"""With 256 ranks a rank packs an eighth of the job's samples; alone it holds this many blocks."""
+"""Most lanes of a job. With 256 ranks each packs an eighth of the samples; a single rank holds this many blocks."""
 MIN_BLOCK_SAMPLES = 512
-"""Best fit fills rows of 512 to 99.7 % with blocks of this size; starting anywhere costs one block per lane."""
+"""Smallest block: best fit fills sequences of 512 to 99.7 % with it; starting anywhere packs one block per lane."""
 SPECIAL_TOKENS_PER_SAMPLE = 2
-"""A sample becomes [CLS] ids [SEP] in its row."""
+"""Tokens that frame a sample: [CLS] ids [SEP]."""
 
 
 class _Line:
-    """A line of the table of ``Segments``."""
+    """Descriptor of one line of the table of ``Segments``."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -133,15 +134,15 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Samples in their places, in one array: sending many small ones would cost more than their content."""
+    """Samples with their positions, in one array: sending many small ones would cost more than their content."""
 
     table: Int64
-    """Shape (7, N): row, in whatever numbering the maker states, first column in it, that of [CLS], epoch, sample, and
-    where its ids lie: shard, first id there, and number of ids, special tokens aside."""
+    """Shape (7, N): sequence (each function states its numbering), column of [CLS] in it, epoch, sample, and location
+    of the sample's ids: shard, first id there, and number of ids, special tokens not counted."""
 
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
-        """One after the other."""
+        """Concatenate parts, in order."""
         return cls(np.concatenate([np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)], axis=1))
 
     def __len__(self) -> int:
@@ -160,30 +161,30 @@ class Segments:
 
 
 class BatchPlan(BatchSplit):
-    """How samples become rows, and rows become the micro-batches of ranks.
+    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks.
 
-    Row j of an optimizer step goes to rank j mod world, so ranks differ by at most one row.
+    Sequence j of an optimizer step goes to rank j mod world, so ranks differ by at most one sequence.
     """
 
     seed: int
     dataset_samples: int
     row_tokens: int
     max_epochs: int | None = None
-    """After so many passes there are no more rows; None goes on for ever."""
+    """Passes over the dataset after which no sequences are left; None is endless."""
 
     @property
     def padded_tokens(self) -> int:
-        """Places for tokens in one optimizer step of all ranks, padding and empty rows included."""
+        """Positions of one optimizer step over all ranks, padding and empty sequences included."""
         return self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size * self.row_tokens
 
     @property
     def lanes(self) -> int:
-        """Lanes in use: fewer for a dataset that does not fill a block in each."""
+        """Lanes in use: fewer than ``LANES`` if the dataset does not fill a block in each."""
         return min(LANES, max(1, self.dataset_samples // self.block_samples))
 
     @property
     def block_samples(self) -> int:
-        """Samples that are packed together: more for longer rows, as the last row of a block stays partly empty."""
+        """Samples packed together: more for longer sequences, as the last sequence of a block stays partly empty."""
         return max(MIN_BLOCK_SAMPLES, self.row_tokens)
 
     @property
@@ -194,20 +195,20 @@ class BatchPlan(BatchSplit):
 
     @property
     def first_block_samples(self) -> int:
-        """Samples of a lane's first block of an epoch: few, so that the first batch of a run does not wait for many."""
+        """Samples of a lane's first block of an epoch: few, so that the first batch of a run is ready soon."""
         return self.block_samples // 4
 
     def lanes_of(self, rank: int) -> range:
-        """The lanes that hold the rows of a rank, in whatever step."""
+        """Return the lanes that hold the sequences of a rank, in any step."""
         stride = math.gcd(self.lanes, self.world_size, self.global_batch_size)
         return range(rank % stride, self.lanes, stride)
 
     def ended(self, block: int) -> bool:
-        """Whether a lane's block, counted over all epochs, lies behind the last epoch."""
+        """Return whether a lane's block, counted over all epochs, lies after the last epoch."""
         return self.max_epochs is not None and block >= self.max_epochs * self.blocks_per_epoch
 
     def samples_of(self, lane: int, block: int) -> tuple[int, Int64]:
-        """Epoch and samples of a lane's block, blocks being counted over all epochs."""
+        """Return the epoch and samples of a lane's block, counted over all epochs."""
         epoch, in_epoch = divmod(block, self.blocks_per_epoch)
         first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
         behind = first + self.first_block_samples + in_epoch * self.block_samples
@@ -217,10 +218,9 @@ class BatchPlan(BatchSplit):
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
-    """The rows of one block: its samples with their rows in the block and columns, sorted by row.
+    """Return the samples of one block with their sequences, numbered in the block, and columns; sorted by sequence.
 
-    In the packed layout rows come in a seeded random order, because best fit leaves long samples in the first rows and
-    short ones in the last.
+    Packed sequences come in seeded random order: best fit leaves long samples in the first, short ones in the last.
     """
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = index.locate(samples)

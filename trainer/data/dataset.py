@@ -6,11 +6,11 @@ A dataset is one directory:
     tokenizer.json           as the ``tokenizers`` library writes it
     train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
     train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
-    validation-…             the same for the samples that are kept apart
-    rejects.jsonl            what could not be used; for people, and no part of the dataset
-    prepared.json            which request made it, so that the same one is not carried out again; no part of it either
+    validation-…             the same for the held-out samples
+    rejects.jsonl            input that could not be used, for you to read; not part of the dataset
+    prepared.json            the request that made it, so that the same one is not run again; not part of it either
 
-No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a row.
+No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a sequence.
 """
 
 import ast
@@ -55,12 +55,12 @@ class SpecialIds(StrictTable):
     mask: Count
 
     def all(self) -> tuple[int, ...]:
-        """Every special id, ascending."""
+        """Return every special id, ascending."""
         return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask}))
 
 
 class Shard(StrictTable):
-    """One pair of files."""
+    """Files of one shard: tokens and offsets."""
 
     tokens_file: FileName
     offsets_file: FileName
@@ -71,7 +71,7 @@ class Shard(StrictTable):
 
 
 class LengthHistogram(StrictTable):
-    """How many samples have how many tokens (special tokens not counted).
+    """Histogram of sample lengths in tokens, special tokens not counted.
 
     ``counts[i]`` samples have a length in ``[edges[i], edges[i + 1])``; the last bin is open-ended.
     """
@@ -89,7 +89,7 @@ class LengthHistogram(StrictTable):
 
 
 class Split(StrictTable):
-    """The samples of one purpose."""
+    """Samples of the training or the validation split."""
 
     shards: list[Shard]
     length_histogram: LengthHistogram
@@ -106,7 +106,7 @@ class Split(StrictTable):
 
 
 class SourceStatistics(StrictTable):
-    """Where the tokens came from and what was left out on the way."""
+    """Sources of the tokens, and counts of input that was left out."""
 
     kinds: list[str]
     """Kinds of source, such as ``elf``; each once, in alphabetical order."""
@@ -115,29 +115,29 @@ class SourceStatistics(StrictTable):
     rejected: Count
     """Files, or lines and rows of files, that could not be used."""
     duplicate_samples: Count
-    """Left out because the same sample is there already."""
+    """Samples left out as duplicates of others."""
     empty_samples: Count
-    """Left out because the tokenizer makes no token of them."""
+    """Samples left out because the tokenizer makes no token of them."""
     truncated_samples: Count
-    """Cut at the longest length allowed, the rest left out."""
+    """Samples cut at the longest length allowed, with the rest left out."""
     split_samples: Count
-    """Cut into several at the longest length allowed, nothing left out."""
+    """Samples cut into several at the longest length allowed, with nothing left out."""
     raw_bytes: Count
-    """Size of the files read, each counted whole."""
+    """Size of the files read, each counted in full."""
     token_bytes: Count
     """Size of all stored ids."""
     unknown_tokens: Count
 
 
 class Manifest(StrictTable):
-    """``manifest.json``."""
+    """Content of ``manifest.json``."""
 
     schema_version: Literal[2]
     dtype: Literal["uint16", "uint32"]
     vocab_size: Annotated[int, Field(gt=0, le=2**31)]
-    """Rows of the model's embedding table: a multiple of 64, because matrix units want it."""
+    """Rows of the model's embedding table: a multiple of 64, for Tensor Cores."""
     used_vocab_size: Annotated[int, Field(gt=0, le=2**31)]
-    """Ids below this one are the tokenizer's; the rest pad the table and occur nowhere."""
+    """Number of the tokenizer's ids; higher ones pad the embedding table and occur nowhere."""
     special_ids: SpecialIds
     tokenizer_sha256: Sha256
     train: Split
@@ -153,17 +153,17 @@ class Manifest(StrictTable):
         return self
 
     def split(self, name: SplitName) -> Split:
-        """Return the samples of one purpose."""
+        """Return a split by its name."""
         return self.train if name == "train" else self.validation
 
     @property
     def dataset_hash(self) -> str:
-        """SHA-256 of the manifest's canonical JSON: names the content, as the manifest holds every file's hash."""
+        """SHA-256 of the manifest's canonical JSON; identifies the content, as the manifest holds every file's hash."""
         return canonical_sha256(self.model_dump(mode="json"))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a dataset's manifest; raise ``BadConfig`` if there is none, or one of another schema version."""
+    """Read a dataset's manifest; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / MANIFEST_NAME
     prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
     if directory.is_file():
@@ -190,9 +190,9 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class TokenDataset:
-    """Random access to the samples of one split, with ``pread``: memory does not grow with what was visited.
+    """Random access to the samples of one split, with ``pread``: memory does not grow with the samples read.
 
-    Forked processes may share one instance. A file that is missing or not what the manifest says is a ``BadConfig``.
+    Forked processes may share one instance. A file that is missing or does not match the manifest is a ``BadConfig``.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
@@ -229,7 +229,7 @@ class TokenDataset:
         return (type(self), (self.directory, self.manifest, self._split))
 
     def announce(self, samples: Callable[[], Int64]) -> None:
-        """Have the kernel fetch the offsets of samples (N,) to be located soon, unless the last were there already."""
+        """Let the kernel prefetch the offsets of samples (N,) needed soon, unless the last reads were in its cache."""
         if not self._waited:
             return
         shards, places = self._offsets_of(samples())
@@ -237,11 +237,11 @@ class TokenDataset:
             os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
-        """Return where samples lie: shard, first id in that shard, number of ids without special tokens; shapes (N,).
+        """Return the location of samples: shard, first id in it, number of ids without special tokens; shapes (N,).
 
         Raises:
             IndexError: If there is no such sample.
-            BadConfig: If a shard's offsets are not ascending within the file.
+            BadConfig: If a shard's offsets do not ascend within its file, or the file became shorter.
         """
         if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
@@ -261,14 +261,14 @@ class TokenDataset:
         return shards, begins, ends - begins
 
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Return their shards, and where in those files each one's two offsets lie."""
+        """Return the shards of samples, and the byte position of each one's two offsets in its shard's file."""
         shards = np.searchsorted(self._firsts, samples, side="right") - 1
         return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
-        """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
+        """Read ``tokens`` ids of each sample into ``ids`` (T,) from position ``places`` on; all others have shape (N,).
 
-        ``shards`` and ``begins`` are as ``locate`` gave them. A shard that became shorter is a ``BadConfig``.
+        ``shards`` and ``begins`` are those of ``locate``. Raise ``BadConfig`` if a shard became shorter.
         """
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
@@ -277,10 +277,10 @@ class TokenDataset:
             raise self._damaged(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
 
     def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
-        """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
+        """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
 
-        First what the page cache has, without waiting. The rest is announced before it is read, so that a batch of
-        reads waits about as long as one. The number of a read that found the end of its file is returned, or None.
+        Reads that hit the page cache come first. The kernel prefetches the others together, so that a batch of reads
+        waits about as long as one. Return the number of a read that reached the end of its file, or None.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
@@ -296,7 +296,7 @@ class TokenDataset:
         return None
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
-        """The ids of one sample, at most ``max_tokens`` of them, without special tokens; raises as ``locate``."""
+        """Return the ids of one sample, at most ``max_tokens``, without special tokens; raise as ``locate`` does."""
         shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
         count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
         ids = np.empty(int(count[0]), dtype=self.dtype)
@@ -304,7 +304,7 @@ class TokenDataset:
         return ids
 
     def forget(self) -> None:
-        """Let the page cache go of the files, as far as the kernel will: what is read next comes from the disk."""
+        """Drop the files from the page cache, as far as the kernel allows, so that the next reads come from disk."""
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.fsync(fd)  # what was just written is kept until it is on the disk
@@ -323,7 +323,7 @@ class TokenDataset:
 
 
 def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:
-    """Read what needs no waiting; returns the numbers of the other reads."""
+    """Read whatever is in the page cache; return the numbers of the other reads."""
     waiting = []
     for number, (fd, offset, first, end) in enumerate(reads):
         try:
@@ -343,9 +343,9 @@ _NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
 
 
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
-    """Open a one-dimensional ``.npy`` file; return its descriptor and where its data begins.
+    """Open a one-dimensional ``.npy`` file; return its descriptor and the first byte of its data.
 
-    The header is read here, not by ``numpy.load``, so that the file can hold nothing but numbers.
+    The header is read here, not by ``numpy.load``, so that only numbers are loaded. Raise ``BadConfig`` if it is wrong.
     """
     damaged = "The dataset is damaged: prepare or copy it again."
     try:

@@ -1,4 +1,4 @@
-"""How large the global batch is in rows, from what the configuration says of it. No torch here."""
+"""Size of the global batch in sequences, from the configuration and the dataset. No torch here."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_ou
 from trainer.data.dataset import TokenDataset
 
 _LOOKED_AT_SAMPLES = 16_384
-"""Whole blocks of them, of every lane, are laid out to learn what a row holds in the mean."""
+"""Samples, in whole blocks of every lane, from which the mean content of a sequence is estimated."""
 _ROWS_TOGETHER, _SIGMAS = 32, 6.0
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
-    """The configuration with its global batch in rows, whatever it was given in.
+    """Return the configuration with its global batch in sequences.
 
-    Rows are what is kept exactly at any number of ranks. A batch given in real tokens or samples becomes as many rows
-    as hold it in the mean of this dataset, of which a part is looked at, the same by every rank.
+    The number of sequences is exact at any number of ranks. A batch given in non-padding tokens or samples becomes as
+    many as hold it on average in this dataset, estimated from a part that is the same on every rank.
     """
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
@@ -27,23 +27,23 @@ def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
 
 
 def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
-    """Real tokens and samples in a row of this dataset, in the mean."""
+    """Return the mean non-padding tokens and samples per sequence of this dataset."""
     rows = row_statistics(config, dataset)
     return rows.mean_non_padding_tokens, rows.mean_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
-    """What rows of a dataset hold."""
+    """Content of a dataset's sequences."""
 
     mean_non_padding_tokens: float
     mean_samples: float
     most_documents: float
-    """Samples to a row in the fullest micro-batches of some dozen rows: six standard deviations above the mean."""
+    """Samples per sequence in the fullest micro-batches of 32 sequences: six standard deviations above the mean."""
 
 
 def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
-    """Lay a part of a dataset out, and count."""
+    """Return statistics of sequences, from a part of the dataset."""
     plan = make_plan(config, len(dataset), world_size=1)
     samples_by_row: list[np.ndarray] = []
     tokens = looked_at = 0
@@ -66,7 +66,7 @@ def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
 
 
 def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
-    """Deal the global batch to ranks and micro-batches."""
+    """Return the plan that splits the global batch into micro-batches of ranks."""
     return BatchPlan(
         seed=config.seed,
         dataset_samples=samples,

@@ -1,9 +1,9 @@
-"""Micro-batches for one rank: plan + dataset + masking, in this process or in loader processes.
+"""Micro-batches of one rank: plan, dataset and masking, in this process or in DataLoader workers.
 
-The plan is made in the training process, a little ahead of its use; loader processes get the places of samples, read
-and mask them. Ids and positions travel as small as they are stored, and become what a model takes on the device.
+Plans are made in the training process, a little ahead of their use; workers get the locations of samples, read and mask
+them. Ids and positions are copied in the small types in which they are stored, and widened on the device.
 
-Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
+Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the micro-batch, P tokens to predict.
 """
 
 import itertools
@@ -31,8 +31,8 @@ from trainer.errors import BadConfig
 from trainer.health.watchdog import ignore_signals
 
 WIDTH_STEP_TOKENS = 64
-"""Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them.
-Dynamic ones are not rounded, as transformers' collator does not."""
+"""Multiple to which the width of ``bucketed`` micro-batches is rounded up: few shapes, in tiles of Tensor Cores.
+``dynamic`` ones are not rounded, as in transformers' collator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +40,27 @@ class MicroBatch:
     """One micro-batch on the host, or, after ``to``, on a device."""
 
     ids_BS: torch.Tensor
-    """uint16 or uint32 as stored, with special tokens, corrupted, padded with the pad id."""
+    """Ids, uint16 or uint32 as stored; with special tokens, masked, padded with the pad id."""
     starts_N: torch.Tensor
-    """int32, where each sample begins in the flattened rows; ascending."""
+    """Start of each sample in the flattened sequences, int32, ascending."""
     tokens_N: torch.Tensor
-    """int32, tokens of each sample, special tokens included."""
+    """Tokens of each sample, int32, special tokens included."""
     predicted_P: torch.Tensor
-    """int32, places in the flattened rows of the tokens to predict."""
+    """Positions of the tokens to predict in the flattened sequences, int32."""
     targets_P: torch.Tensor
-    """As ``ids_BS``: what stood there."""
+    """Original ids of the tokens to predict, in the type of ``ids_BS``."""
     non_padding_tokens: int
     predicted_tokens: int
     most_predicted_in_row: int
     after: Position | None = None
-    """Where the job is behind this micro-batch's optimizer step; only with the last micro-batch of a step."""
+    """Position of the job after this optimizer step; only with the last micro-batch of a step."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Copy to a device, without waiting where the memory is pinned."""
+        """Copy to a device, asynchronously if the memory is pinned."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "MicroBatch":
-        """What the loader calls to page-lock a batch."""
+        """Copy to page-locked memory; called by the DataLoader."""
         return self._moved(torch.Tensor.pin_memory)
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
@@ -69,13 +69,13 @@ class MicroBatch:
         return replace(self, **moved)
 
     def wide_ids_BS(self) -> torch.Tensor:
-        """int64, as embeddings take them."""
+        """Return the ids as int64, which embeddings require."""
         return self.ids_BS.to(torch.int64)
 
     def attention_BS(self) -> torch.Tensor:
-        """int64, 1 where a token is real; for rows of one sample each.
+        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each.
 
-        An empty row attends to its first pad token, as a softmax over nothing would be NaN; it weighs nothing.
+        An empty sequence attends to its first pad token, as a softmax over nothing would be NaN; it adds no loss.
         """
         rows, width = self.ids_BS.shape
         lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
@@ -83,14 +83,14 @@ class MicroBatch:
         return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)
 
     def labels_BS(self) -> torch.Tensor:
-        """int64, ``IGNORED_LABEL`` where nothing is predicted."""
+        """Return the labels, int64, with ``IGNORED_LABEL`` at positions that are not predicted."""
         labels = torch.full(self.ids_BS.shape, IGNORED_LABEL, dtype=torch.int64, device=self.ids_BS.device)
         labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(torch.int64)
         return labels
 
 
 class MicroBatchSource(Dataset[MicroBatch]):
-    """Makes micro-batches of one rank from their plans; the same from any process, in any order."""
+    """Micro-batches of one rank, made from their plans: the same in any process, in any order."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
         manifest = dataset.manifest
@@ -104,7 +104,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
         self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """Read, frame, corrupt and lay out a whole micro-batch; ``BadConfig`` if the dataset is damaged."""
+        """Read a whole micro-batch, add special tokens and mask it; raise ``BadConfig`` if the dataset is corrupt."""
         segments = plan.segments
         tokens = segments.tokens
         width = self._plan.row_tokens
@@ -147,15 +147,15 @@ class MicroBatchSource(Dataset[MicroBatch]):
 
 
 class Source(Protocol):
-    """Makes micro-batches from their plans."""
+    """Source of micro-batches, made from their plans."""
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """The micro-batch of a plan."""
+        """Return the micro-batch of a plan."""
         ...
 
 
 class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
-    """A source for loader processes; what is wrong with the data it returns, as torch's loader changes errors."""
+    """Source for DataLoader workers, which returns errors in the data, as torch's DataLoader alters exceptions."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -174,7 +174,7 @@ def _or_refused(made: MicroBatch | dict[str, str]) -> MicroBatch:
 
 
 def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
-    """Micro-batches in the order of their plans, with the configured processes and prefetching."""
+    """Return micro-batches in the order of their plans, with the configured workers and prefetching."""
     pinned = config.data.pin_memory and config.device == "cuda"
     workers = config.data.num_workers
     if not workers:
@@ -203,13 +203,13 @@ def micro_batch_plans(
     steps: int | None = None,
     position: Position | None = None,
 ) -> Iterator[MicroBatchPlan]:
-    """The plans of a rank from a position on, of so many optimizer steps or for ever."""
+    """Return the plans of a rank from a position on, for ``steps`` optimizer steps or endlessly."""
     endless = iter(SequenceSampler(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
     return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)
 
 
 class Upcoming:
-    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of."""
+    """Plans on their way to the loader, each kept until its micro-batch is used, to know the samples of a step."""
 
     def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
         self._plans = plans
@@ -226,7 +226,7 @@ class Upcoming:
 
 
 class MicroBatchLoader:
-    """The micro-batches of a run, one optimizer step at a time; each rank calls it at the same steps."""
+    """Micro-batches of a run, one optimizer step at a time; every rank calls it at the same steps."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
         self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
@@ -234,12 +234,12 @@ class MicroBatchLoader:
         self._loader: Iterator[MicroBatch] = iter(())
         self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
-        """Behind the last step that was taken; lanes of other ranks are not up to date, see ``whole_position``."""
+        """Position after the last step taken; lanes of other ranks are out of date, see ``whole_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Numbers of the samples in this rank's part of that step."""
+        """Numbers of the samples in this rank's part of the last step taken."""
 
     def start_at(self, position: Position) -> None:
-        """Go on from a position."""
+        """Start loading, or restart it, at a position."""
         self.close()
         self.position = position
         plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
@@ -249,13 +249,13 @@ class MicroBatchLoader:
         self._processes = [one for one in multiprocessing.active_children() if one not in others]
 
     def wait_for_first(self) -> list[MicroBatch]:
-        """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
+        """Return this rank's part of the next step without taking it; empty at the end of the data."""
         first = list(islice(self._loader, self._plan.gradient_accumulation_steps))
         self._loader = itertools.chain(first, self._loader)
         return first
 
     def compare_first(self) -> None:
-        """Raise ``BadConfig`` if two ranks have the same samples in the next step, which was waited for."""
+        """Raise ``BadConfig`` if two ranks share samples in the next step; call ``wait_for_first`` before."""
         segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.gradient_accumulation_steps)]
         numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
         compare_data(self._ranks.all_gather_object(numbers))
@@ -273,25 +273,25 @@ class MicroBatchLoader:
                 self._ranks.all_reduce_sum(sum(one.non_padding_tokens for one in batches))
             ):
                 return batches
-            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            # Lanes take turns and end one by one: all have ended after as many empty sequences as there are lanes.
             empty_rows += self._config.global_batch_size
             if empty_rows >= self._plan.lanes:
                 return []
 
     def whole_position(self) -> Position:
-        """Where the whole job is, from what each rank knows of it."""
+        """Return the position of the whole job, joined from those of all ranks."""
         return join_positions(self._ranks.all_gather_object(self.position))
 
     def close(self) -> None:
-        """End the loader's processes."""
+        """Stop the DataLoader workers."""
         self._loader = iter(())
         for process in self._processes:
-            process.kill()  # where it is still there: stuck in a file system that does not answer, say
+            process.kill()  # if it is still there: stuck in a file system that does not answer, say
         self._processes = []
 
 
 class DataWait:
-    """Takes micro-batches from a loader and counts the wait for them."""
+    """Timer of data loading: takes micro-batches from a loader and adds up the time waited for them."""
 
     def __init__(self, now: Callable[[], DeviceEvent]) -> None:
         self._now = now
@@ -300,7 +300,7 @@ class DataWait:
         self._gaps: list[tuple[DeviceEvent, DeviceEvent]] = []
 
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
-        """The micro-batches of one optimizer step."""
+        """Return the micro-batches of one optimizer step."""
         batches = []
         for _ in range(count):
             last = self._last
@@ -316,11 +316,11 @@ class DataWait:
         return batches
 
     def gave(self, last: DeviceEvent) -> None:
-        """What the device was given ends there."""
+        """Note the event at which the device's work so far ends."""
         self._last = last
 
     def read(self) -> float:
-        """Seconds since the last call; on a GPU it waits for the moment at which the last batch came, if at all."""
+        """Return the seconds waited since the last call; if a GPU ran out of work, wait until it passed that point."""
         for _, came in self._gaps:
             came.wait()
         waited_s = self._waited_s + sum(max(0.0, came.seconds_since(ended)) for ended, came in self._gaps)
@@ -331,7 +331,7 @@ class DataWait:
 def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     """Raise ``BadConfig`` if two ranks compute the same sample.
 
-    ``samples`` are those of every rank's first optimizer step, as numbers that tell sample and epoch.
+    ``samples`` are those of every rank's first optimizer step, as numbers that identify sample and epoch.
     """
     everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):

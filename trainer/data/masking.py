@@ -1,7 +1,7 @@
-"""Masked-LM corruption from a counter-based generator: what happens to a token depends on (seed, epoch, sample, place).
+"""Masked-LM corruption from a counter-based generator: the mask of a token depends on (seed, epoch, sample, position).
 
-So masks do not depend on who draws them, in which order, how often, or beside what (Devlin et al. 2018 for the 80/10/10
-rule). Unlike in transformers' collator, a random replacement is always an ordinary token.
+So masks do not depend on the process, order, repetition or micro-batch in which they are drawn. The 80/10/10 rule is
+that of Devlin et al. 2018, but a random replacement is always an ordinary token, unlike in transformers' collator.
 
 Shapes: N samples, T tokens of all of them, P tokens to predict.
 """
@@ -19,43 +19,43 @@ IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
 
 _NEVER = np.uint16(2**16 - 1)
-"""Above the edge of every probability that can be told from 1."""
+"""Draw that never masks: above the edge of every probability below 1."""
 _EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8, 9))
 
 SLOTS_MULTIPLE = 64
-"""Head slots come in whole tiles of matrix units."""
+"""Multiple of the MLM head's slots: whole tiles of Tensor Cores."""
 _SLOTS_SIGMAS = 6.0
-"""So many standard deviations above the mean: more tokens to predict come once in a billion micro-batches."""
+"""Standard deviations above the mean that have slots: more tokens to predict come once in a billion micro-batches."""
 
 Ids = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskingRule:
-    """What is masked, and what with."""
+    """Rule for choosing and replacing tokens."""
 
     vocab_size: int
-    """Ids that the tokenizer has; random replacements are drawn from those of them that are not special."""
+    """Number of the tokenizer's ids; random replacements are drawn from those that are not special."""
     mask_id: int
     special_ids: tuple[int, ...]
-    """Never masked, never drawn."""
+    """Ids that are never masked and never drawn."""
     probability: float
 
 
 def head_slots(places: int, probability: float) -> int:
-    """How many tokens to predict a micro-batch of so many places has room for, so that the head's shapes stay."""
+    """Return the fixed number of slots for tokens to predict in this many positions, so that the head's shapes stay."""
     mean = places * probability
     slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
     return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
 
 
 def most_predicted(places: int, probability: float) -> int:
-    """How many tokens to predict a micro-batch holds at most: its slots of the head, or all of its tokens."""
+    """Return the most tokens to predict in a micro-batch: its slots of the head, or all of its positions."""
     return min(places, head_slots(places, probability))
 
 
 class Masker:
-    """Draws the tokens to predict, and what stands in their place. Holds tables of the vocabulary, and no state."""
+    """Random choice of the tokens to predict and of their replacements; holds vocabulary tables and no state."""
 
     def __init__(self, rule: MaskingRule, seed: int) -> None:
         self._rule, self._seed = rule, seed
@@ -68,11 +68,11 @@ class Masker:
         self._counters = np.zeros(0, dtype=np.uint64)
 
     def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
-        """Corrupt samples in ``ids``, which have ``tokens`` ids from ``places`` on, special tokens not counted.
+        """Mask samples in ``ids``, which have ``tokens`` ids from position ``places`` on, special tokens not counted.
 
-        Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,). An id that
-        is not below the vocabulary size raises ``IndexError``. Returned are the positions in ``ids`` of the tokens to
-        predict, and the ids that stood there, both of shape (P,).
+        Each pass over the data (``epochs``) has its own masks; all shapes but that of ``ids`` are (N,). Return the
+        positions in ``ids`` of the tokens to predict and their original ids, both of shape (P,). Raise ``IndexError``
+        if an id is not below the vocabulary size.
         """
         drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
         quads = (tokens + 3) >> 2
@@ -85,12 +85,12 @@ class Masker:
         return predicted, originals
 
     def _draw(self, keys: Uint64, tokens: Int64) -> tuple[Int64, Uint64]:
-        """Draw tokens, each with its own chance.
+        """Draw the tokens to predict, each independently.
 
-        Every pass over all tokens counts, so a token gets 16 bits: four of them, a quad, share an output of the
-        SplitMix64 generator that starts at the sample's key. Below the edge a token is drawn; at the edge, 1 in 65,536,
-        further bits decide, so that the chance is exact to 2**-80. Returned are, for each drawn token, its number among
-        the quads' tokens of all samples, and a word of 64 bits of its own; shapes (P,).
+        This runs over all tokens, so each gets 16 bits only: four of them, a quad, share an output of the SplitMix64
+        generator that starts at the sample's key. Bits below the edge draw the token; at the edge, 1 in 65,536, further
+        bits decide, so the probability is exact to 2**-80. Return the number of each drawn token among those of all
+        quads, and 64 random bits of its own; shapes (P,).
         """
         quads = (tokens + 3) >> 2
         ends = np.cumsum(quads)
@@ -106,7 +106,7 @@ class Masker:
         return drawn, _own_words(of_quads, drawn)
 
     def _generate(self, states: Uint64, counts: Int64) -> Uint64:
-        """SplitMix64's outputs, one sample's after the other; two buffers and no other temporaries."""
+        """Return SplitMix64's outputs, sample after sample, with two buffers and no other temporaries."""
         total = int(counts.sum())
         if len(self._counters) < total:
             self._counters = np.arange(1, total + 1, dtype=np.uint64) * GOLDEN
@@ -123,7 +123,7 @@ class Masker:
         return words
 
     def _replacements(self, originals: Ids, words: Uint64) -> Ids:
-        """80 % the mask, 10 % an ordinary id, 10 % what stood there."""
+        """Return the replacements: 80 % [MASK], 10 % an ordinary id, 10 % the original."""
         result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._rule.mask_id), originals)
         random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
         drawn = to_unit(mix(words[random] - GOLDEN)) * len(self._ordinary_ids)
@@ -132,5 +132,5 @@ class Masker:
 
 
 def _own_words(of_quads: Uint64, tokens: Int64) -> Uint64:
-    """A word for each of some tokens, from their quads' words."""
+    """Return 64 bits for each of ``tokens``, derived from those of its quad."""
     return mix(of_quads[tokens >> 2] + (tokens & 3).view(np.uint64))

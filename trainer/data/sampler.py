@@ -1,4 +1,4 @@
-"""The steps of one rank, in order, from any position: plans for its micro-batches, packed a little ahead of use."""
+"""Micro-batch plans of one rank, in order, from any position, packed a little ahead of their use."""
 
 import functools
 import itertools
@@ -15,30 +15,30 @@ from trainer.data.batch_plan import BatchPlan, Int64, Segments, lay_out
 from trainer.data.dataset import TokenDataset
 
 ROWS_AT_ONCE = 1024
-"""Steps are planned together until they have so many rows: a plan costs the same for 64 rows as for 1,024."""
+"""Sequences up to which steps are planned together: a plan costs the same for 64 sequences as for 1,024."""
 UNKNOWN = -1
-"""The place of a lane that this rank does not follow."""
+"""Position of a lane that this rank does not follow."""
 
 
 class Position(StrictTable):
-    """How far the whole job is: what a checkpoint stores. Valid for any number of ranks and loader workers."""
+    """Position of the whole job in the data, as in a checkpoint; valid for any number of ranks and workers."""
 
     steps: int
     """Optimizer steps begun."""
     rows: int
-    """Rows that the job has consumed."""
+    """Sequences that the job has consumed."""
     lanes: Annotated[tuple[int, ...], Field(strict=False)]
-    """For each lane, blocks consumed times the plan's ``block_samples`` plus rows consumed of the block it is in; this
-    one integer says where to go on, and only that block is packed again. ``UNKNOWN`` for a lane of other ranks."""
+    """Position of each lane: blocks consumed times the plan's ``block_samples`` plus sequences consumed of the current
+    block, the only one that is packed again to resume. ``UNKNOWN`` for a lane of other ranks."""
 
     @classmethod
     def start(cls, plan: BatchPlan) -> "Position":
-        """Before the first row."""
+        """Return the position before the first sequence."""
         return cls(steps=0, rows=0, lanes=(0,) * plan.lanes)
 
 
 def join_positions(positions: list[Position]) -> Position:
-    """Join those of ranks after the same step to the whole job's; ``ValueError`` if a lane or a common step lacks."""
+    """Join the positions of ranks after the same step; raise ``ValueError`` if steps differ or a lane is missing."""
     first = positions[0]
     if any((position.steps, position.rows) != (first.steps, first.rows) for position in positions):
         raise ValueError("positions of different steps")
@@ -50,20 +50,19 @@ def join_positions(positions: list[Position]) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchPlan:
-    """One micro-batch of one rank; rows without a segment are empty and weigh nothing."""
+    """One micro-batch of one rank; sequences without a segment are empty and add no loss."""
 
     segments: Segments
-    """Rows are counted within the micro-batch; sorted by row and column."""
+    """Samples sorted by sequence and column; sequences are numbered within the micro-batch."""
     after: Position | None
-    """Where the job is behind this micro-batch's step; only with the last micro-batch of a step."""
+    """Position of the job after this optimizer step; only with the last micro-batch of a step."""
 
 
 class SequenceSampler:
-    """Iterate endlessly over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
+    """Endless iterator over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
 
-    The ``position`` must know the lanes of ``rank``. A thread packs each block ``ahead``, before it is needed, which
-    hides a slow disk; where nothing else is to be done meanwhile, as when this process reads the samples as well, it
-    only competes.
+    The ``position`` must know the lanes of ``rank``. With ``ahead``, a thread packs each block before it is needed,
+    which hides a slow disk; if this process reads the samples as well, the thread only competes with it.
     """
 
     def __init__(
@@ -90,14 +89,14 @@ class SequenceSampler:
 
     def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
         plan = self._plan
-        # The numbers of these rows in the order of the whole job begin at ``position.rows``; here they begin at 0.
+        # The numbers of these sequences in the order of the whole job begin at ``position.rows``; here they begin at 0.
         taken = {number: self._take(number, lane, steps) for number, lane in self._lanes.items()}
         segments = Segments.join([rows for rows, _ in taken.values()])
         step, in_step = np.divmod(segments.rows, plan.global_batch_size)
         mine = in_step % plan.world_size == self._rank
         segments, step, in_rank = segments[mine], step[mine], in_step[mine] // plan.world_size
         if plan.layout == "bucketed":
-            # Rows of like length get neighbouring numbers, and so the same micro-batch. The step's rows stay the same.
+            # Sequences of like length get neighbouring numbers, so the same micro-batch. Those of a step stay the same.
             by_length = np.lexsort((segments.tokens, step))
             segments, step = segments[by_length], step[by_length]
             in_rank = np.arange(len(step)) - np.searchsorted(step, step)
@@ -117,7 +116,7 @@ class SequenceSampler:
         ]
 
     def _advance(self, places: Mapping[int, int]) -> Position:
-        """One step further."""
+        """Advance the position by one step and return it."""
         self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
             steps=self._position.steps + 1,
             rows=self._position.rows + self._plan.global_batch_size,
@@ -126,9 +125,9 @@ class SequenceSampler:
         return self._position
 
     def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
-        """A lane's rows of the next steps, and its place after each of these.
+        """Return a lane's sequences of the next steps, and its position after each of these.
 
-        The rows of all lanes are taken in turn; a lane's rows are numbered by that turn, from 0 at the first step's.
+        Lanes take turns; sequences are numbered in that order over all lanes, from 0 at the first of these steps.
         """
         rows, lanes = self._plan.global_batch_size, self._lanes_of_job
         first = (number - self._position.rows) % lanes
@@ -137,12 +136,12 @@ class SequenceSampler:
         segments, places = lane.take(counts[-1])
         segments.rows[:] = first + lanes * segments.rows
         known = [before, *places.tolist()]
-        # A lane behind its last epoch gave fewer rows than it was asked for.
+        # A lane behind its last epoch gave fewer sequences than it was asked for.
         return segments, [known[min(count, len(places))] for count in counts]
 
 
 class _Lane:
-    """One lane's rows, block after block, the next one packed ahead."""
+    """Sequences of one lane, block after block, with the next block packed ahead."""
 
     def __init__(self, plan: BatchPlan, index: TokenDataset, lane: int, place: int, packer: Executor | None) -> None:
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
@@ -154,11 +153,11 @@ class _Lane:
 
     @property
     def place(self) -> int:
-        """Blocks consumed times the plan's ``block_samples`` plus rows consumed of the current one."""
+        """Blocks consumed times the plan's ``block_samples`` plus sequences consumed of the current one."""
         return self._block * self._block_samples + self._row
 
     def take(self, count: int) -> tuple[Segments, Int64]:
-        """The next ``count`` rows, numbered from 0, and the place after each; fewer when the last epoch is over."""
+        """Return the next ``count`` sequences, numbered from 0, and the position after each; fewer at the end."""
         taken: list[Segments] = []
         places: list[Int64] = []
         rows = 0
@@ -180,7 +179,7 @@ class _Lane:
         return Segments.join(taken), np.concatenate([np.zeros(0, dtype=np.int64), *places])
 
     def _current(self) -> Segments | None:
-        """The block that holds the next row, or None behind the last epoch."""
+        """Return the block that holds the next sequence, or None after the last epoch."""
         while self._segments is None:
             if self._next is None:
                 return None
@@ -194,10 +193,10 @@ class _Lane:
         return self._segments
 
     def _pack(self, block: int) -> Callable[[], Segments] | None:
-        """Begin with a block, or promise to; None behind the last epoch."""
+        """Start packing a block, or defer it until called; return None after the last epoch."""
         if self._plan.ended(block):
             return None
-        # A cold disk fetches this lane's lengths while others are packed, or while earlier rows are in use.
+        # A cold disk fetches this lane's lengths while others are packed, or while earlier sequences are in use.
         self._index.announce(lambda: self._plan.samples_of(self._lane, block)[1])
         if self._packer is None:
             return functools.partial(lay_out, self._plan, self._lane, block, self._index)

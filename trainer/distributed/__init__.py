@@ -1,1 +1,1 @@
-"""Ranks, the optimizer step and the optimizer over them."""
+"""Distributed training: ranks and their process group, the optimizer, and the optimizer step."""

@@ -1,6 +1,6 @@
-"""Bind a rank to the processors near its GPU, in training and in trials alike. No torch here.
+"""CPU binding: a rank runs on the CPUs near its GPU, in training and in trials alike. No torch here.
 
-As torchrun's ``--numa-binding=node``, but without ``numactl``, and however ranks are started.
+Like torchrun's ``--numa-binding=node``, but without ``numactl``, and with any launcher.
 """
 
 import contextlib
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
-"""``0`` leaves ranks where the system puts them."""
+"""Environment variable that disables CPU binding if it is ``0``."""
 
 
 def bind_to_nearest_cpus(
     pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> frozenset[int]:
-    """Bind all threads, and those to come, to the allotted processors of a GPU's NUMA node; return these, or none."""
+    """Bind all current and future threads to the allowed CPUs of a GPU's NUMA node; return those, or none."""
     if environment.get(NUMA_VARIABLE) == "0":
         return frozenset()
     try:

@@ -1,4 +1,4 @@
-"""AdamW with its groups and learning rate; its state whole on every rank, or shared out (ZeRO-1)."""
+"""AdamW, its parameter groups and learning rate schedule; its state is replicated, or sharded over ranks (ZeRO-1)."""
 
 import math
 from typing import Any
@@ -11,10 +11,10 @@ from trainer.distributed.ranks import Ranks
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of a step counted from 0: a linear warm-up, then what ``config.schedule`` says.
+    """Return the learning rate of a step, counted from 0: a linear warm-up, then ``config.schedule``.
 
-    ``linear`` is that of Devlin et al. 2018, ``cosine`` that of Loshchilov and Hutter 2016 without restarts, ``wsd``
-    (warm-up, stable, decay) falls with one minus the square root, which Hägele et al. 2024 found best.
+    ``linear`` follows Devlin et al. 2018, ``cosine`` Loshchilov and Hutter 2016 without restarts. ``wsd`` (warm-up,
+    stable, decay) decays as one minus the square root, which Hägele et al. 2024 found best.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
@@ -32,7 +32,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torch.optim.Optimizer:
-    """Fused AdamW. Matrices decay, embeddings among them; biases and normalisation weights do not."""
+    """Create a fused AdamW that decays matrices and embeddings, but not biases and normalisation weights."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
@@ -53,21 +53,21 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The AdamW that updates this rank's parameters, inside of what shares its state out."""
+    """Return the AdamW that updates this rank's parameters, unwrapped from ``ZeroRedundancyOptimizer``."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own
 
 
 def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None:
-    """Let the next step change nothing, neither weights nor state, if a condition holds on the device.
+    """Skip the next update, of both weights and optimizer state, if a condition on the device is true.
 
-    Fused optimizers offer this for mixed precision with loss scaling; without a scale, only the condition is left.
+    This reuses the ``found_inf`` flag of fused optimizers, which is meant for loss scaling, without a scale.
     """
     own: Any = own_optimizer(optimizer)
     own.grad_scale, own.found_inf = None, condition.float()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """For the next step, in every group."""
+    """Set the learning rate of the next step, in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

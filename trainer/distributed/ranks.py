@@ -1,4 +1,4 @@
-"""Ranks: who this process is, its device and moments of it, and what all ranks agree on."""
+"""Ranks: this process's rank and device, device events, collectives, and the parallel strategy of a module."""
 
 import contextlib
 import datetime
@@ -28,21 +28,21 @@ from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """A moment: on the host, or in the device's queue of work."""
+    """Point in time, on the host clock or in the device's work queue (a CUDA event)."""
 
     moment: float | torch.cuda.Event
 
     def reached(self) -> bool:
-        """Whether the device has come so far."""
+        """Return whether the device has reached this event."""
         return not isinstance(self.moment, torch.cuda.Event) or bool(self.moment.query())
 
     def wait(self) -> None:
-        """Wait until the device has come so far."""
+        """Wait until the device has reached this event."""
         if isinstance(self.moment, torch.cuda.Event):
             self.moment.synchronize()
 
     def seconds_since(self, earlier: "DeviceEvent") -> float:
-        """Time between two moments that were both reached."""
+        """Return the seconds since an earlier event; the device must have reached both."""
         if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
             return float(earlier.moment.elapsed_time(self.moment)) / 1e3
         assert isinstance(self.moment, float)
@@ -51,7 +51,7 @@ class DeviceEvent:
 
 
 def mark(device: torch.device) -> DeviceEvent:
-    """This moment in the device's queue; a CPU has none, so it is now."""
+    """Record an event in the device's queue and return it; on a CPU, return the current time."""
     if device.type != "cuda":
         return DeviceEvent(time.perf_counter())
     event = torch.cuda.Event(enable_timing=True)
@@ -60,7 +60,7 @@ def mark(device: torch.device) -> DeviceEvent:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is on its way; it has arrived when the device has come so far."""
+    """Start an asynchronous copy to the host; it is complete once the device reaches an event marked afterwards."""
     if tensor.device.type != "cuda":
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -70,10 +70,10 @@ TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16"
 
 
 class GradientTraffic:
-    """DDP's communication hook: averages buckets over all ranks.
+    """DDP communication hook that averages gradient buckets over all ranks.
 
-    In 16 bits each rank's part is divided before it is rounded, so sums stay in range; the weights' own gradients and
-    the optimizer keep 32 bits.
+    With a 16-bit gradient dtype, each rank divides its gradient before rounding it, so that sums stay in range;
+    ``parameter.grad`` and the optimizer stay in 32 bits.
     """
 
     def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
@@ -82,14 +82,14 @@ class GradientTraffic:
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
         self.synchronise = True
-        """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
-        Weights then differ from rank to rank; for measurements only."""
+        """False skips the all-reduce but nothing else, to measure a step without its network time. Weights then differ
+        between ranks, so it is for measurements only."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
-        """Return the squared L2 norm of this rank's own gradient, shape (), and when its last bucket left.
+        """Return the squared L2 norm of this rank's own gradient, shape (), and the event before its last all-reduce.
 
-        What follows until the end of backward is waiting for the network.
+        The time from that event to the end of backward is spent waiting for the network.
         """
         square, self._square = self._square, torch.zeros((), device=self._device)
         departed, self._departed = self._departed, None
@@ -118,15 +118,15 @@ ValueT = TypeVar("ValueT")
 _GROUP_LATER_S = 60.0
 TORCHS_BUCKET_CAP_MIB = 25
 _OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
-"""NCCL's codes for failures that the death of a peer does not cause."""
+"""NCCL error codes that the death of a peer does not cause."""
 _CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
 _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables of torch's allocator: of both, torch reads the older name alone, even if it is empty."""
+"""Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among all of them."""
+    """This process's rank and device, and collectives over all ranks."""
 
     rank: int
     local_rank: int
@@ -134,35 +134,35 @@ class Ranks:
     world_size: int
     device: torch.device
     cpus_before_binding: int | None = None
-    """Processors that this process could run on before it was bound to those near its GPU; None if it never was."""
+    """Number of CPUs available to this process before it was bound to those near its GPU; None if not recorded."""
 
     @property
     def leads(self) -> bool:
-        """Whether this rank writes files and talks."""
+        """True on rank 0, which writes files and messages."""
         return self.rank == 0
 
     @property
     def device_name(self) -> str:
-        """The GPU's, or ``cpu``."""
+        """Name of the GPU, or ``cpu``."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """All of the GPU's memory, as torch sees it; None on a CPU."""
+        """Total GPU memory as torch reports it, in bytes; None on a CPU."""
         if self.device.type != "cuda":
             return None
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def all_reduce_sum(self, *values: float) -> list[float]:
-        """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
+        """Return the sums over all ranks, in double precision; this blocks the host, but waits for no device."""
         return self._agree(values, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """The largest of all ranks, number by number; otherwise as ``sum``."""
+        """Return the element-wise maxima over all ranks; otherwise like ``all_reduce_sum``."""
         return self._agree(values, dist.ReduceOp.MAX)
 
     def all_gather_float(self, value: float) -> list[float]:
-        """What every rank has, by rank; otherwise as ``sum``."""
+        """Return every rank's value, by rank; otherwise like ``all_reduce_sum``."""
         return self.all_reduce_sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
 
     def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's own enum
@@ -173,26 +173,26 @@ class Ranks:
         return [float(value) for value in tensor.tolist()]
 
     def all_gather_object(self, value: ValueT) -> list[ValueT]:
-        """Return every rank's value, by rank; the host waits for all hosts."""
+        """Return every rank's value, by rank; this blocks the host until all ranks have called it."""
         found = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(found, value)
         return found
 
     def broadcast_object(self, value: ValueT) -> ValueT:
-        """Return the first rank's value on every rank."""
+        """Return the value of rank 0 on every rank."""
         told = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(told)
         return told[0]
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor on the device with the first rank's."""
+        """Overwrite a tensor on the device with that of rank 0."""
         if self.world_size > 1:
             dist.broadcast(tensor, 0)
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Begin to add a tensor up over all ranks, in place; what is returned makes its device, or a CPU, wait."""
+        """Start to sum a tensor over all ranks, overwriting it; return a function that makes its device wait."""
         if self.world_size == 1:
             return lambda: None
         wait: Callable[[], object] = dist.all_reduce(tensor, async_op=True).wait
@@ -202,10 +202,10 @@ class Ranks:
 def join_ranks(
     config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: Path | None = None
 ) -> Ranks:
-    """Take the place that torchrun gave this process, or stand alone.
+    """Join the process group described by torchrun's environment variables; without them, return a single rank.
 
-    Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
-    yet; None takes the address and port that torchrun put into this process's environment. Raises as ``pick_device``.
+    ``rendezvous`` is a file through which ranks of one host connect; it must not exist yet, and needs a directory of
+    its own. None uses ``MASTER_ADDR`` and ``MASTER_PORT``. Raises ``DeviceMissing`` if there is no GPU for this rank.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
@@ -235,19 +235,19 @@ def join_ranks(
 
 
 def longest_join_s(config: TrainConfig) -> float:
-    """How long ranks wait for each other at the start, and in a collective before the group itself ends them.
+    """Return the process group's timeout, in seconds, for the initial rendezvous and for each collective.
 
-    Longer than the watch's patience, which leaves in order, and than staging the dataset may take on another node.
+    It exceeds the ``Watchdog``'s timeout, which exits cleanly, and the time that staging on another node may take.
     """
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S
     return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
 
 
 def leave_ranks(*, together: bool) -> None:
-    """Close the process group, if there is one.
+    """Destroy the process group, if there is one.
 
-    Ranks that come ``together`` wait for each other: closing the group while a peer's last message is under way can
-    take its process down.
+    With ``together``, ranks wait for each other first: destroying the group while a peer's last message is in flight
+    can crash that peer.
     """
     if not dist.is_initialized():
         return
@@ -258,10 +258,10 @@ def leave_ranks(*, together: bool) -> None:
 
 
 def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
-    """Return whether an error says that another rank cannot be reached any more.
+    """Return whether an error means that another rank cannot be reached any more.
 
-    Before a step was ``rehearsed``, which makes every communicator, a system error of NCCL comes from this node, such
-    as too little shared memory or a wrong interface: starting again is no help.
+    Before a step was ``rehearsed``, which creates every communicator, an NCCL system error comes from this node, such
+    as too little shared memory or a wrong network interface, and a restart does not help.
     """
     told = str(error)
     if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
@@ -272,10 +272,10 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
+    """Set the environment variables of CUDA and torch's allocator, unless you have set the same options yourself.
 
-    GPUs are numbered by their position on the PCI bus, as NVML does. The allocator extends its segments, so that memory
-    grows almost evenly with the micro-batch; ``cudaMallocAsync`` has no segments. Call it before CUDA is first used.
+    GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory grow almost linearly with the
+    micro-batch size; ``cudaMallocAsync`` has no segments. Call this before CUDA is first used.
     """
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
@@ -285,7 +285,7 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank; raise ``DeviceMissing`` if there is no such GPU."""
+    """Return the device of a local rank, and select it; raise ``DeviceMissing`` if there is no such GPU."""
     if kind == "cpu":
         return torch.device("cpu")
     set_cuda_defaults(os.environ)
@@ -302,15 +302,15 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedModule:
-    """A module that trains together with those of all ranks."""
+    """Module wrapped for the parallel strategy, with its gradient synchronisation."""
 
     module: nn.Module
-    """To be called; the module itself where this process is alone."""
+    """Wrapped module, to be called; the original module with a single rank."""
     traffic: GradientTraffic | None
-    """Where DDP carries the gradients."""
+    """DDP's communication hook; None with a single rank or fsdp2."""
 
     def synchronise(self, now: bool) -> contextlib.AbstractContextManager[None]:
-        """Whether the next forward and backward send gradients, or keep them for a later one to send."""
+        """Return a context in which backward synchronises gradients, or only accumulates them if ``now`` is false."""
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(now)
         elif isinstance(self.module, DistributedDataParallel) and not now:
@@ -319,10 +319,10 @@ class SharedModule:
 
 
 def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
-    """Wrap a module for its strategy; alone, it is left as it is.
+    """Wrap a module for its parallel strategy; with a single rank, leave it unchanged.
 
     ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
-    Settings of fsdp2 that cannot work are a ``BadConfig``.
+    Raises ``BadConfig`` for invalid fsdp2 settings.
     """
     parallel = config.parallel
     if ranks.world_size == 1:
@@ -335,7 +335,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        # Only where nobody names a size does torch make the first bucket small, so that something synchronise early.
+        # Only without a size does torch make the first bucket small, so that gradient synchronisation starts early.
         bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
@@ -345,7 +345,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
 
 
 def give_up_gathered(module: nn.Module) -> None:
-    """Go back to this rank's share of the weights, after a forward that no backward follows; for fsdp2 only."""
+    """Reshard the weights after a forward without a backward; for fsdp2 only."""
     if isinstance(module, FSDPModule):
         module.reshard()
 

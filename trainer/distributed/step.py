@@ -1,7 +1,7 @@
-"""One optimizer step: micro-batches, accumulation, clipping, update. Probing trials run this same code.
+"""Optimizer step: micro-batches, gradient accumulation, clipping, update. Trials run this same code.
 
-Whether the update is taken is decided on the device, from the loss and the gradient of all ranks, so that nobody waits
-for it: a step whose numbers are not finite, or lie above the limits, leaves weights and optimizer as they were.
+The device decides whether to apply the update, from the loss and the gradient of all ranks, so the host does not wait.
+A step whose loss or gradient norm is not finite, or exceeds the limits, leaves weights and optimizer unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,42 +20,42 @@ from trainer.health.monitor import NO_LIMITS, Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGradient:
-    """The gradient of a part of the step's tokens, for telling signal from noise."""
+    """Gradient of a part of the step's tokens, for estimating the gradient noise scale."""
 
     square: torch.Tensor
-    """Shape (): squared L2 norm of the part's mean gradient."""
+    """Squared L2 norm of the part's mean gradient, shape ()."""
     share: float
-    """The part of the step's tokens that it is."""
+    """Share of the step's tokens in this part, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimizer step was on this rank. Tensors and marks stay on the device: reading them waits for it."""
+    """Result of one optimizer step on this rank. Tensors and events stay on the device: reading them waits for it."""
 
     loss: torch.Tensor
-    """Shape (), fp64: the mean loss per predicted token, over all ranks."""
+    """Mean loss per predicted token over all ranks, shape (), fp64."""
     grad_norm: torch.Tensor
-    """Shape (): the whole gradient's L2 norm before clipping."""
+    """L2 norm of the whole gradient before clipping, shape ()."""
     applied: torch.Tensor
-    """Shape (), bool: whether weights and optimizer took the step."""
+    """True if the update was applied, shape (), bool."""
     told: torch.Tensor
-    """Shape (N,), fp64: what the ranks told each other in this step, added up."""
+    """Sums over all ranks of the values passed as ``told``, shape (N,), fp64."""
     partial: PartialGradient | None
-    """None where the step has one part only, or fsdp2 hides it."""
+    """Gradient of a part of the step; None if the step has only one part, or with fsdp2."""
     began: DeviceEvent
     asked: DeviceEvent
-    """Before the device waited for the number of all ranks' tokens."""
+    """Event before the device waits for the number of predicted tokens of all ranks."""
     counted: DeviceEvent
-    """Behind that wait."""
+    """Event after the device has waited for the number of predicted tokens of all ranks."""
     departed: DeviceEvent | None
-    """When the last gradients left for other ranks; None where nobody can tell, or there are none."""
+    """Event at which the last gradients were sent to other ranks; None if unknown, or with a single rank."""
     reduced: DeviceEvent
-    """When this rank had the whole gradient."""
+    """Event at which this rank had the fully reduced gradient."""
     updated: DeviceEvent
 
 
 class TrainStep:
-    """A module with its optimizer, ready to take steps."""
+    """Optimizer step of a module and its optimizer."""
 
     def __init__(
         self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks
@@ -65,7 +65,7 @@ class TrainStep:
         self._config = config
         self._ranks = ranks
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
-        """Whose gradients are clipped together."""
+        """Trainable parameters; their gradients are clipped together."""
         # If micro-batches accumulate, gradients outlive the next forward. Allocated again in each backward, they would
         # lie scattered between the activations of a GPU, and cost up to 5 % of its memory.
         self.keeps_gradients = (
@@ -73,20 +73,20 @@ class TrainStep:
             and gradient_accumulation_steps(config, ranks.world_size) > 1
             and config.parallel.strategy != "fsdp2"
         )
-        """Whether gradients keep their memory from step to step."""
+        """True if gradients keep their memory from step to step."""
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
         # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
         self._learning = config.parallel.static_graph and shared.traffic is not None
         self.progressed: Callable[[], None] = lambda: None
-        """Called before each micro-batch."""
+        """Callback before each micro-batch."""
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """Go forward and backward once, and forget it: layers are compiled, and DDP lays its buckets out for good.
+        """Run a forward and backward and discard the gradients, to compile layers and fix the layout of DDP's buckets.
 
-        DDP orders its buckets by the first backward it sees; that of a resumed run must not reduce its first step in
-        another order than a run that was not interrupted.
+        DDP orders its buckets by the first backward; without this, a resumed run would reduce its first step in another
+        order than an uninterrupted run.
         """
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
@@ -107,11 +107,11 @@ class TrainStep:
     ) -> StepResult:
         """Take one optimizer step.
 
-        The loss of every token weighs the same: each rank divides by the number of predicted tokens of all ranks and
-        micro-batches, which stays on the device.
+        The loss of every token has the same weight: each rank divides by the number of predicted tokens of all ranks
+        and micro-batches, which stays on the device.
 
-        With ``part_of_it`` a single rank, too, measures the gradient of its first micro-batch; several always measure
-        each their own. ``told`` is what this rank tells the others; it synchronise with the number of tokens.
+        With ``part_of_it``, a single rank also measures the gradient of its first micro-batch; under DDP, each rank
+        always measures its own gradient. ``told`` are values to sum over ranks, together with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
@@ -146,10 +146,10 @@ class TrainStep:
     def _forward_and_backward(
         self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool
     ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
-        """Add up the gradients of all micro-batches and ranks.
+        """Accumulate the gradients of all micro-batches and ranks.
 
-        The first of ``sums`` becomes what all ranks predict, while the first forward is computed. Returned are the mean
-        loss over all ranks, shape (), the first part's gradient, and the moments around the wait for that number.
+        During the first forward, ``sums[0]`` becomes the number of predicted tokens of all ranks. Returns the mean loss
+        over all ranks, shape (), the first part's gradient, and the events before and after the wait for that number.
         """
         summed = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
@@ -168,7 +168,7 @@ class TrainStep:
                 if last:
                     loss_sum *= weight
                     all_summed = self._ranks.all_reduce_async(loss_sum)  # while the gradients are computed
-                # Ranks are averaged, and the loss is already divided by what all of them predict.
+                # Ranks are averaged, and the loss is already divided by the predicted tokens of all of them.
                 (loss * (weight * self._ranks.world_size)).backward()
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
                 partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
@@ -176,7 +176,7 @@ class TrainStep:
         return loss_sum, partial, asked, counted
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clip and update; the norm before clipping, and whether the update was taken."""
+        """Clip and update; return the norm before clipping, and whether the update was applied."""
         norm = gradient_norm(self.parameters)
         nn.utils.clip_grads_with_norm_(self.parameters, self._config.max_grad_norm, norm)
         whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -196,7 +196,7 @@ class TrainStep:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """L2 norm of all gradients together, shape (); where weights are shared out, of all ranks' shares."""
+    """Return the L2 norm of all gradients together, shape (); with sharded weights, a DTensor over all shards."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients[0].device.type == "cpu":
         # torch's norm of a million numbers on a CPU is off by 1e-4; taken row by row it is exact to rounding.

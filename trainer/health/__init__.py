@@ -1,1 +1,1 @@
-"""Loss spikes, failures, signals, time limits and hung ranks: what is noticed and what is done."""
+"""Run health: detection and handling of loss spikes, failures, signals, time limits and hung ranks."""

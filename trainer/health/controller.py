@@ -1,7 +1,7 @@
-"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on.
+"""Health checks of every step after its numbers have reached the host, and agreement of all ranks on stops and saves.
 
-All ranks read the same numbers of the same step at the same place of their loop, so they decide alike. What they tell
-each other travels with the number of tokens, which they add up in any case.
+All ranks read the same numbers of the same step at the same point of their loop, so they decide alike. Their requests
+are summed in the same all-reduce as the number of tokens, which every step needs anyway.
 """
 
 import signal
@@ -23,13 +23,13 @@ from trainer.health.watchdog import SIGNALS
 
 
 def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
-    """What a rank tells, as numbers that are added up over ranks."""
+    """Return a rank's requests as numbers to be summed over ranks."""
     signalled = signal_number is not None
     return [float(signalled), float(signalled and rank), float(signal_number or 0), time_is_over, save_is_due]
 
 
 def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
-    """What the sums over all ranks of what ``tell`` gave mean: why to save and leave, if so, and whether to save."""
+    """Decode the sums over all ranks of ``tell``: return the reason to save and exit, if any, and whether to save."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
     reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over" if time_is_over else None
     if count:
@@ -40,31 +40,31 @@ def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
 
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
-"""While a step's numbers travel from a GPU, it has the next one, and the one after, to work on."""
+"""Number of steps before a step's numbers are read, so that a GPU has work while they are copied to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be done after a step; the same on every rank."""
+    """Decision after a step; the same on every rank."""
 
     worst: Diagnosis | None
-    """The one with the strongest action."""
+    """Finding with the strongest action, if any."""
     at_step: int
-    """Where that was found, counted from 1."""
+    """Step of that finding, counted from 1."""
     stop_reason: str | None
-    """Why to save and leave."""
+    """Reason to save and exit, if any."""
     save_asked_at: int | None
-    """The step with which the first rank's clock asked for a save."""
+    """Step at which the clock of rank 0 requested a save, if any."""
 
     @property
     def trouble(self) -> Diagnosis | None:
-        """What asks for more than going on."""
+        """Finding that requires a rollback or giving up, if any."""
         asks = self.worst is not None and self.worst.action in (Action.ROLL_BACK, Action.GIVE_UP)
         return self.worst if asks else None
 
 
 class HealthController:
-    """Watches over a run's steps; every rank calls it at the same ones."""
+    """Controller of a run's health; every rank must call it at the same steps."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
         self._config, self._ranks, self._tell_event = config, ranks, tell_event
@@ -74,9 +74,9 @@ class HealthController:
         self.skipped_steps = 0
 
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
-        """Begin to fetch the numbers of a step that was handed to the device.
+        """Start to copy the numbers of a step that was submitted to the device to the host.
 
-        ``samples`` are the numbers in the dataset of this rank's part of it.
+        ``samples`` are the dataset indices of this rank's samples in the step.
         """
         fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
         numbers = to_host(torch.cat([fixed, result.told]))
@@ -84,7 +84,7 @@ class HealthController:
         self._samples[step] = samples
 
     def look(self, *, all_of_them: bool = False) -> Verdict:
-        """Judge the steps whose numbers have arrived; with ``all_of_them`` it waits for the last."""
+        """Check the steps whose numbers have arrived and return the verdict; ``all_of_them`` waits for all steps."""
         found: list[tuple[int, Diagnosis]] = []
         stop_reason: str | None = None
         save_asked_at: int | None = None
@@ -108,12 +108,12 @@ class HealthController:
         return Verdict(worst=worst, at_step=at_step, stop_reason=stop_reason, save_asked_at=save_asked_at)
 
     def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
-        """Take up what a checkpoint remembers."""
+        """Restore the state from a checkpoint."""
         self.health = HealthMonitor(self._config.health, self._config.max_grad_norm, saved)
         self.skipped_steps = skipped_steps
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
-        """Forget the steps that are undone."""
+        """Discard pending steps and restore the history of a checkpoint; see ``HealthMonitor.roll_back``."""
         self._travelling.clear()
         self._samples.clear()
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)

@@ -1,4 +1,4 @@
-"""Events of a run: what was saved, what went wrong, the known causes of each kind, and what was done. No torch here."""
+"""Events of a run, such as saves and failures, with known causes, actions and next steps. No torch here."""
 
 import datetime
 import enum
@@ -13,25 +13,25 @@ from trainer.config.tables import StrictTable
 
 
 class EventRow(StrictTable):
-    """Something that people may want to know of."""
+    """Event of a run, as a line of ``events.jsonl``."""
 
     step: int
-    """Optimizer steps finished when it was noticed, or the step it is about."""
+    """Step that the event is about, or number of steps finished when it occurred."""
     utc: str
     kind: str
-    """``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``, ``rolled_back``,
-    ``preflight``, ``stopped``, or a ``Kind``."""
+    """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``,
+    ``rolled_back``, ``preflight``, ``stopped``, or a ``Kind``."""
     level: Literal["info", "warning", "error"] = "info"
     action: str = "none"
-    """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
+    """Action taken: ``none``, ``warn``, ``skip``, ``rollback`` or ``give_up``."""
     message: str
     causes: list[str] = Field(default_factory=list)
-    """Likely ones, the likeliest first."""
+    """Likely causes, most likely first."""
     next_step: str = ""
     values: dict[str, float | int | str] = Field(default_factory=dict)
-    """Numbers that show it; those that are not finite as text."""
+    """Numbers behind the message; non-finite ones as text."""
     samples: list[int] = Field(default_factory=list)
-    """Numbers in the dataset of the samples of that step, of all ranks."""
+    """Dataset indices of the step's samples, over all ranks."""
 
 
 def happened(
@@ -42,7 +42,7 @@ def happened(
     values: Mapping[str, float | int | str] | None = None,
     **more: Any,  # noqa: ANN401 - as the row has them
 ) -> EventRow:
-    """An event of this moment; ``more`` are other fields of the row. Numbers that are not finite become text."""
+    """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
     shown = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in (values or {}).items()
@@ -51,12 +51,12 @@ def happened(
 
 
 def utc_now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class Kind(enum.StrEnum):
-    """What was found."""
+    """Kind of finding."""
 
     NON_FINITE = "non_finite"
     SPIKE = "spike"
@@ -68,7 +68,7 @@ class Kind(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What is done about it, from the mildest to the strongest."""
+    """Action on a finding, from the mildest to the strongest."""
 
     WARN = "warn"
     SKIP = "skip"
@@ -78,26 +78,26 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Something the user should know, and what is done about it."""
+    """Finding about a run's health, and the action taken."""
 
     kind: Kind
     action: Action
     message: str
-    """What happened, with the values that show it."""
+    """Description of the finding, with the values behind it."""
     values: dict[str, float]
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Likely ones, the most likely first."""
+        """Likely causes, most likely first."""
         return ADVICE[self.kind][0]
 
     @property
     def next_step(self) -> str:
-        """What to do about its kind."""
+        """Next step for this kind of finding."""
         return ADVICE[self.kind][1]
 
     def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
-        """Return it as the run record has it."""
+        """Return the event for the run record."""
         return happened(
             step,
             self.kind.value,
@@ -179,4 +179,4 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
         "--exclude=NODE). If slow ranks change, try train.layout = 'packed'.",
     ),
 }
-"""By kind: likely causes, the likeliest first, and the next step."""
+"""Likely causes, most likely first, and next step, by kind of finding."""

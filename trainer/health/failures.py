@@ -1,4 +1,4 @@
-"""What an error means: out of memory or a crash, for training and for trials alike; and what to do about it."""
+"""Classification of errors in training and trials: out of memory, lost ranks or crash, each with a next step."""
 
 import contextlib
 import re
@@ -16,18 +16,18 @@ _REFUSED = re.compile(
     rf"out of memory|{HOST_REFUSES.pattern}"
     # Handles and workspaces of the libraries are not the caching allocator's.
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
-    # oneDNN that is refused memory for its code says only that it could not; of an unknown shape it says more.
+    # oneDNN without memory for its code says only that it could not; of an unknown shape it says more.
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
 _PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
-"""Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+"""Errors that a lack of memory for a handle or a kernel can cause, but also any other kind of fault."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return the line of an error that says that memory ran out; None for any other error."""
+    """Return the line of an error that reports out of memory; None for any other error."""
     told = str(error)
     # A library's own text counts only in its own kind of error: a file may be called anything.
     said = _REFUSED.search(told) if isinstance(error, RuntimeError) else None
@@ -40,14 +40,14 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def is_vague(refusal: str) -> bool:
-    """Return whether a line of ``out_of_memory`` may as well tell of a fault of another kind."""
+    """Return whether a line of ``out_of_memory`` may have another cause than memory."""
     return _REFUSED.search(refusal) is None and _PERHAPS.search(refusal) is not None
 
 
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
-    """Return the exit code, reason and next step for an error that no other place has translated.
+    """Return the exit code, reason and next step for an error other than ``TrainerError``.
 
-    ``lost`` says that another rank cannot be reached any more.
+    ``lost`` means that another rank cannot be reached any more.
     """
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:
@@ -79,6 +79,6 @@ def _is_nearly_full() -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Without the place in a library's source, and its guesses."""
+    """Return the first sentence of an error, without a prefix for the source location."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0][:300]

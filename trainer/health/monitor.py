@@ -1,7 +1,7 @@
-"""What loss and gradient say about a run, and what is to be done. Pure, no torch here.
+"""Detection of unusual losses and gradient norms, and the action to take. Pure, no torch here.
 
-A loss or a norm is compared with the median of those before it, in units of their robust scatter: the median absolute
-deviation (MAD), times 1.4826, which is the standard deviation if values are normal (Rousseeuw and Croux 1993).
+A loss or norm is compared with the median of the previous ones, in units of a robust standard deviation: the median
+absolute deviation (MAD) times 1.4826, which estimates sigma for normal values (Rousseeuw and Croux 1993).
 """
 
 import dataclasses
@@ -16,33 +16,33 @@ from trainer.config.train_config import HealthSettings, Policy
 from trainer.health.events import Action, Diagnosis, Kind
 
 FLOOR_SHARE = 0.1
-"""Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
+"""Smallest unusual excess over the median, as a share of the median: late in a run, sigma of the loss is tiny."""
 ENOUGH_VALUES, FEWEST_VALUES = 16, 8
-"""Values that must be there before one is judged; the lower number is that of the shortest windows."""
+"""Number of values required before one is judged; the lower number is for the shortest windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What a step says about the run."""
+    """Loss and gradient norm of one optimizer step, for health checks."""
 
     step: int
-    """Counted from 1."""
+    """Optimizer step, counted from 1."""
     loss: float
-    """Mean over all ranks, in nats."""
+    """Mean loss over all ranks, in nats."""
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     applied: bool
-    """Whether the device took the update; it leaves out a step that is not finite or above the limits."""
+    """True if the device applied the update; it skips a step that is not finite or exceeds the limits."""
 
     @property
     def values(self) -> dict[str, float]:
-        """Both numbers, by name."""
+        """Loss and gradient norm, by name."""
         return {"loss": self.loss, "grad_norm": self.grad_norm}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Above these the device leaves an update out; infinite where nothing is known yet, or nothing is to be skipped."""
+    """Limits above which the device skips an update; infinite if not known yet, or if nothing is to be skipped."""
 
     loss: float
     grad_norm: float
@@ -52,16 +52,16 @@ NO_LIMITS = Limits(loss=math.inf, grad_norm=math.inf)
 
 
 class HealthMonitor:
-    """Looks at every step once, in order, and says what is unusual."""
+    """Monitor that checks every step once, in order, and reports unusual ones."""
 
     def __init__(self, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any] | None = None) -> None:
-        """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
+        """Start from a saved state; fields that it lacks get their defaults, so that older checkpoints can be read."""
         self._settings, self._clip = settings, max_grad_norm
         self.recovery = _restored(Recovery, (saved or {}).get("recovery", {}))
         self._look_back(saved or {})
 
     def _look_back(self, saved: Mapping[str, Any]) -> None:
-        """Take over all that says what is usual, or start it afresh where nothing is saved."""
+        """Restore the history of usual values, or start it empty if none is saved."""
         settings = self._settings
         self._loss = _Series(Kind.SPIKE, settings.on_spike, settings, 0.0, saved.get("loss", {}))
         floor = settings.explosion_ratio * self._clip
@@ -71,12 +71,12 @@ class HealthMonitor:
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
 
     def limits(self) -> Limits:
-        """What the device is to leave out in the steps that come."""
+        """Return the limits above which the device skips the coming updates."""
         loss, grad_norm = (one.limit if one.guarded else math.inf for one in (self._loss, self._norm))
         return Limits(loss=loss, grad_norm=grad_norm)
 
     def look(self, vitals: StepMetrics) -> list[Diagnosis]:
-        """What a step shows; each step is shown exactly once, in order."""
+        """Return the findings of a step; call it exactly once for each step, in order."""
         furthest = self.recovery.furthest_trouble_step
         if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
             self.recovery.without_progress = 0  # well past the furthest trouble
@@ -97,12 +97,12 @@ class HealthMonitor:
 
     @property
     def calm(self) -> bool:
-        """Whether a checkpoint saved now is a good one to return to."""
+        """True if a rollback may return to a checkpoint saved now."""
         is_open = self._loss.excursion or self._norm.excursion
         return self._usual and not is_open and self._skipped_in_a_row == 0
 
     def learning_rate_share(self, step: int) -> float:
-        """What is left of the learning rate in the step, counted from 0, that is about to be taken."""
+        """Return the factor on the learning rate of the next step, counted from 0; below 1 after a rollback."""
         before = self.recovery
         if before.eased_from_step is None or step < before.eased_from_step:
             return 1.0
@@ -110,9 +110,9 @@ class HealthMonitor:
         return before.eased_share + (1 - before.eased_share) * done
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
-        """Look back as at the checkpoint; what counts rollbacks and eases the learning rate goes on.
+        """Restore the checkpoint's history, count the rollback and ease the learning rate.
 
-        ``at_step``, counted from 1, is where the trouble was; ``to_step`` the steps finished at the checkpoint.
+        ``at_step`` is the step with the trouble, counted from 1; ``to_step`` the steps finished at the checkpoint.
         """
         self._look_back(saved)
         self._skipped_in_a_row = 0
@@ -124,12 +124,12 @@ class HealthMonitor:
         recovery.eased_share = self._settings.eased_learning_rate_share**recovery.without_progress
 
     def reset_rollback_count(self) -> None:
-        """Let rollbacks count afresh, as settings were changed since the run gave up."""
+        """Reset the count of rollbacks, after settings were changed since the run gave up."""
         self.recovery.without_progress = 0
         self.recovery.furthest_trouble_step = None
 
     def to_json(self) -> dict[str, Any]:
-        """The whole state, as JSON can write it: nothing in it is infinite."""
+        """Return the whole state as JSON values; none of them is infinite."""
         return {
             "loss": self._loss.to_json(),
             "grad_norm": self._norm.to_json(),
@@ -154,7 +154,7 @@ class HealthMonitor:
         return found
 
     def _blamed(self, vitals: StepMetrics, above: Sequence["_Series"]) -> "_Series | None":
-        """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
+        """Return the series whose older limit caused a skip: the nearest to its limit; None if one exceeds it now."""
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
         near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
         return None if any(series in above for series in near) else max(near, key=near.__getitem__, default=None)
@@ -175,7 +175,7 @@ class HealthMonitor:
         return Diagnosis(kind=series.kind, action=action, message=message, values=values)
 
     def _escalated(self, one: Diagnosis) -> Diagnosis:
-        """A finding with the action that remains when skipping, or rolling back, did not help."""
+        """Return a finding with a stronger action if skipping, or rolling back, did not help."""
         action, message = one.action, one.message
         if action is Action.SKIP and self._skipped_in_a_row >= self._settings.patience_steps:
             action = Action.ROLL_BACK
@@ -194,16 +194,16 @@ class HealthMonitor:
 
 
 class _Series:
-    """The last values of one figure, and what is unusual beside them."""
+    """Window of the last values of one metric, and the limit above which a value is unusual."""
 
     def __init__(
         self, kind: Kind, policy: Policy, settings: HealthSettings, floor: float, saved: Mapping[str, Any]
     ) -> None:
         self.kind = kind
         self.guarded = policy != "warn"
-        """Whether the device is to leave out what is unusual."""
+        """True if the device skips unusual steps, which it does unless the policy is ``warn``."""
         self.excursion: bool = saved.get("excursion", False)
-        """Whether it was said that values are unusual, and none was usual since; only if that is all that is done."""
+        """True if unusual values were reported and none was usual since; only with the policy ``warn``."""
         self._policy = policy
         self._sigmas = settings.spike_sigmas
         self._floor = floor
@@ -215,7 +215,7 @@ class _Series:
         return len(self._window)
 
     def judge(self, value: float, *, applied: bool) -> Action | None:
-        """What is to be done about a value, or None."""
+        """Return the action for a value, or None if it is usual or already reported."""
         if value <= self.limit:
             self.excursion = False
             return None
@@ -223,14 +223,14 @@ class _Series:
             case "rollback":
                 return Action.ROLL_BACK
             case "skip":
-                # The device's limit is some steps old and can let through what is forbidden now.
+                # The device's limit is some steps old and can let through a value above the current one.
                 return Action.WARN if applied else Action.SKIP
             case "warn":
                 is_known, self.excursion = self.excursion, True
                 return None if is_known else Action.WARN
 
     def add(self, value: float) -> None:
-        """Let a value say what is usual."""
+        """Add a value to the window."""
         self._window.append(value)
         self._measure()
 
@@ -247,7 +247,7 @@ class _Series:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Recovery:
-    """How often training rolled back, whether that helped, and how far the learning rate is eased."""
+    """Number of rollbacks, in total and without progress, and the current easing of the learning rate."""
 
     rollbacks: int = 0
     without_progress: int = 0
@@ -262,7 +262,7 @@ MEDIAN_ERROR = 1.2533
 
 
 def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
-    """Where values are now, and their robust standard deviation around where they were on the way."""
+    """Return the current level of values and their robust standard deviation, both corrected for a falling trend."""
     whole, scatter = centre_and_scatter(sorted(values))
     half = len(values) // 2
     first, second = middle(sorted(values[:half])), middle(sorted(values[-half:]))
@@ -275,14 +275,14 @@ def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
 
 
 def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
-    """The median of blocks of steps, and its standard error, to which the slope of a fall or a rise adds nothing."""
+    """Return the median of blocks of steps and its standard error, estimated from differences, so without a trend."""
     differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
     sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
     return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
 
 
 def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
-    """Median and robust standard deviation of values in order."""
+    """Return the median and the robust standard deviation of sorted values."""
     centre = middle(ordered)
     # Two runs in order, which sorting only has to merge.
     deviations = sorted([abs(value - centre) for value in ordered])
@@ -290,7 +290,7 @@ def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
 
 
 def middle(ordered: Sequence[float]) -> float:
-    """The median of values in order."""
+    """Return the median of sorted values."""
     half = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[half]
@@ -299,18 +299,18 @@ def middle(ordered: Sequence[float]) -> float:
 
 
 ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
-"""Standard errors of a fall, or a rise, between two medians that is more than noise. A rise is always told."""
+"""Standard errors above which a fall, or a rise, between two medians exceeds noise. A rise is always reported."""
 FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
-"""Of the shortest window, and of the whole run."""
+"""Number of blocks in the shortest window, and at most in the whole run."""
 SMALLEST_CHANGE_SHARE = 0.001
-"""Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
+"""Smallest relevant change in half a plateau window, as a share of the loss, even if it is significant."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Plateau:
-    """Whether the loss still falls: both halves of a long window, by medians of blocks, each time half of it is new.
+    """Detector of a loss that stands still or rises: it compares block medians of both halves of a long window.
 
-    The window is the last half of the run, and not shorter than asked for.
+    The window is the last half of the run, at least ``window_steps``, and is checked each time half of it is new.
     """
 
     window_steps: int
@@ -325,7 +325,7 @@ class Plateau:
         self.blocks, self.block = list(self.blocks), list(self.block)
 
     def look(self, step: int, loss: float) -> list[Diagnosis]:
-        """What a step's loss shows, counted from 1; each is shown once, in order."""
+        """Return the findings for a step's loss, counted from 1; call it once for each step, in order."""
         self.block.append(loss)
         if len(self.block) < self.block_steps:
             return []
@@ -356,7 +356,7 @@ class Plateau:
         return [Diagnosis(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
 
     def _join_blocks(self) -> None:
-        """Make longer ones, two into one, where there are many; what does not come out even is left out."""
+        """Join pairs of blocks if there are too many; an odd first block is dropped."""
         while len(self.blocks) > MOST_BLOCKS:
             even = self.blocks[len(self.blocks) % 2 :]
             self.blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
@@ -368,6 +368,6 @@ StateT = TypeVar("StateT", Recovery, Plateau)
 
 
 def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - as it has them
-    """Return a saved state under such settings; what is not saved starts afresh."""
+    """Return a saved state under the given settings; fields that are not saved get their defaults."""
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in saved.items() if name in known} | settings)

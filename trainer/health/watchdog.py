@@ -1,7 +1,7 @@
-"""Signals, the time budget, and hung ranks: what may end a run from outside. No torch here.
+"""Watchdog for signals and hung ranks, and the time budget of a run. No torch here.
 
-A thread waits for signals and looks whether the training moves, as the main thread may wait for another rank where no
-Python code runs.
+A thread waits for signals and checks that training makes progress, as the main thread may be blocked in a collective,
+where no Python code runs.
 """
 
 import contextlib
@@ -23,46 +23,46 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 REQUEUE = 75
-"""Exit code: the state is saved, and starting again goes on."""
+"""Exit code after which a restart resumes the run."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_SIGNAL_S = 1.0
-"""torchrun and SLURM both pass signals on: what comes so soon after the first is the same request."""
+"""Seconds in which a second signal is the same request, as torchrun and SLURM both forward signals."""
 PATIENCE_S = 10.0
-"""A step that goes on for so long after a signal may not end before the process is killed, so the record says why."""
+"""Seconds after a signal before its name is recorded, in case the process is killed before the step ends."""
 _LOOK_EVERY_S = 0.5
 _LAST_RESORT_S = 30.0
-"""How much later the interpreter's own watchdog ends a process whose threads cannot run."""
+"""Delay after the timeout before ``faulthandler`` ends a process whose threads cannot run, in seconds."""
 _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
-"""Looks that lie further apart: nothing of this process ran."""
+"""Gap between two checks, in seconds, that means that the process was suspended."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Watchdog:
-    """What the training tells and asks; does nothing until it is started."""
+    """Watchdog that training reports progress to and asks for signals; it does nothing until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
-        """Watch; ``record`` is told why the process leaves without its main thread, after how many steps.
+        """Set the timeout and ``record``, a callback for the reason of an exit and the number of finished steps.
 
-        Its last value is true if that is only to be feared: the process may be killed, and have no time to say so then.
+        Its last argument is true if the exit is only likely: the process may be killed before it can record it.
         """
         self.timeout_s = timeout_s
-        """Longest time without a sign of life."""
+        """Longest time without a heartbeat, in seconds."""
         self._record = record
         self._beat_s = time.monotonic()
         self.step = 0
-        """Steps finished."""
+        """Number of finished steps."""
         self._first: tuple[int, float] | None = None
         self._told = False
         self.ending = False
-        """Whether how the run ended is settled."""
+        """True if the outcome of the run is final."""
         self._armed_s = 0.0
         self._ends = threading.Event()
         self.traceback_file: Path | None = None
-        """Where a hung rank says what it is doing, beside standard error."""
+        """File for the traceback of a failed or hung rank, in addition to standard error."""
 
     def start(self) -> None:
-        """Take over the signals, and begin to watch; only in the main thread."""
+        """Install signal handlers and start the watching thread; call it only in the main thread."""
         self._sockets = _, writing = socket.socketpair()
         for one in self._sockets:
             one.setblocking(False)
@@ -74,26 +74,26 @@ class Watchdog:
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def end_within(self, timeout_s: float) -> None:
-        """Look out for a hang only: what is left to do takes less time, and no signal could ask for more."""
+        """Ignore signals from now on and only watch for a hang, with a new timeout: the run is about to end."""
         self.ending = True
         self.timeout_s = timeout_s
         self.heartbeat()
 
     def stop(self) -> None:
-        """Watch no more; further signals are left without effect, as the end is near."""
+        """Stop watching; later signals have no effect."""
         self._ends.set()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         faulthandler.cancel_dump_traceback_later()
 
     def heartbeat(self, step: int | None = None) -> None:
-        """A sign of life."""
+        """Report progress, and optionally the number of finished steps."""
         self._beat_s = time.monotonic()
         if step is not None:
             self.step = step
 
     @property
     def asked_by(self) -> int | None:
-        """The number of the first signal, if there was one."""
+        """Number of the first signal, or None."""
         return None if self._first is None else self._first[0]
 
     def _look(self) -> None:
@@ -125,7 +125,7 @@ class Watchdog:
             self._leave(f"a second signal, {name}: left without saving; the newest checkpoint is as it was")
 
     def _stop(self) -> None:
-        """Stop, as the signal asks; SLURM sends it a moment before the one that cannot be caught."""
+        """Suspend the process on SIGTSTP, which SLURM sends a moment before SIGSTOP, which cannot be caught."""
         faulthandler.cancel_dump_traceback_later()
         self._armed_s = time.monotonic()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -149,7 +149,7 @@ class Watchdog:
             reason = f"{name}, and killed before the step ended and the state was saved"
             if not self.step:
                 reason = f"{name} before the first step; another rank's messages may say why"
-            with contextlib.suppress(Exception):  # this thread must go on
+            with contextlib.suppress(Exception):  # this thread must continue
                 self._record(reason, self.step, True)
 
     def _leave(self, reason: str) -> None:
@@ -159,7 +159,7 @@ class Watchdog:
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
-        """For a main thread that keeps all others from running."""
+        """Postpone ``faulthandler``'s exit, which acts even if the main thread keeps all others from running."""
         now_s = time.monotonic()
         if now_s - self._armed_s > _REARM_EVERY_S:
             self._armed_s = now_s
@@ -169,31 +169,31 @@ class Watchdog:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
         sys.stderr.write(f"train: {text}\n")
         sys.stderr.flush()
 
 
 def heard_signals() -> tuple[signal.Signals, ...]:
-    """Those that ask to leave; under ``nohup`` the terminal may go."""
+    """Return the signals that request an exit; under ``nohup``, without SIGHUP."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in SIGNALS if not (nohup and number == signal.SIGHUP))
 
 
 def ignore_signals() -> None:
-    """For loader processes: whoever signals all processes of a job means the training, which ends them itself."""
+    """Ignore signals in a DataLoader worker: a signal to all processes of a job is for training, which ends workers."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
-    """Ask the system for SIGTERM when the process that started this one dies: torchrun, killed, leaves its ranks."""
+    """Request SIGTERM when the parent process dies, as a killed torchrun leaves its ranks running."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class TimeBudget:
-    """When the run has to be over, and what is still to be done then, learned from what was done so far."""
+    """Time limit of the run, and the time needed to save and exit, estimated from past steps and evaluations."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
@@ -201,19 +201,19 @@ class TimeBudget:
             ends.append(time.monotonic() + slurm_left_s)
         self._end_s = min(ends, default=math.inf)
         self.step_s: deque[float] = deque(maxlen=20)
-        """What the last steps took, the evaluations that may have followed them not included."""
+        """Durations of the last steps, in seconds, without evaluations."""
         self.evaluation_s = 0.0
-        """What the last evaluation took."""
+        """Duration of the last evaluation, in seconds."""
 
     def over(self, *, save_s: float, evaluation_due: bool) -> bool:
-        """Whether what has yet to be done would otherwise not be done in time."""
-        # Four steps, as numbers are read some steps later, a save that may take longer, and 2 s to leave.
+        """Return whether to stop now to have enough time left for a save, and for an evaluation if one is due."""
+        # Four steps, as numbers are read some steps later, a save that may take longer, and 2 s to exit.
         reserve_s = 4 * max(self.step_s, default=0.0) + 1.5 * save_s + 2.0
         return time.monotonic() + reserve_s + evaluation_due * self.evaluation_s >= self._end_s
 
 
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
-    """Seconds until the end of this process's SLURM job; None outside of one, or where it has no limit."""
+    """Return the seconds until the end of this process's SLURM job; None without a job or a time limit."""
     with contextlib.suppress(ValueError):
         return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
     job, squeue = environment.get("SLURM_JOB_ID", ""), shutil.which("squeue")
@@ -228,7 +228,7 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
 
 
 def parse_slurm_time_s(text: str) -> float | None:
-    """Seconds in SLURM's ``[days-][[hours:]minutes:]seconds``; None for ``UNLIMITED`` and the like."""
+    """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds; None for ``UNLIMITED`` and the like."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
     if match is None:
         return None

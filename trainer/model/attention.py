@@ -1,10 +1,10 @@
-"""The one place that says what a token may attend to: its own document, and nothing else in its row.
+"""Attention within documents: a token attends to its own document and to nothing else in its sequence.
 
-``varlen`` computes every document on its own, in one kernel, on GPUs from Ampere on; ``sdpa`` whole rows under a mask,
-anywhere; ``row``, for encoders that this project does not know, has transformers' own mask of padding.
+``varlen`` computes each document on its own, in one kernel, on GPUs from Ampere on; ``sdpa`` whole sequences under a
+mask, anywhere; ``row``, for encoders that this project does not know, uses transformers' own padding mask.
 
-Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H heads, E of a head, K slots of the
-prediction head, R slots of a row.
+Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
+head, K slots of the MLM head, R slots of a sequence.
 """
 
 from dataclasses import dataclass
@@ -24,27 +24,27 @@ from trainer.model.sparse_last_layer import DocumentQueries, RowQueries, attend_
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
 VARLEN_NAME = "varlen_documents"
-"""What transformers calls our attention function."""
+"""Name under which transformers knows our attention function."""
 _MOST_HEAD_DIMENSIONS = 256
-"""The limit of FlashAttention 2's kernels; they also want a multiple of 8."""
+"""Limit of FlashAttention 2's kernels, which also require a multiple of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenAttention:
-    """How attention is computed, and why so."""
+    """Kind of attention, with the reason for it."""
 
     kind: AttentionKind
     reason: str
 
 
 def dropout_key(model_config: PretrainedConfig) -> str | None:
-    """Return the name of the attention dropout in a model's config, as BERT or ModernBERT has it, or None."""
+    """Return the key of the attention dropout in a model's config, BERT's or ModernBERT's, or None."""
     keys = ("attention_probs_dropout_prob", "attention_dropout")
     return next((key for key in keys if hasattr(model_config, key)), None)
 
 
 def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
-    """Return which way to take; raise ``BadConfig`` if what is asked for cannot be had."""
+    """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible."""
     if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
@@ -66,7 +66,7 @@ def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device
 def _against_varlen(
     config: TrainConfig, model_config: PretrainedConfig, device: torch.device
 ) -> tuple[str, str] | None:
-    """Why varlen cannot be had, and what would help; None where it can."""
+    """Return the reason why varlen cannot be used and the next step, or None if it can."""
     if config.device != "cuda":  # what is traced without a GPU is on no device at all
         return "a CPU has no varlen kernel", "Use --set train.attention=sdpa."
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -106,7 +106,7 @@ def attend_within_documents(
     sliding_window: int | None = None,
     **_: Any,  # noqa: ANN401 - what else transformers hands to attention functions
 ) -> tuple[torch.Tensor, None]:
-    """Return attention of one long row, every document on its own, shape (1, T, H, E); transformers' signature."""
+    """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention has neither dropout nor masks")
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
@@ -126,16 +126,16 @@ def attend_within_documents(
 
 
 def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each place's document, int32, from 1, and its place in it, int64; both 0 on padding, of shape (B, S).
+    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding.
 
-    They are made on the device, which is not waited for.
+    Both are computed on the device, without synchronisation.
     """
     shape, device = batch.ids_BS.shape, batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
     begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
     begins_T.index_fill_(0, starts_N, 1)
     number_T = begins_T.cumsum(0, dtype=torch.int32)
-    # Places before the first document belong to a document 0 without tokens.
+    # Positions before the first document belong to a document 0 without tokens.
     none = torch.zeros(1, dtype=torch.int64, device=device)
     start_T = torch.cat([none, starts_N]).index_select(0, number_T)
     tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(0, number_T)
@@ -146,13 +146,13 @@ def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInputs:
-    """What an encoder's forward takes, and what it was made from."""
+    """Arguments of an encoder's forward, and the tensors that they were made from."""
 
     arguments: dict[str, Any]
     document_BS: torch.Tensor | None = None
-    """The document of each place; None where rows are told to the encoder by their padding mask."""
+    """Document of each position; None if the encoder gets a padding mask instead."""
     edges: torch.Tensor | None = None
-    """Shape (2 N + B + 1,), int32, the edges of documents and rows; only for varlen."""
+    """Edges of documents and sequences, int32, shape (2 N + B + 1,); only for varlen."""
 
 
 def encoder_inputs(
@@ -163,10 +163,10 @@ def encoder_inputs(
     first_position: int,
     window_tokens: int | None,
 ) -> EncoderInputs:
-    """Tell an encoder where documents lie, in such a way that it builds no mask of its own.
+    """Return the arguments that tell an encoder where documents lie, so that it builds no mask of its own.
 
-    A document's first position is ``first_position``, as RoBERTa begins after the padding id. ``window_tokens`` is how
-    far layers with a sliding window reach to either side; None without such layers.
+    ``first_position`` is the position id of a document's first token: RoBERTa's begin after the padding id.
+    ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers.
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
@@ -193,14 +193,14 @@ def encoder_inputs(
 
 
 def document_queries(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> DocumentQueries:
-    """Which places ask, for varlen; ``place_K`` is ascending."""
+    """Return the queries of the sparse last layer for varlen; ``place_K`` is ascending."""
     assert inputs.edges is not None
     row_tokens = batch.ids_BS.shape[1]
     return DocumentQueries(
         place_K=place_K,
         query_edges=torch.searchsorted(place_K, inputs.edges, out_int32=True),
         key_edges=inputs.edges,
-        # Slots that count for nothing are spread evenly, so no document gets more of them than it has places.
+        # Unused slots are spread evenly, so no document gets more of them than it has positions.
         most_queries=min(len(place_K), 2 * row_tokens),
         most_keys=row_tokens,
     )
@@ -209,10 +209,10 @@ def document_queries(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Te
 def row_queries(
     inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor, *, row_slots: int, dtype: torch.dtype
 ) -> RowQueries:
-    """Which places ask, for whole rows under a mask.
+    """Return the queries of the sparse last layer for whole sequences under a mask.
 
-    ``place_K`` are those to predict, ascending, then such as count for nothing; ``row_slots`` as many as any row has to
-    predict, or more.
+    ``place_K`` are the positions to predict, ascending, then those of unused slots. ``row_slots`` is at least the most
+    tokens to predict in any sequence.
     """
     document_BS = inputs.document_BS
     assert document_BS is not None
@@ -222,7 +222,7 @@ def row_queries(
     row_K = place_K // width
     first_of_row_K = torch.searchsorted(torch.where(counts_K, place_K, rows * width), row_K * width)
     slot_K = torch.where(counts_K, row_K * row_slots + number_K - first_of_row_K, rows * row_slots)
-    # A slot without a question asks what the row's first place may ask, as a softmax over nothing is not a number.
+    # An unused slot attends as its sequence's first position does, as a softmax over nothing would be NaN.
     none = document_BS.new_zeros(1)
     asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
     asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))
@@ -231,19 +231,19 @@ def row_queries(
 
 
 def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Shape (B, 1, S, S): 0 where a place may be attended to, else minus infinity; every place may attend to itself.
+    """Return an additive mask, shape (B, 1, S, S): 0 for pairs that may attend, else minus infinity.
 
-    Made once for all layers; from a mask of truth values each layer would make this anew.
+    Made once for all layers: from a boolean mask each layer would make its own. Every position may attend to itself.
     """
     zero = torch.zeros((), dtype=dtype, device=allowed_BSS.device)
     return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
 
 
 def _document_edges(batch: MicroBatch) -> torch.Tensor:
-    """Ascending from 0 to T: where documents begin and end, and where rows do.
+    """Return the edges of documents and sequences, ascending from 0 to T.
 
-    What lies between documents, mostly nothing, is padding that attends to itself. Edges of rows cut it, as kernels are
-    told that nothing is longer than a row, and leave undefined what they are not told of.
+    Padding between documents, if any, attends to itself. The edges of sequences divide it, as kernels are told that
+    nothing is longer than a sequence, and leave positions undefined that lie outside of all edges.
     """
     rows, width = batch.ids_BS.shape
     rows_B = torch.arange(rows + 1, dtype=torch.int32, device=batch.ids_BS.device) * width

@@ -1,4 +1,4 @@
-"""Build an encoder from its settings; transformers' own modules, from scratch."""
+"""Encoders with fresh weights, built from settings out of transformers' own modules."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropou
 from trainer.model.families import FAMILIES, Family
 
 VOCAB_MULTIPLE = 64
-"""Matrix units work in tiles, so the embedding is padded to whole ones; the extra ids never occur."""
+"""Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra ids never occur."""
 
-# These count positions from pad_token_id + 1, so a row of S tokens needs S + pad_token_id + 1 positions.
+# These count positions from pad_token_id + 1, so a sequence of S tokens needs S + pad_token_id + 1 positions.
 _POSITIONS_START_AFTER_PAD = {
     "camembert", "data2vec-text", "esm", "luke", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
     "xmod",
@@ -26,12 +26,12 @@ _POSITIONS_START_AFTER_PAD = {
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
-    """The parts of an architecture, or None where this project does not know them."""
+    """Return the parts of an architecture, or None if this project does not know them."""
     return FAMILIES.get(config.model_type)
 
 
 def window_tokens(config: PretrainedConfig) -> int | None:
-    """How far layers with a sliding window look to either side; None where there are no such layers."""
+    """Return the reach of sliding-window layers to either side, in tokens; None without such layers."""
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
         return None
     window: int = config.sliding_window
@@ -39,7 +39,7 @@ def window_tokens(config: PretrainedConfig) -> int | None:
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The layers of a known architecture; of another one, none."""
+    """Return the layers of a model; empty if its architecture is not known."""
     family = family_of(model.config)
     if family is None:
         return ()
@@ -56,7 +56,7 @@ def build_config(
 ) -> PretrainedConfig:
     """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
 
-    ``BadConfig`` if transformers has no such masked-LM encoder, or one without as many positions or that dropout.
+    Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the positions or that dropout.
     """
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")
@@ -97,9 +97,9 @@ def build_config(
 
 
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
-    """A model with fresh weights in fp32, in training mode.
+    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match.
 
-    An architecture without a choice of ``implementation`` takes its own ``eager`` one, and ``model.config`` says so.
+    An architecture without a choice of ``implementation`` uses ``eager`` attention, as ``model.config`` then says.
     """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     with torch.device(device):

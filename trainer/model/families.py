@@ -1,8 +1,8 @@
-"""Architectures whose parts this project knows: where the encoder, its layers and its head are. No torch here.
+"""Architectures whose encoder, layers and head this project can find. No torch here.
 
-Their encoders hand keyword arguments down to attention functions, take a 4-D mask as it is, and know a token's place by
-``position_ids`` alone; a test moves one document and sees its neighbours unmoved. Others train with padded rows and a
-head on all places.
+Their encoders pass keyword arguments on to attention functions, use a 4-D mask unchanged, and take positions from
+``position_ids`` alone; a test moves one document and checks that its neighbours' outputs stay. Other architectures
+train with one sample per sequence and compute the MLM head at all positions.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One kind of architecture."""
+    """Parts of a family of architectures."""
 
     encoder: str
-    """Attribute of transformers' masked-LM model."""
+    """Attribute of transformers' masked-LM model that holds the encoder."""
     layers: str
-    """Path from there to the list of layers."""
+    """Path from the encoder to the list of its layers."""
     head: tuple[str, ...]
-    """Attributes that turn hidden states into logits, one after the other."""
+    """Attributes that turn hidden states into logits, in this order."""
     layer: Literal["bert", "modernbert"]
-    """How a layer is built."""
+    """Structure of a layer."""
     positions_after_pad: bool = False
-    """Whether positions count from the padding id plus one."""
+    """True if position ids start at the padding id plus one."""
 
 
 _ROBERTA = Family(encoder="roberta", layers="encoder.layer", head=("lm_head",), layer="bert", positions_after_pad=True)
@@ -34,4 +34,4 @@ FAMILIES: dict[str, Family] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-"""By transformers' model type."""
+"""Families by transformers' model type."""

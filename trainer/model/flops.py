@@ -1,10 +1,10 @@
-"""Floating-point operations: what a training step has to compute, and what GPUs can do at most. No torch here.
+"""FLOPs of a training step, and peak rates of GPUs. No torch here.
 
-Counted of a step is what the mathematics asks for: matrix products of the layers for real tokens, attention within
-documents, the head at the tokens to predict, each once forward and twice backward. Not counted: padding, recomputation,
-the look-up of embeddings, normalisation, softmax, the optimizer.
+A step counts the FLOPs that its mathematics needs: matmuls of the layers for non-padding tokens, attention within
+documents, the MLM head at the tokens to predict, each once forward and twice backward. Not counted: padding,
+recomputation, embedding look-ups, normalisation, softmax, the optimizer.
 
-Peaks are those of dense matrix products, memory and links, by the makers' data sheets, most of which print figures with
+Peaks are those of dense matmuls and of links, from the vendors' data sheets, most of which print figures with
 structured sparsity; dense is half of that. Read in 2026.
 """
 
@@ -18,23 +18,23 @@ from trainer.data.batch_plan import Int64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """What a model costs, by what the cost grows with."""
+    """Sizes of a model from which the FLOPs of a step follow."""
 
     parameters: int
-    """All of them, shared ones once."""
+    """Number of all parameters, shared ones counted once."""
     weights_per_token: int
-    """Elements of the matrices that every real token is multiplied with, over all layers."""
+    """Elements of the matrices that every non-padding token is multiplied with, over all layers."""
     weights_per_predicted_token: int
-    """Of those that only tokens to predict need: the head's, and where the last layer is narrow, most of its."""
+    """Elements of the matrices for tokens to predict only: the MLM head's and, if sparse, most of the last layer's."""
     attention_width: int
-    """Heads times their size."""
+    """Number of attention heads times their size."""
     reaches: tuple[int | None, ...]
-    """How far each layer's attention looks to either side; None for all of the document."""
+    """Reach of each layer's attention to either side, in tokens; None for the whole document."""
     last_layer_narrow: bool = False
-    """Whether only tokens to predict ask in the last layer's attention."""
+    """True if only tokens to predict are queries in the last layer's attention."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
-        """Return the operations of one step; ``lengths``, shape (N,), are the real tokens of each document."""
+        """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""
         tokens = float(lengths.sum())
         matmuls = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
         pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
@@ -46,12 +46,12 @@ class ModelWork:
         return 3 * 2 * (matmuls + attention)  # forward and backward, each a multiplication and an addition
 
     def six_n_flops(self, tokens: float) -> float:
-        """The 6 N convention (Kaplan et al. 2020): embeddings and a head on every token included, attention not."""
+        """Return FLOPs by the 6 N convention (Kaplan et al. 2020): all parameters at every token, and no attention."""
         return 6.0 * self.parameters * tokens
 
 
 def attended_pairs(lengths: Int64, reach: int | None) -> float:
-    """Pairs of tokens that attend to each other, over all documents; shape (N,) to a number."""
+    """Return the number of token pairs that attend to each other in documents of ``lengths``, shape (N,)."""
     wide = lengths.astype(np.float64)
     if reach is None:
         return float(np.square(wide).sum())
@@ -65,18 +65,18 @@ GIGA, TERA = 1e9, 1e12
 
 
 class Peak(NamedTuple):
-    """One kind of GPU."""
+    """Peak rates of one kind of GPU."""
 
     name: str
-    """Words of its driver's name; the first row whose words all occur counts."""
+    """Words of the GPU's name in its driver; the first row of the table whose words all occur matches."""
     bf16: float
-    """FLOP/s, dense."""
+    """Dense rate in FLOP/s."""
     tf32: float
     fp32: float
-    """Without matrix units."""
+    """Rate in FLOP/s without Tensor Cores."""
     link_bytes_per_s: float
-    """Of all links, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against data
-    sheets; it only bounds what is plausible."""
+    """Bandwidth of all links, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against
+    data sheets; it only bounds plausible measurements."""
     source: str
 
 
@@ -84,7 +84,7 @@ _ADA = "NVIDIA Ada architecture white paper; sums in fp32"
 _PRO = "NVIDIA RTX Blackwell PRO architecture white paper"
 _PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are sparse fp4"
 _PARTS = {"MIG", "Laptop", "D"}
-"""Words that name a part of a GPU, or one that is less than what has the name without them."""
+"""Words that name a part of a GPU, or a GPU with lower peaks than that of the same name without them."""
 
 # Left out, as no data sheet with a dense figure was found: A10G, of which others print 62.5, 70 and 125 TFLOP/s in
 # bf16; RTX PRO 6000 Server Edition, which has the chip of the others, and clocks and power of its own.
@@ -118,18 +118,18 @@ PEAKS = (
 
 
 def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
-    """What a GPU's matrix products are computed in, under such settings."""
+    """Return the number format in which a GPU computes matmuls under these settings."""
     return "bf16" if precision == "bf16" else "tf32" if tf32 else "fp32"
 
 
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
-    """Return the dense peak of a device, or None if the table does not know it, such as a part of one (MIG)."""
+    """Return the dense peak of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
     found = _peak(device_name)
     return None if found is None else float(getattr(found, number_format))
 
 
 def peak_link_bytes_per_s(device_name: str) -> float | None:
-    """Return the bandwidth of a device's links, both directions together, or None if the table does not know it."""
+    """Return the bandwidth of a device's links, both directions together, or None if it is not in the table."""
     found = _peak(device_name)
     return None if found is None else found.link_bytes_per_s
 

@@ -1,6 +1,6 @@
-"""The masked-LM loss of a micro-batch: encoder, prediction head on the places to predict, cross-entropy.
+"""Masked-LM loss of a micro-batch: encoder, MLM head at the positions to predict, cross-entropy.
 
-Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K slots of the head, V words.
+Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to predict, K slots of the head, V ids.
 """
 
 import math
@@ -21,11 +21,11 @@ from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
 class MaskedLM(nn.Module):
-    """A transformers encoder with its loss: what is wrapped, compiled and sharded.
+    """A transformers encoder with its loss: the module that is wrapped, compiled and sharded.
 
-    The head computes the places to predict only, which are 15 % of all; loss and gradients are those of a head on all
-    places. Where shapes must not change (compiled layers, GPUs) it has a fixed number of slots, whose unused ones weigh
-    nothing; a micro-batch with more tokens takes a multiple of it, and is counted.
+    The sparse MLM head computes only the positions to predict, 15 % of all; loss and gradients are those of the dense
+    head. If shapes must not change (compiled layers, GPUs), it has a fixed number of slots, of which unused ones add no
+    loss; a micro-batch with more tokens takes a multiple of it, and is counted.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> None:
@@ -33,7 +33,7 @@ class MaskedLM(nn.Module):
         self.model = model
         self.attention = attention
         self.overflows = 0
-        """Micro-batches that needed more slots."""
+        """Micro-batches that needed more than the fixed number of slots."""
         family = family_of(model.config)
         self._family = family
         self._masked_head = config.mlm_head == "sparse"
@@ -50,11 +50,11 @@ class MaskedLM(nn.Module):
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
-        """What the encoder and its head are computed under, by the kind of device."""
+        """Context manager in which encoder and head are computed, by the type of device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
         wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
         self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
-        """Whether the last layer is computed for the places to predict only."""
+        """True if the last layer is computed at the positions to predict only."""
         if self.narrow and family is not None:
             make_sparse_layer(model_layers(model)[-1], family)
 
@@ -64,17 +64,17 @@ class MaskedLM(nn.Module):
         return torch.autocast(device_type if on else "cpu", dtype=torch.bfloat16, enabled=on)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""
+        """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
         return self.loss(logits_KV, labels_K)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Summed cross-entropy as ``forward`` gives it, and hits, int64; both of shape (), of a batch on the device."""
+        """Return the summed cross-entropy, as ``forward``, and hits, int64, shapes (), for a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
         return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and labels, of the head's slots or of all places."""
+        """Return logits and labels, of the head's slots or of all positions."""
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
@@ -117,7 +117,7 @@ class MaskedLM(nn.Module):
         return row_queries(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
 
     def _let_vary(self, tensor: torch.Tensor | None) -> None:
-        """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""
+        """Mark a size as dynamic, as the number of documents varies and must not cause recompilation."""
         if self._compiled and tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
@@ -127,15 +127,15 @@ class MaskedLM(nn.Module):
 
 
 def _enough(slots: int | None, needed: int) -> int:
-    """A multiple of the fixed number of slots; where nothing is fixed, as many as are needed."""
+    """Return a multiple of the fixed number of slots, or as many as are needed if none is fixed."""
     return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
 
 
 def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and labels, shapes (K,): those to predict, then such as count for nothing, or both among each other."""
+    """Return positions and labels, shapes (K,): those to predict, then unused slots, or both sorted by position."""
     device = batch.ids_BS.device
     unused = slots - batch.predicted_tokens
-    # Spread evenly over the rows.
+    # Spread evenly over the sequences.
     spread = (torch.arange(unused, device=device) * batch.ids_BS.numel()) // max(1, unused)
     place_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
     labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)

@@ -1,9 +1,9 @@
-"""The last layer, computed where its output is used: queries and what follows, for the tokens to predict only.
+"""Sparse last layer: queries, and all that follows from them, computed for the tokens to predict only.
 
-These need the keys and values of all places, so loss and gradients are those of the whole layer.
+Keys and values are computed at all positions, so loss and gradients are those of the dense layer.
 
-Shapes: B rows, S places of a row, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E of a head, K
-slots of the head, R slots of a row.
+Shapes: B sequences, S positions of a sequence, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E
+dimensions of a head, K slots of the MLM head, R slots of a sequence.
 """
 
 import functools
@@ -34,9 +34,9 @@ def attend_documents(
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
-    Edges, shape (N + 1,), int32, say where the queries, or keys and values, of each document begin, and the last one's
-    end; the longest document has at most ``longest_query`` and ``longest_key`` of them. ``window_tokens`` is how far
-    attention reaches to either side, None for the whole document; ``scale`` None means E ** -0.5.
+    Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and values, and the last one's end;
+    no document has more than ``longest_query`` and ``longest_key`` of them. ``window_tokens`` is the reach of attention
+    to either side, None for the whole document; ``scale`` None means E ** -0.5.
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
     # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document
@@ -60,19 +60,19 @@ def attend_documents(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowQueries:
-    """Which places ask, for attention over whole rows under a mask."""
+    """Query positions for attention over whole sequences under a mask."""
 
     place_K: torch.Tensor
-    """int64, in the flattened rows; whatever in slots that count for nothing."""
+    """Positions in the flattened sequences, int64; any position in unused slots."""
     slot_K: torch.Tensor
-    """int64, where each goes in B * R slots, whose last, one more, is for those that count for nothing."""
+    """Index of each position among B * R slots, int64; unused ones go to one more slot behind these."""
     mask_BRS: torch.Tensor
-    """Additive, shape (B, 1, R, S)."""
+    """Additive mask, shape (B, 1, R, S)."""
 
     def attend(
         self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
     ) -> torch.Tensor:
-        """Attention of the asking places over their documents; shape (K, H, E)."""
+        """Return attention of the query positions over their documents; shape (K, H, E)."""
         rows, _, slots, _ = self.mask_BRS.shape
         spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
         query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(0, (rows, slots))
@@ -89,21 +89,21 @@ class RowQueries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentQueries:
-    """Which places ask, for attention document by document."""
+    """Query positions for attention document by document."""
 
     place_K: torch.Tensor
-    """int64, in the flattened rows, ascending."""
+    """Positions in the flattened sequences, int64, ascending."""
     query_edges: torch.Tensor
-    """int32, as many as ``key_edges``: how many places ask before each."""
+    """Number of query positions before each of ``key_edges``, int32."""
     key_edges: torch.Tensor
-    """int32, the edges of documents in the flattened rows."""
+    """Edges of documents in the flattened sequences, int32."""
     most_queries: int
     most_keys: int
 
     def attend(
         self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
     ) -> torch.Tensor:
-        """Attention of the asking places over their documents; shape (K, H, E)."""
+        """Return attention of the query positions over their documents; shape (K, H, E)."""
         assert not dropout, "varlen attention has no dropout"
         return attend_documents(
             query_KHE,
@@ -120,7 +120,7 @@ LastLayerQueries = RowQueries | DocumentQueries
 
 
 def make_sparse_layer(layer: nn.Module, family: Family) -> None:
-    """Let a layer that attends to whole documents answer for asked places only, when it is told which."""
+    """Let a full-attention layer compute query positions only, if its forward gets them as ``asked``."""
     answer = _bert_answer if family.layer == "bert" else _modernbert_answer
     # On the instance: names of parameters and what transformers saves stay as they are.
     layer.forward = functools.partial(_forward, layer, answer)
@@ -201,7 +201,7 @@ def _modernbert_answer(
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E) and (…, E)."""
+    """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E), (…, E)."""
     first, second = heads.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(heads.dtype)

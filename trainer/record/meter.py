@@ -1,6 +1,6 @@
-"""What happens between two logged steps: time and where it went, tokens, memory. Reading the device waits one step.
+"""Metrics between two logged steps: time and its breakdown, tokens, memory.
 
-Figures of all ranks are added up on the device and copied to the host while the next step computes.
+Metrics are summed over ranks on the device and copied to the host while the next step runs, so they lag by one step.
 """
 
 import math
@@ -22,30 +22,30 @@ from trainer.model.flops import ModelWork
 from trainer.record.run_record import StepRow
 
 SMOOTHING = 0.9
-"""Of what was known before, in each update: single estimates are noisy, and their ratio is biased."""
+"""Weight of the old value in each update: single estimates are noisy, and their ratio is biased."""
 
 
 class NoiseScale:
-    """The gradient noise scale: from which batch size on a larger one hardly gives a better gradient.
+    """Gradient noise scale: the batch size above which a larger batch hardly improves the gradient.
 
-    The squared norm of a mean gradient over B tokens is expected to be G² + S / B: that of the true gradient, and
-    noise. Two batch sizes give both (McCandlish et al. 2018, appendix A.1); here the batch of one rank, or of one
-    micro-batch, and that of the whole step. Their ratio S / G² is the batch in which both are equal. Left out: how the
-    optimizer scales coordinates, so it is a sign of the order of magnitude. Both parts are smoothed separately.
+    The expected squared norm of a mean gradient over B tokens is G² + S / B: that of the true gradient, plus noise. Two
+    batch sizes give G² and S (McCandlish et al. 2018, appendix A.1): here, the batch of one rank or one micro-batch,
+    and that of the whole step. S / G² is the batch size at which both are equal. It ignores how the optimizer scales
+    coordinates, so it indicates only the order of magnitude. Both parts are smoothed separately.
     """
 
     def __init__(self) -> None:
         self.parts = [0.0, 0.0]
-        """Signal and noise, smoothed; what a checkpoint keeps."""
+        """Smoothed signal G² and noise S, which checkpoints store."""
 
     def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
         """Add an estimate.
 
-        Given are the squared norm of the mean gradient of all tokens, that of a part of them in the mean over parts,
-        how large a part is, between 0 and 1, both excluded, and all tokens of the step.
+        ``whole_square`` is the squared norm of the mean gradient of all tokens, ``part_square`` that of a part of them,
+        averaged over parts, ``part_share`` the size of a part, in (0, 1), and ``tokens`` all tokens of the step.
         """
         if not (math.isfinite(whole_square) and math.isfinite(part_square)):
-            return  # a step that was left out
+            return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
         # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
@@ -54,21 +54,21 @@ class NoiseScale:
 
     @property
     def tokens(self) -> float | None:
-        """The noise scale in tokens; None as long as noise hides the signal, or nothing is known."""
+        """Noise scale in tokens; None if noise hides the signal, or nothing is known yet."""
         signal, noise = self.parts
         return None if signal <= 0 or noise <= 0 else noise / signal
 
 
 STARVED_SHARE = 0.1
-"""Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""
+"""Share of a step's time that a rank waits for its loader, above which faster data loading is worth the effort."""
 STRAGGLER_RATIO = 1.25
-"""A rank's computing time over the median of all ranks; less is the ordinary scatter of cards and data."""
+"""Ratio of a rank's computing time to the median rank, above which it exceeds the usual spread of GPUs and data."""
 ROWS = 5
-"""Logged rows in a row before it is said, and of calm before it is said again: single rows are often disturbed."""
+"""Consecutive bad rows before a warning, and good ones before another: single rows are often disturbed."""
 
 
 class PaceMonitor:
-    """Looks at every logged row, in order."""
+    """Monitor of data loading and stragglers, for every logged row in order."""
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self._hosts, self._rows, self._starved = hosts, 0, _Streak()
@@ -77,12 +77,12 @@ class PaceMonitor:
     def look(
         self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]
     ) -> list[Diagnosis]:
-        """Return what a row shows: a step's time, and each rank's waiting and computing in it; None if unknown."""
+        """Return the findings of a row from its step time, and each rank's data wait and computing time if known."""
         self._rows += 1
         return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
 
     def _starvation(self, step_s: float, data_wait_s: Sequence[float]) -> list[Diagnosis]:
-        # Loader processes are still starting in the first rows.
+        # DataLoader workers are still starting in the first rows.
         if self._rows <= ROWS or step_s <= 0 or not data_wait_s:
             return []
         wait_s = max(data_wait_s)
@@ -96,7 +96,7 @@ class PaceMonitor:
         return [Diagnosis(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
 
     def _stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
-        """The slowest of the ranks that have just been slow for long enough, and the names of the others."""
+        """Return a finding on the slowest rank that was slow for ``ROWS`` rows, and the other such ranks."""
         known_s = [seconds for seconds in compute_s if seconds is not None]
         median_s = statistics.median_low(known_s) if known_s else 0.0
         if len(known_s) < len(compute_s) or median_s <= 0:
@@ -118,12 +118,12 @@ class PaceMonitor:
         return [Diagnosis(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
 
     def _named(self, rank: int) -> str:
-        """With its host, where people go and look."""
+        """Return a rank's name, with its host if known."""
         return f"rank {rank} ({self._hosts[rank][:64]})" if rank < len(self._hosts) else f"rank {rank}"
 
 
 class _Streak:
-    """Whether something is to be said now: it was bad for long enough, and was not said since it was last fine."""
+    """Counter that triggers a warning after ``ROWS`` bad rows, once until ``ROWS`` good rows have followed."""
 
     def __init__(self) -> None:
         self._bad_rows = self._fine_rows = 0
@@ -141,14 +141,13 @@ class _Streak:
 
 
 _FIELDS = ("non_padding_tokens", "padded_tokens", "flops", "part_square", "whole_square")
-"""What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
-rank, the seconds of a step in which it computed, and those in which it waited for its loader, in the interval before;
-and the peak of its memory."""
+"""Metrics summed over ranks, in this order; the squares are means over the interval's steps. They are followed by, for
+each rank, its computing time and data wait per step in the previous interval, in seconds, and its peak memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Interval:
-    """One rank's figures since the last logged step; from when it is closed on also those on their way to the host."""
+    """Metrics of one rank since the last logged step; once closed, also those being copied to the host."""
 
     began: DeviceEvent
     results: list[StepResult] = field(default_factory=list)
@@ -156,23 +155,23 @@ class _Interval:
     padded_tokens: int = 0
     flops: float = 0.0
     partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Shares of steps' tokens, and the squared norms of the gradients of these parts, and of the whole steps."""
+    """For each step: share of tokens in the part, squared norm of the part's gradient, and of the whole gradient."""
     known: dict[str, Any] = field(default_factory=dict)
-    """What its row says of what the caller knows."""
+    """Row fields that the caller provides."""
     data_wait_s: float = 0.0
-    """Mean over steps."""
+    """Mean data wait per step, in seconds."""
     pace: tuple[float, float | None, float] | None = None
-    """How this rank spent a step in the last interval that was read by then: wall time, computing, waiting for data."""
+    """This rank's seconds per step in the last interval read before: wall time, computing, data wait."""
     ended: DeviceEvent | None = None
     fetched: Sequence[torch.Tensor] = ()
-    """Sums over ranks, loss, and gradient's norm."""
+    """Host copies of the sums over ranks, the loss and the gradient norm."""
     copied: DeviceEvent | None = None
 
 
 class Meter:
-    """Measures steps and makes rows of them.
+    """Meter of training steps, which produces the rows of ``steps.jsonl``.
 
-    ``work`` is what a step costs, ``peak_flops_per_s`` that of one device, ``hosts`` where each rank runs.
+    ``work`` gives the FLOPs of a step, ``peak_flops_per_s`` is the peak of one device, ``hosts`` the host of each rank.
     """
 
     def __init__(
@@ -186,31 +185,31 @@ class Meter:
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
         self.take = self._wait.take
-        """Takes micro-batches from a loader; the wait for them is counted as far as the device waited, too."""
+        """Function that takes micro-batches from a loader and counts the wait, as far as the device was idle too."""
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new interval now; what was not closed is forgotten."""
+        """Begin a new interval now, and discard one that was not closed."""
         self._interval = _Interval(began=mark(self._ranks.device))
         self._wait.read()
 
     def forget(self) -> None:
-        """The same, and rows that were not read are left out: their steps are undone."""
+        """Restart, and discard rows that were not read, after their steps were rolled back."""
         self._pending.clear()
         self.restart()
 
     def take_diagnoses(self) -> list[Diagnosis]:
-        """What the rows since the last call show, on every rank the same."""
+        """Return the findings of rows since the last call, the same on every rank."""
         found, self._findings = self._findings, []
         return found
 
     @property
     def open_steps(self) -> int:
-        """Steps since the last logged one."""
+        """Number of steps since the last logged one."""
         return len(self._interval.results)
 
     def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
-        """Count a step that was handed to the device."""
+        """Count a step that was submitted to the device."""
         interval = self._interval
         for batch in batches:
             lengths = batch.tokens_N.numpy().astype(np.int64)
@@ -223,17 +222,17 @@ class Meter:
             interval.partials.append((part.share, part.square.double(), result.grad_norm.square().double()))
 
     def close(self, step: int, **known: float) -> None:
-        """End the interval, and begin to fetch its figures; ``known`` is what else its row says."""
+        """End the interval, and start to copy its metrics to the host; ``known`` are other fields of its row."""
         device, interval, world = self._ranks.device, self._interval, self._ranks.world_size
         interval.known, interval.pace = {"step": step, **known}, self._pace
         interval.data_wait_s = self._wait.read() / len(interval.results)
         interval.ended = mark(device)
-        # This rank's own places; all others are zero, so that sums over ranks are theirs.
+        # Only this rank's own entries; all others are zero, so that the sum over ranks has every rank's.
         of_ranks = np.zeros((3, world))
         of_ranks[2, self._ranks.rank] = _peak_bytes(device)
         if interval.pace is not None:
             _, compute_s, data_wait_s = interval.pace
-            # Where nobody can tell how long a rank computed, no rank can.
+            # If the computing time is unknown on one rank, it is on all.
             of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
         counts = torch.tensor(
             [interval.non_padding_tokens, interval.padded_tokens, interval.flops], dtype=torch.float64
@@ -252,8 +251,8 @@ class Meter:
         self.restart()
 
     def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
-        """Rows that have arrived, on every rank the same but for rank 0's times; the last one with ``all_of_them``."""
-        # On a GPU the latest is left for later: the device is still at it, and should get its next step meanwhile.
+        """Yield rows that have arrived, the same on every rank except times; ``all_of_them`` waits for the last one."""
+        # On a GPU the latest is left for later: the device still runs it, and should get its next step meanwhile.
         left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
         while len(self._pending) > left:
             yield self._read(self._pending.popleft())
@@ -304,7 +303,7 @@ class Meter:
         )
 
     def _look_at_pace(self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]) -> dict[str, Any]:
-        """What all ranks' times of the interval before show, and what a row says of them, as far as it is known."""
+        """Check all ranks' times of the previous interval; return the row fields about them, as far as known."""
         world = len(waits_s)
         said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
         if row.pace is None:
@@ -323,7 +322,7 @@ class Meter:
 
 
 def _computed_s(result: StepResult) -> float:
-    """Forward and backward, without the wait for a number that another rank was late to tell."""
+    """Return the seconds of forward and backward, without the wait for the token count of other ranks."""
     waited_s = result.counted.seconds_since(result.asked)
     return (result.departed or result.reduced).seconds_since(result.began) - waited_s
 
@@ -344,13 +343,13 @@ def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float])
 
 
 def _finite(value: float) -> float | None:
-    """A number, or None where it is none."""
+    """Return the value, or None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
 def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    # Not getrusage's peak, which a process inherits from whoever started it.
+    # Not getrusage's peak, which a process inherits from its parent.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error, what rank 0 shows people, and streams that nobody reads any more."""
+"""Progress display on standard error, output of rank 0 during training, and tolerance of closed streams."""
 
 import contextlib
 import datetime
@@ -13,18 +13,18 @@ from trainer.health.events import EventRow
 from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
 
 Update = Callable[[float, float | None, str], None]
-"""Called with (done, total or None, note)."""
+"""Progress callback with the arguments (done, total or None, note)."""
 
 PLAIN_INTERVAL_S = 5.0
 _RATE_LINES = 12
-"""Lines that the remaining time is told from: a minute, as earlier work may have gone at another rate."""
+"""Number of lines for estimating the remaining time: a minute, as the rate may have been different before."""
 
 
 @contextlib.contextmanager
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
-    """Show one stage's progress until the block ends: as a bar on a terminal, else as a line now and then.
+    """Show the progress of one phase until the block ends: a bar on a terminal, otherwise a line every 5 s.
 
-    ``most_s`` is the stage's budget, if it has one: the time left is never told to be longer.
+    ``most_s`` is the phase's time budget, if any; the displayed time left never exceeds it.
     """
     ends_s = None if most_s is None else time.monotonic() + most_s
     told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
@@ -48,7 +48,7 @@ def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
 
 
 def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
-    """Tell how long the rest takes at the rate of the last lines; empty while there is none."""
+    """Return the time left at the rate of the last lines, as text; empty if unknown."""
     (first_s, first), (last_s, last) = told[0], told[-1]
     if ends_s is not None and last_s > ends_s:
         return "its time is over, the least is finished"
@@ -70,7 +70,7 @@ def _bar(title: str) -> Iterator[Callable[..., None]]:
 
 
 class _Forgiving:
-    """A stream whose reader may go away: what is then written is lost, and nothing else."""
+    """Stream that discards its output after its reader has closed it, without an error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -89,18 +89,18 @@ class _Forgiving:
 
 
 def ignore_closed_streams() -> None:
-    """Let no terminal that is gone, and no ``tee`` that Ctrl-C ended first, end a training."""
+    """Ignore write errors on standard streams, such as a closed terminal, or a ``tee`` that Ctrl-C ended first."""
     sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
 
 
 class ProgressScreen:
-    """What rank 0 shows: how the run computes, then every logged step, evaluation and event."""
+    """Output of rank 0: layout and attention of the run, then every logged step, evaluation and event."""
 
     def __init__(self, update: Update, steps: int) -> None:
         self._update, self._steps = update, steps
 
     def show(self, row: RunHeader | StepRow | EvaluationRow | EventRow) -> None:
-        """Move the bar on for a step; write lines for all else."""
+        """Advance the bar for a step; write lines for all other rows."""
         if isinstance(row, StepRow):
             mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
             loss = "n/a" if row.loss is None else f"{row.loss:.3f}"

@@ -1,19 +1,19 @@
-"""The run record: what a run was, each step it took, and how it ended. No torch here.
+"""Run record: configuration, steps, events and exit of a run. No torch here.
 
 runs/<UTC>-<name>/
   run.json      configuration with the source of each value, versions, ranks
-  startup.json  what the time until the first step went into
+  startup.json  breakdown of the time until the end of the first step
   steps.jsonl   one JSON object per logged step
-  events.jsonl  one per event: what was saved, what went wrong, and what was done about it
+  events.jsonl  one per event: saves, problems, and the action taken
   evaluations.jsonl  one per evaluation on the validation split
-  checkpoints/  the state of training; see trainer.checkpoint.format
-  tensorboard/  the same numbers, where tensorboard is installed
-  model/        the trained model, as transformers loads it
+  checkpoints/  training state; see trainer.checkpoint.format
+  tensorboard/  the same numbers, if tensorboard is installed
+  model/        the trained model, in transformers' format
   exit.json     exit code and reason; torchrun itself returns 1 whatever its ranks return
-  earlier/N/    run.json, startup.json and exit.json of the run's Nth start, as far as it came to write them
-  rank-00001.traceback.txt  where a rank was when it failed or hung
+  earlier/N/    run.json, startup.json and exit.json of the run's Nth start, as far as it wrote them
+  rank-00001.traceback.txt  traceback of a rank that failed or hung
 
-A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
+A resumed run appends; if a step is taken again after a crash or a rollback, its row replaces the rows from there on.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from trainer.health.watchdog import REQUEUE
 
 
 def code_sha256(package: Path = Path(__file__).parent) -> str:
-    """Hash the sources below a package's directory, by default this one's."""
+    """Return the SHA-256 of all Python sources below a directory, by default this package's."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
@@ -52,108 +52,108 @@ RowT = TypeVar("RowT", bound=StrictTable)
 
 
 class StepRow(StrictTable):
-    """One optimizer step, over all ranks; times and rates are means since the last logged step."""
+    """Metrics of one logged step, over all ranks; times and rates are means since the last logged step."""
 
     step: int
-    """Counted from 1: steps finished."""
+    """Optimizer steps finished, counted from 1."""
     loss: float | None
-    """Mean cross-entropy per predicted token, in nats; None where it was not finite."""
+    """Mean cross-entropy per predicted token, in nats; None if not finite."""
     grad_norm: float | None
-    """L2 norm of the whole gradient before clipping; None where it was not finite."""
+    """L2 norm of the whole gradient before clipping; None if not finite."""
     learning_rate: float
     step_s: float
-    """Wall time of a step."""
+    """Wall time of a step, in seconds."""
     data_wait_s: float
-    """Part of it in which rank 0 waited for its loader, and its device had nothing left to do."""
+    """Time per step that rank 0 waited for its loader while its device was idle, in seconds."""
     compute_s: float
-    """Part of it in which rank 0 went forward and backward."""
+    """Time per step of forward and backward on rank 0, in seconds."""
     communication_s: float | None
-    """Part of it in which rank 0 waited for others' token counts and gradients; None if nobody can tell."""
+    """Time per step that rank 0 waited for other ranks' token counts and gradients, in seconds; None if unknown."""
     optimizer_s: float
-    """Part of it for clipping and the update."""
+    """Time per step of clipping and the optimizer update on rank 0, in seconds."""
     non_padding_tokens: int
-    """Tokens of a step that are not padding, special tokens included."""
+    """Non-padding tokens of a step, special tokens included."""
     padded_tokens: int
-    """All places of a step's rows, padding included."""
+    """Positions in all sequences of a step, padding included."""
     packing_efficiency: float
     tokens_per_s: float
     tokens_per_s_per_rank: float
     padded_tokens_per_s: float
     padded_tokens_per_s_per_rank: float
     model_flops_per_s_per_rank: float
-    """What the mathematics of the real tokens asks for; padding and recomputation do not count."""
+    """Model FLOPs per second and rank for non-padding tokens; padding and recomputation are not counted."""
     mfu: float | None
-    """Of the device's dense peak; None where that is not known."""
+    """Model FLOPs utilisation, as a share of the device's dense peak; None if the peak is unknown."""
     mfu_6n: float | None
-    """The same by the other convention: six times all parameters for each real token."""
+    """Model FLOPs utilisation by the 6 N convention: six FLOPs per parameter and non-padding token."""
     peak_memory_bytes: int
-    """The highest so far, of the rank that needs most: on a GPU what the allocator holds, on a CPU the process."""
+    """Peak memory so far of the rank with the most: reserved by the allocator on a GPU, resident on a CPU."""
     gradient_noise_scale_tokens: float | None
-    """Real tokens of a batch whose gradient is half noise (McCandlish et al. 2018); None until it can be told."""
+    """Non-padding tokens of a batch whose gradient is half noise (McCandlish et al. 2018); None until known."""
     head_overflows: int
-    """Micro-batches of rank 0 so far that had more tokens to predict than head slots."""
+    """Micro-batches of rank 0 so far with more tokens to predict than the sparse MLM head has positions."""
     recompilations: int
-    """Graphs compiled on rank 0 after the first steps."""
+    """Number of graphs compiled on rank 0 after the first steps."""
     skipped_steps: int
-    """Steps so far whose update was left out; on a GPU without the last two, whose numbers have not arrived."""
+    """Steps so far whose update was skipped; on a GPU without the last two, whose numbers have not arrived."""
     slowest_rank: int | None
-    """The one whose forward and backward took longest in the interval before; None until that is known."""
+    """Rank with the longest forward and backward in the previous interval; None if unknown."""
     slowest_rank_ratio: float | None
-    """Its time over the median of all ranks."""
+    """Ratio of the slowest rank's forward and backward time to the median rank; None if unknown."""
     longest_data_wait_s: float | None = None
-    """Of the rank that waited longest for its loader, in the interval before; None until that is known, and of one rank
-    alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
+    """Longest data wait of any rank per step of the previous interval, in seconds; None until known, or with a single
+    rank. Its excess over rank 0's data wait is part of rank 0's wait for gradients."""
     longest_data_wait_rank: int | None = None
-    """That rank."""
+    """Rank with the longest data wait in the previous interval."""
 
 
 class StartUp(StrictTable):
-    """What the time until the end of the first step went into, on rank 0, in seconds."""
+    """Breakdown of the time until the end of the first step on rank 0, in seconds."""
 
     import_s: float
-    """From the start of the process until everything is imported."""
+    """Time from the start of the process until everything is imported."""
     staging_s: float
-    """Copying the dataset to local disk, or waiting for who does."""
+    """Time to copy the dataset to local disk, or to wait for the rank that copies it."""
     process_group_s: float
-    """Until all ranks had found each other."""
+    """Time until all ranks have joined the process group."""
     build_s: float
-    """Dataset, model and optimizer, and the checks before the first step."""
+    """Time to build dataset, model and optimizer, and to run the checks before the first step."""
     restore_s: float
     first_batch_s: float
     compile_s: float
-    """Going forward and backward once, without a step: what compiles layers, and warms up libraries."""
+    """Time of one forward and backward without a step, which compiles layers and warms up libraries."""
     first_step_s: float
     total_s: float
-    """From the start of the process until the end of the first step."""
+    """Time from the start of the process until the end of the first step."""
 
 
 class EvaluationRow(StrictTable):
-    """The model held against the validation split."""
+    """Evaluation of the model on the validation split."""
 
     step: int
     loss: float
     """Mean cross-entropy per predicted token, in nats."""
     perplexity: float
     masked_accuracy: float
-    """Share of predicted tokens whose likeliest prediction was right."""
+    """Share of predicted tokens whose most likely prediction is correct."""
     predicted_tokens: int
     rows: int
     seconds: float
 
 
 class RunHeader(BatchSplit):
-    """``run.json``."""
+    """Content of ``run.json``."""
 
     schema_version: Literal[5]
     name: str
     attempt: int = 1
-    """Number of the start, from 1."""
+    """Number of this start of the run, counted from 1."""
     resumed_from: str | None
-    """The checkpoint that it went on from: a name in this run, or the path of another run's."""
+    """Checkpoint that this start resumed from: a name in this run, or the path of another run's."""
     resumed_step: int
-    """Optimizer steps taken before this start."""
+    """Optimizer steps finished before this start."""
     job: str
-    """Names the job that started it, where one did."""
+    """Name of the SLURM or torchrun job that started the run; empty without one."""
     started_utc: str
     config: dict[str, Any]
     sources: dict[str, str]
@@ -165,36 +165,36 @@ class RunHeader(BatchSplit):
     recipe_changes: list[str]
     device: str
     driver: str | None = None
-    """Version of the first rank's GPU driver; None on a CPU, or if NVML does not give it."""
+    """GPU driver version of rank 0; None on a CPU, or if NVML does not report it."""
     peak_flops_per_s: float | None
-    """Of one device, dense, in the precision used; what MFU refers to."""
+    """Dense peak of one device in the precision used, in FLOPs per second; the basis of MFU. None if unknown."""
     versions: dict[str, str]
     hosts: list[str] = Field(default_factory=list)
-    """On which each rank runs, by rank; empty in records that do not tell."""
+    """Host of each rank, by rank; empty in records without hosts."""
 
     @property
     def config_sha256(self) -> str:
-        """Names the configuration, whatever it came from."""
+        """SHA-256 of the configuration, independent of where its values came from."""
         return canonical_sha256(self.config)
 
 
 class RunExit(StrictTable):
-    """``exit.json``."""
+    """Content of ``exit.json``."""
 
     exit_code: int
     reason: str
     requeue: bool
-    """Whether starting it again, unchanged, goes on."""
+    """True if an unchanged restart resumes the run."""
     steps: int
     checkpoint: str | None
-    """The newest one, which a next start goes on from."""
+    """Newest checkpoint, from which the next start resumes."""
     seconds: float
     finished_utc: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run read back; ``end`` is None while it goes on, or when it was killed."""
+    """Run record as read from disk; ``end`` is None if the run is still going, or was killed."""
 
     directory: Path
     header: RunHeader
@@ -206,7 +206,7 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run record, without a torn last line; raises as ``read_header``, and for rows that are none."""
+    """Read a run record, without a torn last line; raise ``BadConfig`` if missing, invalid or of another schema."""
     return Run(
         directory=directory,
         header=read_header(directory),
@@ -219,7 +219,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_header(directory: Path) -> RunHeader:
-    """Read what a run is; raise ``BadConfig`` if the directory is none, or one of another schema version."""
+    """Read a run's ``run.json``; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / RUN_FILE
     if not path.is_file():
         raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
@@ -227,7 +227,7 @@ def read_header(directory: Path) -> RunHeader:
 
 
 def read_origin(directory: Path) -> str | None:
-    """Return the checkpoint that a run's first start went on from; None if it began afresh."""
+    """Return the checkpoint that a run's first start resumed from; None if it began from scratch."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
     numbered = [path for path in earlier if path.name.isdecimal()]
     first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
@@ -235,7 +235,7 @@ def read_origin(directory: Path) -> str | None:
 
 
 def read_exit(directory: Path) -> RunExit | None:
-    """Read how a run ended; None while it goes on, or when it was killed."""
+    """Read a run's ``exit.json``; None if the run is still going, or was killed."""
     return _optional(directory / EXIT_FILE, RunExit)
 
 
@@ -247,7 +247,7 @@ StepT = TypeVar("StepT", StepRow, EvaluationRow)
 
 
 def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
-    """Without those that were replaced when training went back to an earlier step."""
+    """Return the rows without those that were replaced when training went back to an earlier step."""
     kept: list[StepT] = []
     for row in rows:
         while kept and kept[-1].step >= row.step:
@@ -257,7 +257,7 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
-    """Read one row per line, without a last one that has no end; raise ``BadConfig`` for a line that is no such row."""
+    """Read one row per line, without an unfinished last line; raise ``BadConfig`` for an invalid line."""
     rows: list[RowT] = []
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
     for number, line in enumerate(lines, 1):
@@ -279,34 +279,34 @@ Phase = Literal["import", "staging", "process_group", "build", "restore", "first
 
 
 class StartClock:
-    """Counts seconds until the end of the first step, phase by phase."""
+    """Clock for the phases until the end of the first step."""
 
     def __init__(self, began_s: float | None = None) -> None:
         self._began_s = time.time() if began_s is None else began_s
         self._last_s = self._began_s
         self._seconds: dict[Phase, float] = {}
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
-        """The beginning, by ``time.monotonic``."""
+        """Start of the clock on the scale of ``time.monotonic``."""
         self.is_over = False
-        """Whether the first step has ended."""
+        """True if the first step has ended."""
 
     def ended(self, phase: Phase) -> None:
-        """Count the time since the last call, or the beginning, to a phase."""
+        """Add the time since the last call, or since the start, to a phase."""
         now_s = time.time()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
     @property
     def rehearsed(self) -> bool:
-        """Whether a step was tried out before the first, so that every communicator has been made."""
+        """True after the forward and backward before the first step, which created every communicator."""
         return "compile" in self._seconds
 
     def total_s(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since the start."""
         return time.time() - self._began_s
 
     def exit(self, code: int, reason: str, steps: int, checkpoint: str | None) -> RunExit:
-        """Return how a run ends at this moment."""
+        """Return the content of ``exit.json`` for a run that ends now."""
         return RunExit(
             exit_code=code,
             reason=reason,
@@ -318,14 +318,14 @@ class StartClock:
         )
 
     def startup(self) -> StartUp:
-        """All phases; those that did not happen took no time."""
+        """Return the time of all phases; 0 for those that did not happen."""
         seconds = dict.fromkeys(StartUp.model_fields, 0.0)
         seconds |= {f"{phase}_s": value for phase, value in self._seconds.items()}
         return StartUp(**seconds | {"total_s": self._last_s - self._began_s})
 
 
 def process_started_s() -> float:
-    """When this process began, in seconds since 1970."""
+    """Return the start time of this process, in seconds since 1970."""
     # The 22nd field; the second, the command's name, may hold blanks and brackets.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -333,7 +333,7 @@ def process_started_s() -> float:
 
 
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:
-    """Return the settings that a record holds; None if another version of the trainer wrote them."""
+    """Return the settings of a run record; None if they are invalid, as from another version of the trainer."""
     try:
         return parse_table(TrainConfig, config, where="settings")
     except TrainerError:

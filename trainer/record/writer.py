@@ -1,4 +1,4 @@
-"""Writes the run record while training goes on; ``trainer.record.run_record`` says what is in it. No torch here."""
+"""Writer of the run record during training; ``trainer.record.run_record`` documents its files. No torch here."""
 
 import contextlib
 import datetime
@@ -29,17 +29,17 @@ from trainer.record.run_record import (
 
 Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]
-"""Shows people on rank 0 that the run begins, and each row."""
+"""Callback on rank 0 that shows the run header, and then each row."""
 
 _FILES: Mapping[type[Row], str] = {StepRow: STEPS_FILE, EvaluationRow: EVALUATIONS_FILE, EventRow: EVENTS_FILE}
 _LOCK_TIMEOUT_S = 30.0
 
 
 class RunWriter:
-    """Writes a run record, and shows it; on every rank but the first, all of it but the end does nothing.
+    """Writes and shows a run record; on ranks other than 0 (not ``active``), only ``finish`` has an effect.
 
-    A run that is there already goes on only if asked to ``again``; else, or if another process is at it, it is a
-    ``BadConfig``.
+    Raises ``BadConfig`` if the directory has a run already, unless ``again``, which resumes it, or if another process
+    uses the run.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
@@ -49,7 +49,7 @@ class RunWriter:
         self._board: Any = None
         self._waiting: dict[str, bytes] = {}
         self.trouble: str | None = None
-        """Why rows wait to be written, such as a full disk; they are written when it has gone."""
+        """Reason for rows waiting to be written, such as a full disk; they are retried with the next row."""
         self._told_trouble: str | None = None
         if not active:
             return
@@ -59,21 +59,21 @@ class RunWriter:
                 f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
             )
         directory.mkdir(parents=True, exist_ok=True)
-        try:  # a killed process's loaders hold on to its lock for the moment until they notice
+        try:  # a killed process's loaders hold its lock for a moment, until they notice
             self._lock = open_locked(directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
         except LockHeld as error:
             raise BadConfig(
                 f"another process is training in {directory}",
                 next_step="Wait until it has ended, or choose another --out.",
             ) from error
-        # A start that ended before it knew what it would train, such as one that never met the others, leaves its end
-        # alone: it counts, and must not be taken for this one's.
+        # A start that ended early, such as one whose ranks never connected, leaves only its exit.json: it counts, and
+        # must not be mistaken for this one's.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
 
     @property
     def locked(self) -> bool:
-        """Whether another process that came to this run would be kept away."""
+        """True if a lock keeps other processes from this run."""
         return self._lock is not None
 
     def _put_earlier_aside(self) -> None:
@@ -82,7 +82,7 @@ class RunWriter:
         self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
         earlier = place / str(self.attempt - 1)
         earlier.mkdir()
-        # A copy: as long as no other takes its place, this is what says that here is a run.
+        # A copy: until it is replaced, run.json marks the directory as a run.
         partial = earlier / f".{RUN_FILE}.partial"
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(self.directory / RUN_FILE, partial)
@@ -95,14 +95,14 @@ class RunWriter:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def start(self, header: RunHeader, show: Show = lambda row: None, board: Any = None) -> None:  # noqa: ANN401
-        """Write ``run.json``, and show it and what follows; TensorBoard's ``board`` gets the numbers, too."""
+        """Write ``run.json``; from now on, show rows with ``show`` and draw them on the TensorBoard ``board``."""
         if self._active:
             self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
             self._show, self._board = show, board
             show(header)
 
     def started(self, startup: StartUp) -> None:
-        """Write ``startup.json``; on a full disk training goes on without."""
+        """Write ``startup.json``; on a disk error, training continues without it."""
         if self._active:
             try:
                 self._write(STARTUP_FILE, startup)
@@ -110,11 +110,11 @@ class RunWriter:
                 self.trouble = error.strerror or str(error)
 
     def finish(self, end: RunExit) -> None:
-        """Write ``exit.json``; any rank may, as the first may be gone."""
+        """Write ``exit.json``; any rank may call it, as rank 0 may be gone."""
         self._write(EXIT_FILE, end)
 
     def append(self, row: Row) -> None:
-        """Append a row to the file of its kind, show it, and draw its numbers."""
+        """Append a row to the file of its kind, show it, and draw its numbers on TensorBoard."""
         if not self._active:
             return
         name = _FILES[type(row)]
@@ -141,7 +141,7 @@ class RunWriter:
         self._show(row)
 
     def close(self) -> None:
-        """Flush what TensorBoard has; the record is complete after each row."""
+        """Flush and close TensorBoard; the record itself is complete after each row."""
         if self._board is not None:
             with contextlib.suppress(OSError):
                 self._board.close()

@@ -1,1 +1,1 @@
-"""A copy of the dataset on node-local disk."""
+"""Staging: a copy of the dataset on node-local disk."""

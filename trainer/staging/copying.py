@@ -1,4 +1,4 @@
-"""Copy a dataset's files, hashing them on the way, and measure what reading from either side takes. No torch here."""
+"""Copying of a dataset with hash checks, and read times of source and copy. No torch here."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 _LOOK_EVERY_S = 0.005
 _CHUNK_BYTES = 8 * 2**20
 _THREADS = 4
-"""Files at once: a parallel file system gives one reader a fraction of what it has."""
+"""Number of files copied at once: one reader gets a fraction of a parallel file system's bandwidth."""
 _MEASURED_SAMPLES = 512
 _MEASURED_TOKENS = 512
 
@@ -44,11 +44,11 @@ _MEASURED_TOKENS = 512
 def in_threads(
     work: Callable[[Item], Result], items: Sequence[Item], threads: int, *, stop: Callable[[], None] = lambda: None
 ) -> list[Result]:
-    """Do a piece of work for each item, several at once, and return the results in the order of the items.
+    """Run ``work`` on each item in threads, and return the results in the order of the items.
 
-    ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
-    The first error is raised when all have ended. Signals wait while the main thread uses the executor: Ctrl-C between
-    the taking of one of its locks and the block that gives it back would leave all workers waiting.
+    ``stop`` is called on the first error and on Ctrl-C, to end running work early; no more is started. The first error
+    is raised when all have ended. Signals are blocked while the main thread uses the executor: Ctrl-C after it takes
+    one of the executor's locks, before the block that releases it, would leave all threads waiting.
     """
     errors: list[BaseException] = []
     results: dict[int, Result] = {}
@@ -79,7 +79,7 @@ def in_threads(
 
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
-    """Leave signals for after the block; threads that are started in it never get any."""
+    """Block SIGINT and SIGTERM until the end of the block; threads started in it never receive them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -89,7 +89,7 @@ def _signals_later() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFile:
-    """A file to copy; ``sha256`` is None for one that the manifest does not name."""
+    """File to copy; ``sha256`` is None if the manifest has no hash of it."""
 
     name: str
     size_bytes: int
@@ -98,19 +98,19 @@ class DatasetFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFigures:
-    """What a copy took."""
+    """Size and times of a copy."""
 
     size_bytes: int
     seconds: float
-    """Wall time, until everything was on disk."""
+    """Wall time until everything was on disk, in seconds."""
     read_s: float
-    """Added up over threads."""
+    """Time reading, summed over threads, in seconds."""
     write_s: float
-    """Added up over threads, syncing included."""
+    """Time writing and syncing, summed over threads, in seconds."""
 
 
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
-    """List a dataset's files, the manifest last; raise ``BadConfig`` for one that is missing or not a regular file."""
+    """Return a dataset's files, the manifest last; raise ``BadConfig`` if one is missing or not a regular file."""
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
@@ -136,7 +136,7 @@ def _reading(source: Path, name: str) -> Iterator[None]:
 
 
 def is_whole(directory: Path, manifest: Manifest) -> bool:
-    """Whether a copy is there: the same manifest, and every file of its size."""
+    """Return whether a directory has a complete copy: the same manifest and tokenizer, and shards of the right size."""
     if not (directory / MANIFEST_NAME).is_file():
         return False
     try:
@@ -155,9 +155,9 @@ def is_whole(directory: Path, manifest: Manifest) -> bool:
 def copy_files(
     files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
 ) -> CopyFigures:
-    """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
+    """Copy a dataset's files into an empty directory, verify their hashes, and sync them to disk.
 
-    Raises ``BadConfig`` if a file cannot be read or is not what the manifest says, ``OSError`` if the target refuses.
+    Raises ``BadConfig`` if a file cannot be read or does not match the manifest, ``OSError`` if writing fails.
     """
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     started_s = time.perf_counter()
@@ -184,7 +184,7 @@ def copy_files(
 
 
 def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]) -> tuple[float, float]:
-    """Copy one file, unless ``copied`` asks to stop; return seconds of reading and of writing."""
+    """Copy one file, unless ``copied`` returns True to stop; return the seconds of reading and of writing."""
     hashed = hashlib.sha256()
     read_s = write_s = 0.0
     size_bytes = 0
@@ -223,9 +223,9 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
 
 
 def seconds_per_sample(directory: Path) -> float | None:
-    """Measure the mean time of a random training sample with a cold page cache; None without samples.
+    """Measure the mean time to read a random training sample with a cold page cache; None without samples.
 
-    The samples are the same ones every time, so that two places can be compared.
+    The samples are the same every time, so that two directories can be compared.
     """
     with contextlib.closing(TokenDataset.open(directory)) as dataset:
         count = min(_MEASURED_SAMPLES, len(dataset))
@@ -240,7 +240,7 @@ def seconds_per_sample(directory: Path) -> float | None:
 
 
 def _damaged(source: Path, name: str, what: str) -> BadConfig:
-    """Say what is wrong with a file of the source."""
+    """Return the error for a damaged file of the source."""
     return BadConfig(
         f"{source / name}: {what}",
         next_step=f"The source is damaged, or changed while it was copied: autotune data verify {source}",

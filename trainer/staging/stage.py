@@ -1,12 +1,12 @@
-"""A dataset on the node's own disk: the first process of a node copies it, the others wait. No torch here.
+"""Staging of a dataset on a node's local disk: the first process of a node copies it, the others wait. No torch here.
 
-A copy is hashed while it is made, synced, and renamed: what has its name is whole.
+A copy is hashed while it is written, synced, and renamed, so a directory named by a hash was complete.
 
-LOCAL/autotune-<uid>/            for this user only
+LOCAL/autotune-<uid>/            accessible only to this user
   <hash>/                        a published dataset, named by the first 16 digits of its hash
-  <hash>.lock                    held by whoever copies; the kernel lets go of it with the process, and the next one
-                                 that waits finds the copy, or makes it
-  .partial-<hash>-<random>/      a copy at work, or a damaged one on its way out
+  <hash>.lock                    held by the process that copies; the kernel releases it when that process ends, and
+                                 the next one that waits finds the copy, or makes it
+  .partial-<hash>-<random>/      a copy in progress, or a damaged one to be removed
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from trainer.staging.copying import CopyFigures, DatasetFile, copy_files, datase
 
 DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
-"""Left free on the local disk, for everything else that writes there."""
+"""Space left free on the local disk for other writers."""
 _SPARE_INODES = 8
 _PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
 
 
 class CacheDirectory:
-    """Where one dataset goes on one disk."""
+    """Directory and lock of one dataset on one local disk."""
 
     def __init__(self, local: Path, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -45,10 +45,10 @@ class CacheDirectory:
         self.root = local / f"autotune-{os.getuid()}"
         self.directory = self.root / self._name
         self.lock = self.root / f"{self._name}.lock"
-        """By which a process is alone with this dataset on the node."""
+        """Lock file that gives one process on the node exclusive access to this dataset."""
 
     def prepare(self) -> None:
-        """Make the user's own directory; raise ``BadConfig`` if there is no such disk, or it is another user's."""
+        """Create the user's own directory; raise ``BadConfig`` if the disk does not exist, or it is another user's."""
         if not self._local.is_dir():
             raise BadConfig(f"{self._local} is not a directory", next_step="Name one on the node's own disk.")
         with contextlib.suppress(FileExistsError):
@@ -62,9 +62,9 @@ class CacheDirectory:
             self.root.chmod(0o700)
 
     def clear(self) -> None:
-        """Remove a damaged copy and what killed processes left; only under the lock."""
+        """Remove a damaged copy and partial copies of killed processes; call it only under the lock."""
         if self.directory.exists():
-            # Processes that read it keep their open files. Its room is needed for the next one.
+            # Processes that read it keep their open files. Its space is needed for the next one.
             self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
             match = _PARTIAL.match(path.name)
@@ -75,11 +75,11 @@ class CacheDirectory:
                     shutil.rmtree(path, ignore_errors=True)
 
     def new_partial(self) -> Path:
-        """Name a directory for a copy at work."""
+        """Return a new path for a copy in progress."""
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
 
     def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
-        """Raise ``BadConfig`` if the files do not fit, or the disk ``filled_up``, with what is needed and there."""
+        """Raise ``BadConfig`` with the space needed and free if the files do not fit, or the disk ``filled_up``."""
         disk = os.statvfs(self.root)
         free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
@@ -100,7 +100,7 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
-        """Say in the block what the system refused here: room for ``files``, a quota, or anything else."""
+        """Convert an ``OSError`` in the block to ``BadConfig``: no space for ``files``, a quota, or any other cause."""
         try:
             yield
         except OSError as error:
@@ -121,22 +121,22 @@ def _mib(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A dataset on a local disk."""
+    """Dataset on a local disk, and the cost of its copy."""
 
     directory: Path
     dataset_hash: str
     samples: int
-    """Of the training split."""
+    """Number of samples in the training split."""
     copied: CopyFigures | None = None
-    """What the copy took; None when it was there already, or another rank copied it."""
+    """Size and times of the copy; None if it existed already, or another rank copied it."""
     source_s_per_sample: float | None = None
-    """Mean time of one reader for a random sample of the source; None if nothing was copied."""
+    """Mean time of one reader for a random sample of the source, in seconds; None if nothing was copied."""
     local_s_per_sample: float | None = None
-    """The same from the copy."""
+    """Mean time of one reader for a random sample of the copy, in seconds; None if nothing was copied."""
 
     @property
     def break_even_epochs(self) -> float | None:
-        """Epochs of reading after which the copy has paid for itself; None if never, or if nothing was measured."""
+        """Number of epochs after which the copy has saved its own time; None if never, or if not measured."""
         if self.copied is None or self.source_s_per_sample is None or self.local_s_per_sample is None:
             return None
         saved_s_per_epoch = self.samples * (self.source_s_per_sample - self.local_s_per_sample)
@@ -150,10 +150,10 @@ def stage(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     update: Update = lambda done, total, note: None,
 ) -> Staged:
-    """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
+    """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
 
-    ``timeout_s`` is the longest wait for the one that copies; if that is killed, the next one copies. ``BadConfig`` if
-    the source is damaged, the local disk has no room or refuses, or the wait was too long.
+    ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the next one copies. Raises
+    ``BadConfig`` if the source is damaged, writing to the local disk fails, or the wait exceeds ``timeout_s``.
     """
     place = CacheDirectory(local, read_manifest(source))
     found = Staged(
@@ -200,9 +200,9 @@ def stage_data(
     environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
 ) -> ResolvedConfig:
-    """Return the configuration with its dataset on local disk, if ``train.data.stage_to`` asks for that.
+    """Return the configuration with its dataset staged on local disk, if ``train.data.stage_to`` is set.
 
-    An environment variable in the setting that is not set is a ``BadConfig``.
+    Raises ``BadConfig`` like ``stage``, and if the setting names an environment variable that is not set.
     """
     wanted = resolved.config.data.stage_to
     if wanted is None:

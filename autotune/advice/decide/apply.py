@@ -1,4 +1,4 @@
-"""Settings with advice followed. Pure but for the time that the profile keeps."""
+"""Settings and profiles with advice applied. Pure except for the creation time in the profile."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from trainer.health.events import utc_now
 
 
 def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
-    """Return what may be written without a second thought, from these settings; of two wishes the first counts."""
+    """Return the changes of safe advice that differ from these settings; the first one for a key counts."""
     settings = dotted(train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
     found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
@@ -21,7 +21,7 @@ def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingC
 
 
 def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
-    """Return the settings with these changes; raise ``BadInput`` if they are no settings any more."""
+    """Return the settings with these changes; raise ``BadInput`` if the result is not valid."""
     tables = train.model_dump(mode="json")
     for change in changes:
         *path, last = change.key.split(".")
@@ -36,14 +36,14 @@ def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> Train
 
 
 _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
-"""Settings that leave what a micro-batch takes as it is."""
+"""Prefixes of settings that do not change the computing of a micro-batch."""
 
 
 def apply_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
-    """Return the profile with advice followed; what was measured of another step is no longer said of it.
+    """Return the profile with these changes and without the evidence that they invalidate.
 
     Raises:
-        BadInput: If the settings are none any more.
+        BadInput: If the changed settings are not valid.
     """
     other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
     without: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Advice on micro-batch and global batch: what fits, what is fast, and what sequences hold."""
+"""Advice on micro-batch size and global batch: memory, throughput, padding and the gradient noise scale."""
 
 import math
 import statistics
@@ -15,22 +15,21 @@ from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import choose_micro_batch, split_global_batch, with_headroom
 
 WORTH_RATIO = 1.02
-"""Within two per cent nothing is faster than anything."""
 NOISE_ROWS, NOISE_STEPS = 8, 1000
-"""Readings of the noise scale, and steps of the run, before it is believed: in the first steps, when every sample says
-the same, it is hundreds of times smaller than it will be."""
+"""Least measurements of the noise scale, and steps of the run, before it is used: in the first steps, when all samples
+agree, it is hundreds of times smaller than later."""
 BEYOND_NOISE_RATIO = 2.0
 PADDING_SHARE, EMPTY_SHARE = 0.05, 0.03
-"""Padding, and empty rows, that are worth a word: packing leaves about one per cent."""
+"""Least shares of padding, and of empty sequences, that are reported: packing leaves about one per cent."""
 PACKED_LEAVES = 0.02
 STATE_SHARE = 0.4
-"""Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
+"""Least share of the memory budget in weights, gradients and optimizer for which sharding is considered."""
 WORTH_SHARING_RATIO = 1.03
 _PROBE = "autotune probe"
 
 
 def beyond_memory(now: TrainingContext) -> Advice | None:
-    """A micro-batch that was not shown to fit."""
+    """Find a micro-batch size that was not verified to fit."""
     probe = now.probe
     if now.train is None or probe is None or now.profile is None:
         return None
@@ -62,14 +61,14 @@ def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:
-    """A micro-batch larger than any gain from it."""
+    """Find a micro-batch size beyond the knee of the throughput curve."""
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.network is not None and now.network.gradient_syncs:  # it chose the rows, with what they hide of the exchange
+    if now.network is not None and now.network.gradient_syncs:  # it chose this size, which also hides the all-reduce
         return None
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
@@ -90,7 +89,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
 
 
 def below_knee(now: TrainingContext) -> Advice | None:
-    """A micro-batch too small to be fast, where a larger one fits."""
+    """Find a micro-batch size that is too small to be fast although a larger one fits."""
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
@@ -99,7 +98,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
     here, there = _at(now, rows), now.point(chosen)
     if rows >= min(then, chosen) or here is None or there is None:
         return None
-    if now.train.micro_batch_size > rows:  # the global batch gives no more, or network tuning dealt it so
+    if now.train.micro_batch_size > rows:  # the global batch gives no more, or network tuning split it so
         return None
     ratio = difference(of_bounds(here), of_bounds(there.slot_rate))
     known = here.low is not None and there.slot_rate.low is not None
@@ -124,7 +123,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
 
 
 def _at(now: TrainingContext, rows: int) -> Interval | None:
-    """Return slot tokens/s of a micro-batch: measured, or between its measured neighbours; None outside of them."""
+    """Return padded tokens/s at a micro-batch size, measured or interpolated; None outside the measured range."""
     point = now.point(rows)
     if point is not None:
         return point.slot_rate
@@ -140,9 +139,9 @@ def _at(now: TrainingContext, rows: int) -> Interval | None:
 
 
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
-    """A global batch so large that its tokens hardly make the gradient better (McCandlish et al. 2018).
+    """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018).
 
-    To the same loss a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
+    To the same loss, a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
     """
     run, train = now.run, now.train
     if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
@@ -184,7 +183,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
 
 
 def padding(now: TrainingContext) -> Advice | None:
-    """Rows that hold padding, which is computed like everything else."""
+    """Find padding, which costs computing like any other token."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
     if lost is not None:
         lost = lost.scaled(1 - _empty(now)[1])
@@ -205,8 +204,8 @@ def padding(now: TrainingContext) -> Advice | None:
     layout = "packed" if now.knows_the_model else "bucketed"
     if layout == train.layout:
         return None
-    # What is no product, and so is not counted in the part, is done at every place; nothing says how much of a step it
-    # is: at most as much as would make all go by places.
+    # What is no matmul, and so is not counted in the part, runs at every position; nothing says how much of a step it
+    # is: at most as much as would make all costs follow positions.
     most = 1 / place_share(train, now.parameters)
     low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
     left = PACKED_LEAVES if layout == "packed" else 0.5
@@ -214,12 +213,12 @@ def padding(now: TrainingContext) -> Advice | None:
         replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most), (0.0, left, left + 0.15)
     )
     if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
-        row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
+        row = train.seq_length_tokens  # packed sequences attend within documents, padded ones over all
         share = row / (6 * now.hidden_size + row)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
     changes = [SettingChange(key="layout", old=train.layout, new=layout)]
     if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
-        # As many rows as hold the same tokens; a batch given in tokens or samples keeps itself.
+        # As many sequences as hold the same tokens; a batch given in tokens or samples stays as it is.
         tokens = statistics.median(row.non_padding_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
         changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
@@ -237,7 +236,7 @@ def padding(now: TrainingContext) -> Advice | None:
 
 
 def empty_rows(now: TrainingContext) -> Advice | None:
-    """A global batch that does not divide by ranks and micro-batches, so that some compute rows without samples."""
+    """Find a global batch whose split over ranks and micro-batches leaves empty sequences."""
     (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
@@ -255,7 +254,7 @@ def empty_rows(now: TrainingContext) -> Advice | None:
             figure("empty rows", empty, "share", "the dealing of rows", known="predicted"),
             now.part_figure(part, "computing of empty rows"),
         ),
-        # Slots of the head are made for empty rows too, which padding within rows does not cost.
+        # The head also computes positions of empty sequences, which padding within sequences does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
         cost=f"a global batch of {nearest} rows instead of {rows}, which is a change of recipe, if a small one",
         changes=(SettingChange(key="global_batch_size", old=rows, new=nearest),),
@@ -264,7 +263,7 @@ def empty_rows(now: TrainingContext) -> Advice | None:
 
 
 def _empty(now: TrainingContext) -> tuple[float, float]:
-    """Return the shares of all computed rows that are empty, and of all padding that lies in them; 0 without a run."""
+    """Return the share of computed sequences that are empty, and of padding that lies in them; 0 without a run."""
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
     header = now.run.header
@@ -275,7 +274,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
 
 
 def too_big(now: TrainingContext) -> Advice | None:
-    """State that takes the room of a micro-batch: what sharing it would leave, and what that is worth."""
+    """Find weights, gradients and optimizer state whose sharding would leave room for a larger micro-batch."""
     probe, profile, train = now.probe, now.profile, now.train
     if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
         return None

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what limits it: from a run's rows, or from what tuning measured. Pure."""
+"""Shares of a step's time by cause, and the bottleneck: from rows of a run or from evidence of tuning. Pure."""
 
 import collections
 import statistics
@@ -16,19 +16,19 @@ from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10
-"""A part below this limits nothing: computing does."""
+"""Least share of a part that can limit a step; if all others are below it, computing is the limit."""
 UNCERTAIN_SHARE = 0.8
-"""Of a part that was read once: it may well be so much less."""
+"""Assumed lower bound of a part without a confidence interval, as a share of its value."""
 UNEVEN_SHARE = 0.05
-"""Standard deviation of what a rank computes, from step to step, that devices do not have on rows that are alike."""
+"""Relative standard deviation of a rank's compute time over steps that devices do not reach on equal sequences."""
 STRAGGLER_RATIO = 1.05
-"""A rank that takes so much longer than the median holds the others up."""
+"""Least ratio of the slowest rank's time to the median rank's at which it delays the others."""
 SAME_RANK_SHARE = 0.95
-"""Of what slow ranks take longer: a device that is slow is so for long, and is nearly all of it."""
+"""Least share of the delays by slow ranks that one rank causes if its device is slow: such a device stays slow."""
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
-    """What limited a run, with counters of the same model and settings; None before it took two logged steps."""
+    """Return the bottleneck of a run, with counters of the same model and settings; None before two logged steps."""
     rows = rows_of_this_start(run)
     if not rows:
         return None
@@ -49,12 +49,12 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
 
 
 def _loads_ahead(train: TrainConfig) -> bool:
-    """Whether batches are made while the device is at earlier ones."""
+    """Return True if batches are loaded while the device computes earlier ones."""
     return train.device == "cuda" or train.data.num_workers > 0
 
 
 def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
-    """Leave out earlier starts, which may have had other settings, and the first step, which pays for the start."""
+    """Return the rows since the last start (earlier ones may have had other settings), without its slow first step."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
     # What the first step was on all ranks a later row tells: the first that tells anything.
     if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
@@ -64,7 +64,7 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
-    """What limited training when it was tuned; None where no loader workers were counted."""
+    """Return the bottleneck during tuning; None if the profile's number of DataLoader workers was not measured."""
     workers, probe, train = profile.evidence.workers, profile.evidence.probe, profile.train
     count = train.data.num_workers
     row = None if workers is None else next((one for one in workers.rows if one.num_workers == count), None)
@@ -97,7 +97,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
     gpu, peak = profile.fingerprint.gpu_name, None
-    if gpu is not None and train.device == "cuda":  # of each window, the part of the dense peak that real tokens took
+    if gpu is not None and train.device == "cuda":  # per window, the share of the dense peak for non-padding tokens
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
     mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
@@ -115,10 +115,10 @@ def _weigh(
     loads_ahead: bool,
     launching: float,
 ) -> Bottleneck:
-    """Name the limit of steps: the largest part beside computing, unless another sets the pace.
+    """Return the bottleneck: the largest part other than compute, unless another one sets the pace.
 
-    A loader that works ahead and is waited for all the same does: whatever else is made shorter, it is waited for as
-    much longer. So do programs that are behind their devices, which ``launching`` of the step waits for.
+    A loader that works ahead and is still waited for sets the pace: if other parts shrink, that wait grows by as much.
+    So does a program that is behind its devices, for which they wait ``launching``, a share of the step.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, StepPart(cause="compute", share=rest, source=source)], key=lambda one: -one.share)
@@ -149,7 +149,7 @@ def _weigh(
 
 
 def _exchange(profile: Profile) -> tuple[float, float] | None:
-    """Return the shares of a step in which ranks wait for gradients, and that it is longer by; None if not measured."""
+    """Return the shares of a step that wait for gradients and that synchronisation adds; None if not measured."""
     network, parallel = profile.evidence.network, profile.train.parallel
     if network is None or network.compute is None:
         return None
@@ -170,7 +170,7 @@ def _exchange(profile: Profile) -> tuple[float, float] | None:
 
 
 def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
-    """Return every cause's part of all steps, with bounds from blocks of neighbouring ones."""
+    """Return each cause's share of all steps, with bounds from blocks of neighbouring steps."""
     whole = _shares(rows, padding_costs)
     each = [_shares([row], padding_costs) for row in rows]
     parts = []
@@ -186,11 +186,10 @@ def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) ->
 
 
 def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
-    """Of the time of steps, what each cause took.
+    """Return the share of the steps' time that each cause took.
 
-    Rank 0's wait for others is first theirs for their loaders, then for the slowest one, and then the network's. What a
-    row says of all ranks is of an interval before it, and the first ones say nothing; so it is held against the others'
-    wait in the mean of steps.
+    Rank 0's wait for others counts for their loaders first, then the slowest rank, then the network. A row's figures of
+    all ranks are of an earlier interval, and none at first, so they are compared with that wait on average.
     """
     others_s = sum(row.communication_s or 0.0 for row in rows)
     own_data_s = sum(row.data_wait_s for row in rows)
@@ -218,7 +217,7 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
 
 
 def uneven_share(rows: Sequence[StepRow]) -> float:
-    """Of the time of steps, waits for a rank that is the slowest, but another one every time, though rows are alike."""
+    """Return the share of time spent waiting for a slowest rank that changes although sequences are alike."""
     slower_s = _slower_by_rank_s(rows)
     whole_s = sum(slower_s.values())
     if len({row.padded_tokens for row in rows}) > 1 or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s:
@@ -227,7 +226,7 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
 
 
 def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
-    """What slow ranks compute longer than the median one, by rank."""
+    """Return the seconds that slow ranks compute longer than the median rank, by rank."""
     told = [(row.slowest_rank, _slower_by_s(row)) for row in rows if row.slowest_rank is not None]
     found: dict[int, float] = collections.defaultdict(float)
     for rank, slower_s in told:
@@ -236,7 +235,7 @@ def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
 
 
 def _slower_by_s(row: StepRow) -> float:
-    """What the slowest rank computes longer than the median one; 0 where that is hardly anything."""
+    """Return the seconds that the slowest rank computes longer than the median; 0 below ``STRAGGLER_RATIO``."""
     ratio = row.slowest_rank_ratio
     if ratio is None or ratio < STRAGGLER_RATIO:
         return 0.0

@@ -1,4 +1,4 @@
-"""Advice on ranks and nodes: the paper's fourth recommendation, and where it ends."""
+"""Advice on ranks and nodes: the paper's fourth recommendation, and its limits."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ _OTHER_NODE = "another node in its place: SLURM takes a list of nodes to leave o
 
 
 def gradient_sync(now: TrainingContext) -> Advice | None:
-    """A faster way to exchange gradients was measured, and is not what the profile has."""
+    """Find a gradient synchronisation that was measured to be faster than the profile's."""
     if now.train is None or now.network is None:
         return None
     parallel, rows = now.train.parallel, now.network.gradient_syncs
@@ -46,7 +46,7 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
 
 
 def network_bound(now: TrainingContext) -> Advice | None:
-    """Ranks wait for gradients, and nobody has measured what would help."""
+    """Find ranks that wait for gradients, for which network tuning may help."""
     waits = now.loss("network", MATTERS_SHARE)
     if now.train is None or waits is None:
         return None
@@ -64,7 +64,7 @@ def network_bound(now: TrainingContext) -> Advice | None:
 
 
 def too_many_nodes(now: TrainingContext) -> Advice | None:
-    """More nodes than this global batch keeps busy."""
+    """Find more nodes than the global batch keeps busy."""
     spread = now.spread
     if spread is None or spread.nodes <= spread.useful_nodes:
         return None
@@ -85,7 +85,7 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
 
 
 def below_t_min(now: TrainingContext) -> Advice | None:
-    """Too few tokens to a rank and step for its computing to hide the exchange."""
+    """Find too few tokens per rank and step to hide gradient synchronisation behind computing."""
     spread = now.spread
     if spread is None or spread.nodes == 1 or spread.twice_the_batch_efficiency is None:
         return None
@@ -111,7 +111,7 @@ def below_t_min(now: TrainingContext) -> Advice | None:
 
 
 def slow_rank(now: TrainingContext) -> Advice | None:
-    """One rank that all others wait for, step after step."""
+    """Find one rank that all others wait for in most steps."""
     rows = [row for row in rows_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
     if len(rows) < 4 or now.run is None:
         return _slow_products(now)
@@ -135,7 +135,7 @@ def slow_rank(now: TrainingContext) -> Advice | None:
 
 
 def _slow_products(now: TrainingContext) -> Advice | None:
-    """Find the same before any run: from products that all ranks computed at once."""
+    """Find a slow rank before any run, from matmuls that all ranks computed at once."""
     rates = now.network.matmul_flops_per_s if now.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
@@ -152,7 +152,7 @@ def _slow_products(now: TrainingContext) -> Advice | None:
 
 
 def uneven_ranks(now: TrainingContext) -> Advice | None:
-    """All ranks wait for one, and it is another one every time."""
+    """Find waits for a slowest rank that is another one every time."""
     lost = now.loss("straggler", MATTERS_SHARE)
     if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
         return None
@@ -174,7 +174,7 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
 
 
 def slow_link(now: TrainingContext) -> Advice | None:
-    """One link that all messages pass, slower than its neighbours."""
+    """Find one link, passed by all messages, that is slower than its neighbours."""
     measured = [one.outcome for one in now.trials if one.trial.job == "links" and one.outcome.kind == "measured"]
     speeds = LinkFigures.of(measured[-1]).neighbours_bytes_per_s if measured else []
     rates = {f"{left} to {(left + 1) % len(speeds)}": rate for left, rate in enumerate(speeds)}

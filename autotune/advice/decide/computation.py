@@ -1,4 +1,4 @@
-"""Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
+"""Advice on computing and on the waits of a device: precision, MLM head, launches, memory and optimizer step."""
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
@@ -7,24 +7,24 @@ from autotune.base.model_work import LAYERS
 from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
-"""Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""
+"""Share of computing in matmuls: least, usual and most; the rest moves bytes, most of which 16 bits halve."""
 REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
-"""Of the peaks' ratio that products gain when they change from a format to bf16: faster units are harder to feed, and
+"""Share of the ratio of peaks that matmuls gain on changing from a format to bf16: faster units are harder to feed, and
 14 times as fast ones much harder. Assumed."""
 OTHERS_LEFT = 0.65  # of the rest's time, in 16 bits: normalisation and the loss stay in 32
 LOW_MFU = 0.2
-"""Encoders of a hundred million parameters reach twice as much on stock torch."""
+"""MFU that counts as low: encoders of a hundred million parameters reach twice as much with stock torch."""
 LAUNCHES_LEFT, TRAFFIC_LEFT = (0.0, 0.25, 1.0), (0.25, 0.5, 1.0)
-"""Of the waits for launches and for memory, that compiling layers leaves: least, usual, most."""
+"""Shares of the waits for launches and for memory that remain after compiling the layers: least, usual, most."""
 COMPILED_GAIN = (1.0, 1.1, 1.3)
-"""What fusing brings beside fewer launches: less traffic to memory."""
+"""Speed ratio of kernel fusion besides fewer launches, from less memory traffic: least, usual, most."""
 LOG_INTERVAL_STEPS = 10
 _COMPILE = (SettingChange(key="compile", old=False, new=True),)
 _COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
 
 def full_precision(now: TrainingContext) -> Advice | None:
-    """32-bit products on a GPU with matrix units for 16."""
+    """Find 32-bit matmuls on a GPU with Tensor Cores for 16 bits."""
     train, gpu = now.train, now.gpu_name
     if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
         return None
@@ -53,7 +53,7 @@ def full_precision(now: TrainingContext) -> Advice | None:
 
 
 def half_precision(now: TrainingContext) -> Advice | None:
-    """fp16, whose largest number is 65,504, where bf16 could be had."""
+    """Find fp16, whose largest number is 65,504, although bf16 is available."""
     foreign = now.foreign
     exchanged = now.train is not None and now.train.device == "cuda" and now.train.parallel.gradient_dtype == "fp16"
     if not exchanged and (foreign is None or foreign.precision != "fp16"):
@@ -71,10 +71,10 @@ def half_precision(now: TrainingContext) -> Advice | None:
 
 
 def dense_head(now: TrainingContext) -> Advice | None:
-    """Logits for all places, most of which the loss never looks at.
+    """Find an MLM head that computes logits at all positions, most of which the loss does not use.
 
-    Products per token, in multiply-adds: the encoder's weights, and for each place of the head hidden² and hidden times
-    vocabulary. Attention's own products are left out, so the gain is a little less with long rows.
+    Multiply-adds per token: the encoder's weights and, for each position of the head, hidden² and hidden times
+    vocabulary. Attention's own matmuls are left out, so the gain is a little less with long sequences.
     """
     if now.train is None or now.train.mlm_head != "dense" or not now.knows_the_model:
         return None
@@ -98,9 +98,9 @@ def dense_head(now: TrainingContext) -> Advice | None:
 
 
 def dense_last_layer(now: TrainingContext) -> Advice | None:
-    """The last layer, computed where nobody asks for its result.
+    """Find a last layer that is computed at positions whose result is not used.
 
-    Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed everywhere.
+    Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed at all positions.
     """
     train = now.train
     if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_model:
@@ -121,7 +121,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
 
 
 def attention_dropout(now: TrainingContext) -> Advice | None:
-    """Dropout of attention weights, which the kernels that compute each sample on its own do not have."""
+    """Find attention dropout, which kernels that compute each document separately do not support."""
     train = now.train
     if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
         return None
@@ -143,7 +143,7 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
 
 
 def compute_bound(now: TrainingContext) -> Advice | None:
-    """Nothing but computing limits the step."""
+    """Find a step that nothing but computing limits."""
     found = now.bottleneck
     if found is None or found.limit != "compute" or not found.decided or now.train is None:
         return None
@@ -162,7 +162,7 @@ def compute_bound(now: TrainingContext) -> Advice | None:
 
 
 def launch_bound(now: TrainingContext) -> Advice | None:
-    """A device that waits for the program."""
+    """Find a device that waits for the program."""
     gaps = now.loss("launch-bound", MATTERS_SHARE)
     if now.train is None or gaps is None:
         return None
@@ -194,7 +194,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
 
 
 def memory_bound(now: TrainingContext) -> Advice | None:
-    """Kernels that wait for the device's memory."""
+    """Find kernels that wait for the device's memory."""
     waits = now.loss("memory", MATTERS_SHARE)
     if now.train is None or waits is None or now.train.compile:
         return None
@@ -210,7 +210,7 @@ def memory_bound(now: TrainingContext) -> Advice | None:
 
 
 def optimizer_bound(now: TrainingContext) -> Advice | None:
-    """An optimizer that takes long beside a small step."""
+    """Find an optimizer step that takes a large share of a training step."""
     updating = now.loss("optimizer step", MATTERS_SHARE)
     if now.train is None or updating is None:
         return None
@@ -237,7 +237,7 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
 
 
 def foreach_optimizer(now: TrainingContext) -> Advice | None:
-    """An optimizer that makes a copy of all weights at its step, with little memory left."""
+    """Find an optimizer that copies all weights at each step while little memory is left."""
     foreign, profile, train = now.foreign, now.profile, now.train
     if foreign is None or not foreign.is_foreach or now.parameters is None or profile is None or train is None:
         return None

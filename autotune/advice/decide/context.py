@@ -1,4 +1,4 @@
-"""What rules look at, as far as each is known; and what a change brings: Amdahl's law, with bounds. Pure."""
+"""Facts that the rules read, and the gain of a change by Amdahl's law, with bounds. Pure."""
 
 import math
 import shlex
@@ -23,23 +23,23 @@ from trainer.model.families import FAMILIES
 from trainer.record.run_record import Run
 
 PERSISTENT_SHARE = 0.6
-"""Of all steps in which the same rank is behind, before it is called slow."""
+"""Least share of all steps in which the same rank is behind for it to count as slow."""
 Range = tuple[float, float, float]
-"""Least, usual, most."""
+"""Least, usual and highest value."""
 
 MOST_SHARE = 0.98
-"""A part never counts as more of the step than this: no gain is without end."""
+"""Largest share of a step that a part counts as, so that no gain is infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """A directory with data."""
+    """Facts about a directory with data."""
 
     path: str
     prepared: bool
-    """Whether it holds token ids; else files that would have to be read and cut up in every epoch."""
+    """True if it holds token ids; otherwise raw files would have to be read and tokenised in every epoch."""
     kinds: tuple[str, ...] = ()
-    """Of raw files that this project reads: ``elf``, ``text``, ``jsonl``, ``parquet``."""
+    """Kinds of raw files that this project reads: ``elf``, ``text``, ``jsonl``, ``parquet``."""
     raw_bytes: int | None = None
     token_bytes: int | None = None
     filesystem: str | None = None
@@ -49,17 +49,17 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntendedNodes:
-    """What is predicted of training on as many nodes as are meant."""
+    """Prediction of training on the intended number of nodes."""
 
     nodes: int
     efficiency: Interval
-    """Against as many times one node."""
+    """Speed relative to that of one node times the number of nodes."""
     useful_nodes: int
-    """Largest number that is at least 90 % efficient."""
+    """Largest number of nodes that is at least 90 % efficient."""
     useful_efficiency: float
     tokens_per_rank: float
     least_tokens_per_rank: float
-    """T_min: below it not even all of backward hides the exchange of 32-bit gradients."""
+    """T_min: below it, not even all of the backward pass hides the synchronisation of 32-bit gradients."""
     twice_the_batch_efficiency: float | None
     source: str
 
@@ -70,19 +70,19 @@ class ForeignSettings:
 
     precision: str = "fp32"
     is_foreach: bool = False
-    """Whether its optimizer makes a copy of all weights at its step."""
+    """True if the optimizer copies all weights at each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
-    """Everything that is known of one training, past or to come."""
+    """Everything that is known about one training, past or planned."""
 
     train: TrainConfig | None
-    """None where only data was looked at."""
+    """Settings of the training; None if only data was given."""
     profile: Profile | None = None
     profile_path: str = "PROFILE"
     intact: bool = True
-    """Whether the profile's content still has the hash it was written with."""
+    """True if the profile's content still has the hash it was written with."""
     run: Run | None = None
     bottleneck: Bottleneck | None = None
     trials: tuple[FinishedTrial, ...] = ()
@@ -90,26 +90,26 @@ class TrainingContext:
     spread: IntendedNodes | None = None
     foreign: ForeignSettings | None = None
     missing: tuple[tuple[str, str], ...] = ()
-    """What was not measured and the command that would, found by whoever put this together."""
+    """Names of what was not measured, each with the command that measures it."""
 
     @property
     def probe(self) -> ProbeEvidence | None:
-        """Probe of the profile."""
+        """Probe evidence of the profile."""
         return self.profile.evidence.probe if self.profile is not None else None
 
     @property
     def workers(self) -> WorkersEvidence | None:
-        """Sweep of loader workers of the profile."""
+        """Sweep of DataLoader workers in the profile."""
         return self.profile.evidence.workers if self.profile is not None else None
 
     @property
     def network(self) -> NetworkEvidence | None:
-        """Network tuning of the profile."""
+        """Network tuning in the profile."""
         return self.profile.evidence.network if self.profile is not None else None
 
     @property
     def gpu_name(self) -> str | None:
-        """As its driver calls it; None on a CPU, or where nobody wrote it down."""
+        """Name of the GPU as its driver reports it; None on a CPU, or if it was not recorded."""
         if self.profile is not None and self.profile.fingerprint.gpu_name is not None:
             return self.profile.fingerprint.gpu_name
         on_gpu = self.train is not None and self.train.device == "cuda"
@@ -117,25 +117,25 @@ class TrainingContext:
 
     @property
     def data_path(self) -> str:
-        """For commands."""
+        """Path of the data for commands; ``DIR`` if it is not known."""
         return self.data.path if self.data is not None else "DIR"
 
     def command(self, command: str, *words: str) -> str:
-        """Return one of this program's commands on the profile."""
+        """Return one of this program's commands with the profile as an option."""
         return shlex.join(["autotune", *command.split(), "--profile", self.profile_path, *words])
 
     @property
     def network_command(self) -> str:
-        """Measure the network on as many nodes as are meant."""
+        """Command that tunes the network on the intended number of nodes."""
         return self.command("network", *(("--slurm",) if self.nodes > 1 else ()))
 
     @property
     def run_name(self) -> str:
-        """Source of figures of the run."""
+        """Name of the run as a source of figures."""
         return f"run {self.run.directory.name}" if self.run is not None else "run"
 
     def probe_command(self, **changes: object) -> str:
-        """Probe with the same settings but for these."""
+        """Return the command that probes with the same settings except for these changes."""
         if self.train is None:
             return command("probe", model="MODEL", data=self.data_path)
         batch = {"global_batch_tokens": self.global_batch_tokens}
@@ -143,14 +143,14 @@ class TrainingContext:
 
     @property
     def ranks(self) -> int:
-        """All that train, or that trained when it was measured."""
+        """Number of ranks of the run or, without one, of the profile's measurements."""
         if self.run is not None:
             return self.run.header.world_size
         return self.profile.local_ranks if self.profile is not None else 1
 
     @property
     def nodes(self) -> int:
-        """That are meant or were used, as far as that is known; of a run of several ranks nobody recorded it."""
+        """Number of nodes, intended or used, as far as known: a run of several ranks does not record it."""
         if self.spread is not None:
             return self.spread.nodes
         local = self.probe.local_ranks if self.probe is not None else self.ranks
@@ -158,7 +158,7 @@ class TrainingContext:
 
     @property
     def global_batch_tokens(self) -> int | None:
-        """Real tokens of a step."""
+        """Non-padding tokens of an optimizer step over all ranks."""
         if self.profile is not None:
             return self.profile.constraints.global_batch_tokens
         if self.run is not None and self.run.steps:
@@ -167,29 +167,29 @@ class TrainingContext:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a step."""
+        """Sequences of an optimizer step over all ranks."""
         if self.run is not None:
             return self.run.header.global_batch_size
         return self.train.global_batch_size if self.train is not None else 1
 
     def split_micro_batch_size(self, micro_batch_size: int) -> int:
-        """Rows of a micro-batch as they are dealt: fewer than the setting, where the global batch gives no more."""
+        """Return the micro-batch size after the batch split: below the setting if the global batch is too small."""
         if self.global_batch_size < self.ranks:
             return 1
         return split_global_batch(self.global_batch_size, micro_batch_size, self.ranks).micro_batch_size
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
-        """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
+        """Return the part of a step that a cause takes; None if it is below ``least`` or not known."""
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
         return None if part is None or (part.share if part.low is None else part.low) < least else part
 
     def share(self, *causes: Cause) -> float:
-        """Share of the step that these causes take together; what could not be told counts as nothing."""
+        """Return the share of the step that these causes take together; causes that are not known count as 0."""
         parts = self.bottleneck.parts if self.bottleneck is not None else ()
         return sum(part.share for part in parts if part.cause in causes)
 
     def part_figure(self, part: StepPart, name: str, n: int | None = None) -> EvidenceFigure:
-        """Return a part of the step as evidence, of so many steps; None takes all that were looked at."""
+        """Return a part of the step as evidence from ``n`` steps; None takes all that were analysed."""
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
         value = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
@@ -203,24 +203,24 @@ class TrainingContext:
         return figure("MFU", found.mfu, "share", found.source, n=found.steps)
 
     def workers_row(self, count: int) -> WorkersRow | None:
-        """What was measured with so many loader workers."""
+        """Return the measurement at this number of DataLoader workers; None if there is none."""
         return next((row for row in self.workers.rows if row.num_workers == count), None) if self.workers else None
 
     def point(self, rows: int) -> CurvePoint | None:
-        """What was measured with such a micro-batch."""
+        """Return the probe's measurement at this micro-batch size; None if there is none."""
         return (
             next((point for point in self.probe.curve if point.micro_batch_size == rows), None) if self.probe else None
         )
 
     def peak_bytes(self, rows: int) -> int | None:
-        """The highest memory of trials with such a micro-batch; None where none ran."""
+        """Return the highest peak memory of trials at this micro-batch size; None if none was measured."""
         steps = (one for one in self.trials if one.trial.job == "step")
         alike = (one.outcome for one in steps if one.trial.config.get("micro_batch_size") == rows)
         return max((found.figures["peak_bytes"] for found in alike if found.kind == "measured"), default=None)
 
     @property
     def knows_the_model(self) -> bool:
-        """Whether its parts are known to this project: only such models can be packed, or have a narrow head."""
+        """True if the architecture is known to this project: only such models can be packed or have a sparse head."""
         return self.train is not None and self.train.model.config["model_type"] in FAMILIES
 
     def of_model(self, key: str, default: float) -> float:
@@ -229,12 +229,12 @@ class TrainingContext:
 
     @property
     def hidden_size(self) -> int:
-        """Width of the model."""
+        """Hidden size of the model."""
         return int(self.of_model("hidden_size", HIDDEN_SIZE)) or HIDDEN_SIZE
 
     @property
     def attention_dropout(self) -> float:
-        """In effect."""
+        """Attention dropout in effect, 0 to 1."""
         if self.train is not None and self.train.attention_dropout is not None:
             return self.train.attention_dropout
         modern = self.train is not None and self.train.model.config["model_type"] == "modernbert"
@@ -243,14 +243,14 @@ class TrainingContext:
 
     @property
     def parameters(self) -> int | None:
-        """Of the model; None where nobody counted."""
+        """Number of parameters of the model; None if it is not known."""
         if self.run is not None:
             return self.run.header.parameters
         return self.profile.parameters if self.profile is not None else None
 
 
 def on_host(hosts: Sequence[str], rank: int | None) -> str:
-    """Where a rank runs, for people who go and look; nothing where that was not recorded."""
+    """Return the host of a rank as words to append; empty if it was not recorded."""
     return f" on {hosts[rank][:64]}" if rank is not None and rank < len(hosts) else ""
 
 
@@ -268,15 +268,15 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
 
 
 def times(gain: Gain, factors: Range) -> Gain:
-    """Return the gain with another beside it, which brings at least, usually and at most these factors."""
+    """Return the gain combined with another one that brings at least, usually and at most these factors."""
     low, high = (gain.ratio if bound is None else bound for bound in (gain.low, gain.high))
     return Gain.between(low * factors[0], gain.ratio * factors[1], high * factors[2])
 
 
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
-    """Return the ratio of tokens/s with micro-batches of so many rows, new to old; None if too few were measured.
+    """Return the ratio of new to old tokens/s for two micro-batch sizes; None if too few were measured.
 
-    With several micro-batches to a step only what each of them pays is saved.
+    With gradient accumulation, only the fixed cost of each micro-batch is saved.
     """
     curve = now.probe.curve if now.probe is not None else []
     if len(curve) < 2 or now.train is None:
@@ -290,7 +290,7 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
 
     # Share of the fixed time that the update takes: most, usual, least. Every micro-batch pays the rest.
     low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0))
-    if new_rows > max(point.micro_batch_size for point in curve):  # nothing says how far the line goes on
+    if new_rows > max(point.micro_batch_size for point in curve):  # nothing says how far the line holds
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high
 

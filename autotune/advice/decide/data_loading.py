@@ -1,4 +1,4 @@
-"""Advice on data and loader workers: the paper's first three recommendations, and what comes after them."""
+"""Advice on data and DataLoader workers: the paper's first three recommendations, and more."""
 
 import shlex
 import statistics
@@ -12,21 +12,21 @@ from autotune.base.units import format_seconds
 from autotune.workers.values import WorkersRow
 
 STARVED_SHARE = 0.03
-"""Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""
+"""Least share of waiting for data that is reported: slightly more than a verified worker count may leave."""
 LEFT_WAITING_SHARE = 0.1
-"""Of the wait that enough workers, or a local disk, leave; at worst."""
+"""Share of the data wait that remains: at most with a verified worker count, usually with other remedies."""
 TOKENS_PER_RAW: dict[str, Range] = {
     "elf": (0.15, 0.5, 1.0),
     "text": (0.3, 0.45, 0.9),
     "jsonl": (0.15, 0.3, 0.8),
     "parquet": (0.2, 1.0, 2.5),
 }
-"""Bytes of token ids per byte of raw files, least, usual and most. Programs, from 0.2 (servers) to 0.75 (libraries),
+"""Bytes of token ids per byte of raw files: least, usual and most. Programs, from 0.2 (servers) to 0.75 (libraries),
 and text and JSON lines were measured; Parquet, which is compressed already, is assumed."""
 
 
 def tokenise_ahead(now: TrainingContext) -> Advice | None:
-    """Raw files that are read for training, where token ids made once would do."""
+    """Find raw files used for training that could be pre-tokenised once."""
     data = now.data
     if data is None or data.prepared or not data.kinds or data.raw_bytes is None:
         return None
@@ -47,7 +47,7 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
 
 
 def staging(now: TrainingContext) -> Advice | None:
-    """A dataset on a file system that all nodes share, and no copy of it on their own disks."""
+    """Find a dataset on a shared file system without a copy on the nodes' own disks."""
     workers, data = now.workers, now.data
     on_network = (data is not None and data.on_network) or (workers is not None and workers.data_on_network)
     if now.train is None or now.train.data.stage_to is not None or not on_network:
@@ -75,7 +75,7 @@ def staging(now: TrainingContext) -> Advice | None:
 
 
 def more_workers(now: TrainingContext) -> Advice | None:
-    """Devices that wait for data."""
+    """Find devices that wait for data."""
     waits = now.loss("data loading", STARVED_SHARE)
     if now.train is None or waits is None or starved_rank(now) is not None:
         return None
@@ -107,7 +107,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
 
 
 def starved_rank(now: TrainingContext) -> Advice | None:
-    """One rank whose loader is behind all others', step after step."""
+    """Find one rank whose loader is behind all others in most steps."""
     lost = now.loss("data loading", STARVED_SHARE)
     if now.run is None or lost is None:
         return None
@@ -138,7 +138,7 @@ def starved_rank(now: TrainingContext) -> Advice | None:
 
 
 def fewer_workers(now: TrainingContext) -> Advice | None:
-    """More loader workers than were shown to be needed."""
+    """Find more DataLoader workers than were verified to be needed."""
     workers = now.workers
     if now.train is None or workers is None or workers.undecided_between:
         return None
@@ -164,7 +164,7 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
 
 
 def undecided_workers(now: TrainingContext) -> Advice | None:
-    """A sweep that noise did not let end."""
+    """Find a sweep of DataLoader workers that noise left undecided."""
     workers = now.workers
     if workers is None or not workers.undecided_between:
         return None

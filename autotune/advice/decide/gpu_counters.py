@@ -1,4 +1,4 @@
-"""What the GPUs' counters tell of computing: gaps between kernels, and waiting for memory. Pure."""
+"""Use of GPU counters: gaps between kernels, and waits for memory, during computing. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from autotune.profiles.values import Profile
 from autotune.workers.values import WorkersRow
 
 HEALTHY_BUSY_SHARE = 0.9
-"""Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""
+"""Share of SMs with work in a step that nothing delays: waves of thread blocks end unevenly."""
 PRODUCT_REACH = 0.7
-"""Of the time of products, in which matrix units are in use: the rest is filling and draining them, and softmax.
-Assumed, as the next two are, until a GPU has measured them."""
+"""Share of matmul time in which Tensor Cores are in use: the rest is filling and draining them, and softmax.
+Assumed, like the next two, until a GPU has measured them."""
 PRODUCT_TRAFFIC = 0.25
-"""Of the memory's bandwidth, that products take."""
+"""Share of the memory bandwidth that matmuls use."""
 MOVING_REACH = 0.85
-"""And kernels that do nothing but move bytes, the update among them."""
+"""Share of the memory bandwidth that kernels use which only move bytes, such as the optimizer step."""
 LEAST_COMPUTING_SHARE = 0.05
-"""Of a window; of less nothing can be told."""
+"""Least share of a window that is taken to be computing; less than that tells nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
+    """GPU counters of the time in which devices had data, as shares of that time, 0 to 1."""
 
     busy_share: float | None = None
     tensor_share: float | None = None
     memory_share: float | None = None
-    """Of the memory's bandwidth."""
+    """Share of the memory bandwidth in use."""
     source: str
 
 
 def data_share(row: WorkersRow) -> float:
-    """What loading costs of the time of a window: what it takes longer than one on batches from memory.
+    """Return the share of a window's time that data loading costs, compared with a window on cached batches.
 
-    Waits of devices say less: those of all ranks are added up, though ranks wait at once.
+    Waits of devices tell less: they are summed over ranks, although ranks wait at the same time.
     """
     lost = max(0.0, 1 - row.ratio_to_cached)
     return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits: by chance
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
-    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none."""
+    """Return counters of the time in which devices had data, at one worker count; None if the GPU gave none."""
     gpu, keeps_up = row.gpu, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
@@ -53,7 +53,7 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 
     return Counters(
         busy_share=when_fed(gpu.gpm_sm_share),
-        # Without products on matrix units their counter says nothing of how much is computed.
+        # Without matmuls on Tensor Cores, their counter says nothing of how much is computed.
         tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
         memory_share=when_fed(gpu.gpm_dram_share),
         source=f"hardware counters, windows with {row.num_workers} loader workers",
@@ -61,17 +61,17 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 
 
 def counters_of_profile(profile: Profile) -> Counters | None:
-    """The counters of the chosen number of loader workers."""
+    """Return the counters at the chosen number of DataLoader workers; None if there are none."""
     workers = profile.evidence.workers
     rows = [] if workers is None else [row for row in workers.rows if row.num_workers == workers.chosen]
     return counters_of(rows[0], profile) if rows else None
 
 
 def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
-    """Return parts of a step with what counters tell of its computing, and the wait for launches among them.
+    """Return the parts of a step refined by counters, and the share of the step that waits for launches.
 
-    SMs without work in a step that is fed, and in which nobody is waited for, wait for launches. ``uneven`` are the
-    waits for another rank every time though rows are alike: devices differ for long, programs from step to step.
+    SMs without work wait for launches if neither data nor another rank is waited for. ``uneven`` is the share of waits
+    for a slowest rank that changes although sequences are alike: slow devices stay slow, programs vary between steps.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
@@ -101,10 +101,10 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
 
 
 def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | None, float | None]:
-    """Return the share of computing in which no kernel has work, and that of the rest in which they wait for memory.
+    """Return the share of computing without work on the device, and the share of the rest that waits for memory.
 
-    Waits and updates are taken out of the counters first. Memory is looked at twice: as what matmuls leave,
-    in which kernels that do neither would count too; and as the traffic beyond theirs, in which they would not.
+    Waits and optimizer steps are taken out of the counters first. The second share is the mean of two estimates: the
+    time that matmuls leave, including kernels that do neither, and the traffic beyond that of matmuls, excluding those.
     """
 
     def part(*causes: Cause) -> float:

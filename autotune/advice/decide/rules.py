@@ -1,4 +1,4 @@
-"""All rules, the advice that they give by its expected gain, and settings with it followed. Pure."""
+"""All rules of `advise`, and their recommendations ordered by expected gain. Pure."""
 
 import shlex
 import statistics
@@ -13,21 +13,21 @@ from autotune.trials.values import Contaminated, FinishedTrial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceRule:
-    """One thing that may be wrong."""
+    """Rule that checks a training for one possible problem."""
 
     name: str
     looks: Callable[[TrainingContext], Advice | None]
     covers: tuple[str, ...] = ()
-    """Recommendations of the paper, ``R1`` to ``R5``, and bottlenecks."""
+    """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule covers."""
 
     @property
     def looks_for(self) -> str:
-        """In one line."""
+        """One-line description of the problem that the rule looks for."""
         return (self.looks.__doc__ or "").splitlines()[0]
 
 
 def thermal(now: TrainingContext) -> Advice | None:
-    """Trials that were void because heat or hardware slowed the GPU down."""
+    """Find trials that are invalid because heat or hardware slowed the GPU down."""
     hot = _void_at_last(now, slowed=True)
     if not hot:
         return None
@@ -44,7 +44,7 @@ def thermal(now: TrainingContext) -> Advice | None:
 
 
 def other_gpu_users(now: TrainingContext) -> Advice | None:
-    """Trials that were void because somebody else used the GPU."""
+    """Find trials that are invalid because other processes used the GPU."""
     shared = _void_at_last(now, slowed=False)
     if not shared:
         return None
@@ -58,7 +58,7 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
-    """Utilisation near 100 % is not the hardware's speed: a waiting kernel counts as well."""
+    """Find GPU utilisation near 100 % at a low MFU: waiting kernels count as utilisation."""
     rows = now.workers.rows if now.workers is not None else []
     read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
     busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
@@ -75,7 +75,7 @@ def utilisation(now: TrainingContext) -> Advice | None:
 
 
 def edited(now: TrainingContext) -> Advice | None:
-    """A profile that is not what was measured."""
+    """Find a profile that was edited after it was measured."""
     if now.profile is None or now.intact:
         return None
     return Advice(
@@ -88,7 +88,7 @@ def edited(now: TrainingContext) -> Advice | None:
 
 
 def not_measured(now: TrainingContext) -> Advice | None:
-    """Parts of the tuning that were left out."""
+    """Find parts of the tuning that were not measured."""
     if not now.missing:
         return None
     return Advice(
@@ -101,7 +101,7 @@ def not_measured(now: TrainingContext) -> Advice | None:
 
 
 def _void_at_last(now: TrainingContext, *, slowed: bool) -> list[FinishedTrial]:
-    """Return void trials that were not measured when they were tried again, by why they are void."""
+    """Return invalid trials that no retry measured; ``slowed`` selects those of a slowed-down GPU, or the others."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
     void = [one for one in now.trials if isinstance(one.outcome, Contaminated) and one.trial.key not in measured]
     return [one for one in void if ("slowed down" in getattr(one.outcome, "detail", "")) == slowed]
@@ -156,7 +156,7 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
-    """What to do, the largest expected gain first; to change nothing where nothing was found that is worth it."""
+    """Return all advice, ordered by ``rank``; if none asks for a change, a note that says so is included."""
     found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
     if not now.intact:  # what its figures are of is not what it says
         found = [replace(one, safe=False) for one in found]
@@ -166,7 +166,7 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
 
 
 def rank(advice: Advice) -> tuple[bool, float, int]:
-    """What makes a run fail comes first; then what ends it sooner; then the rest by how much it matters."""
+    """Return a sort key: ``must`` first, then the largest speedup, then the severity."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
 

@@ -1,4 +1,4 @@
-"""What a tuning cost, and when that is paid back. Pure arithmetic on trials and on the comparison with the default."""
+"""Cost of a tuning, and the training time that pays it back. Pure arithmetic on trials and the baseline comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,33 +7,33 @@ from autotune.baseline.values import BaselineEvidence, row_of
 from autotune.trials.values import FinishedTrial
 
 LARGE_JOB_RANKS = 256
-"""As many as the project's target cluster gives a job."""
+"""Ranks of a job on the project's target cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """All trials of one kind."""
+    """Cost of all trials of one kind."""
 
     job: str
     trials: int
     seconds: float
     rank_seconds: float
-    """Times the ranks that each kept busy."""
+    """Seconds of each trial times the ranks that it kept busy, summed up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayBack:
-    """After how much training a tuning has paid for itself, in hours of one rank; any number of ranks shares them."""
+    """Training time that pays a tuning back, in hours of one rank, to be divided by the number of ranks."""
 
     rank_hours: float | None
-    """None where the tuned settings are not faster."""
+    """Hours of one rank that pay the tuning back; None if the tuned settings are not faster."""
     rank_hours_low: float | None
     rank_hours_high: float | None
-    """From the interval of the ratio; None where the tuned settings may not be faster at all."""
+    """Bound from the interval of the speedup; None if the tuned settings may not be faster."""
 
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
-    """By kind of trial, the most expensive first."""
+    """Return the cost by kind of trial, the most expensive first."""
     by_job: dict[str, list[FinishedTrial]] = {}
     for done in trials:
         by_job.setdefault(done.trial.job, []).append(done)
@@ -46,7 +46,7 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
-    """Against transformers' Trainer with its defaults; None where nobody compared."""
+    """Return the training time that pays for itself against transformers' Trainer; None if that was not compared."""
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None

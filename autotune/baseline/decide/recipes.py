@@ -1,9 +1,9 @@
-"""What the tuned settings are held against: transformers' Trainer with its defaults, and the paper's trainer. Pure.
+"""Baselines of the tuned settings: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
-Only settings that bear on speed are replaced. Model, dataset, length of rows, device and the global batch in real
-tokens stay. Both recipes run in this project's trainer, so what is won against them is a lower bound of what is won
-against the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples,
-computes attention head by head, does not fuse its optimizer and logs twice a step with a wait.
+Only settings that affect speed are replaced. Model, dataset, sequence length, device and the non-padding tokens of the
+global batch stay. Both recipes run in this project's trainer, so the gain over them is a lower bound of the gain over
+the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes
+attention head by head, does not fuse its optimizer and logs twice a step with a wait.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from trainer.config.train_config import DataSettings, ParallelSettings, Tag, Tra
 from trainer.model.families import FAMILIES
 
 PAPER_WORKERS = 8
-"""Loader workers of a rank in the paper's trainer, whatever the machine."""
+"""DataLoader workers per rank in the paper's trainer, on any machine."""
 PRECISE_SHARE = 0.05
-"""Ratios are known well enough when their 95 % bounds lie so far to both sides."""
+"""Half-width of a speedup's 95 % interval, as a share of the speedup, at which it is precise enough."""
 
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
@@ -26,33 +26,33 @@ _PLAIN_STEP = {
     "precision": "fp32", "tf32": False, "mlm_head": "dense", "last_layer": "dense", "attention": "auto",
     "attention_dropout": None, "activation_checkpointing": "none", "compile": False,
 }  # fmt: skip
-"""What torch and transformers do where nobody says otherwise; attention is SDPA, which ``auto`` is in fp32."""
+"""Defaults of torch and transformers; attention is SDPA, which ``auto`` selects in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One way to train."""
+    """Named training configuration to compare."""
 
     name: RecipeName
     config: TrainConfig
     because: Mapping[str, str]
-    """Why settings are what they are, by key, where that is not the recipe's own choice."""
+    """Reasons for settings that are not the recipe's own choice, by key."""
 
 
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """Return transformers' Trainer with its own defaults: each micro-batch padded to its longest.
+    """Return transformers' Trainer with its own defaults: each micro-batch padded to its longest sample.
 
-    The global batch of the ``tuned`` settings stays the same, in non-padding tokens.
+    The global batch keeps the ``tuned`` settings' number of non-padding tokens.
     """
     config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0)
     return Recipe(name="hf-trainer", config=config, because={})
 
 
 def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str) -> Recipe:
-    """Return the paper's trainer: every sample padded to the full row, no dropout of attention weights.
+    """Return the paper's trainer: every sample padded to the full sequence length, no dropout of attention weights.
 
-    Its micro-batch begins with the tuned rows; whether they fit is for trials to say. A rank may have ``most_workers``
-    DataLoader workers here, by ``limit``.
+    Its micro-batch starts at the tuned size; trials find out whether that fits. A rank may have ``most_workers``
+    DataLoader workers here, for the reason in ``limit``.
     """
     workers = min(PAPER_WORKERS, most_workers)
     config = _plain(
@@ -82,7 +82,7 @@ def _plain(tuned: TrainConfig, global_batch_tokens: int, *, num_workers: int, **
 
 
 def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[SettingDifference]:
-    """Return how a recipe differs from the tuned settings in what bears on speed; one rank exchanges nothing."""
+    """Return differences from the tuned settings that affect speed; one rank needs no gradient synchronisation."""
     ours = _flat(tuned, local_ranks)
     return [
         SettingDifference(key=key, theirs=value, tuned=ours[key], reason=recipe.because.get(key))
@@ -101,7 +101,7 @@ def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
 
 
 def is_precise(ratio: Interval) -> bool:
-    """Return whether a ratio is known well enough to stop."""
+    """Return whether a speedup is precise enough to stop measuring."""
     if ratio.low is None or ratio.high is None:
         return False
     return (ratio.high - ratio.low) / 2 <= PRECISE_SHARE * ratio.value

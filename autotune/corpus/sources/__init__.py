@@ -28,14 +28,14 @@ from trainer.record.progress import Update
 
 ELF_MAGIC = b"\x7fELF"
 PARTITION_BYTES = 32 * 2**20
-"""Raw bytes that one task reads at least, so that small files share one."""
+"""Minimum of raw bytes per task, so that small files share one."""
 _TOLD_FILES = 10_000
 _FILE_BYTES = 16 * 2**10
-"""To open a file takes about as long as to read so many bytes of it."""
+"""Number of bytes whose reading takes about as long as opening a file."""
 
 
 def _takes_elf(path: Path, named: bool) -> bool:
-    """Go by the first bytes, whoever named it: a directory of programs holds scripts too."""
+    """Check the first bytes, even of a named file: a directory of programs holds scripts too."""
     with path.open("rb") as file:
         return file.read(len(ELF_MAGIC)) == ELF_MAGIC
 
@@ -108,10 +108,10 @@ SOURCES = {
 
 
 def open_source(spec: str) -> tuple[RawSource, str]:
-    """Return the kind and the place that a specification such as ``elf:/usr/bin`` names.
+    """Return the kind and the path or glob of a specification such as ``elf:/usr/bin``.
 
     Raises:
-        BadInput: If the kind is missing or unknown, or no place is named.
+        BadInput: If the kind is missing or unknown, or the path is missing.
     """
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
@@ -130,7 +130,7 @@ def open_source(spec: str) -> tuple[RawSource, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a source holds: its files in reading order, how many files are something else, and which are closed."""
+    """Files of a source: those of its kind in reading order, the number of others, and those that cannot be read."""
 
     files: tuple[SourceFile, ...]
     other_files: int
@@ -138,13 +138,13 @@ class Found:
 
 
 def find_files(source: RawSource, place: str, update: Update = lambda done, total, note: None) -> Found:
-    """List the files of a kind behind a directory (with all below it), a file, or a glob.
+    """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is that of a hash of the file's
     name: fixed, the same in every copy of the tree, and without the runs of similar files that an alphabet has.
 
     Raises:
-        BadInput: If the place is missing or empty, or holds no such file.
+        BadInput: If the path is missing or empty, or holds no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []
@@ -177,7 +177,7 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
 
 
 def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
-    """Group all slices of the files, in order, until a group is worth a task."""
+    """Group the slices of all files, in order, into partitions that are each worth a task."""
     groups: list[list[Slice]] = []
     last_bytes = PARTITION_BYTES
     for part in (part for file in files for part in source.cut(file, options)):
@@ -191,7 +191,7 @@ def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What is to be read: every source with its files, cut into partitions in reading order."""
+    """Input of a preparation: every source with its files, cut into partitions in reading order."""
 
     kinds: list[str]
     """Kinds of source, each once."""
@@ -200,12 +200,12 @@ class Input:
 
     @property
     def unreadable(self) -> list[Reject]:
-        """Files that may not be read."""
+        """Files that cannot be read."""
         return [reject for found in self.found for reject in found.unreadable]
 
 
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
-    """Look up the files of sources such as ``elf:/usr/bin``; ``update`` is told how far it is, if files are many.
+    """Find the files of sources such as ``elf:/usr/bin``; ``update`` receives the progress, if there are many files.
 
     Raises:
         BadInput: If a source is unknown or holds nothing.
@@ -229,7 +229,7 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
-    """Return every path behind a place, and whether it was named: real names first, as a file goes by its own."""
+    """Return every path of a source, and whether it was named; symbolic links last, so files keep their own names."""
     root = Path(place).expanduser().absolute()
     if root.is_dir():
         # Directories behind links are not entered, so no loop is endless.

@@ -1,4 +1,4 @@
-"""What sources have in common: the values that they give, and what each has to do."""
+"""Interface of the sources of raw data, and the values that they share."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 SLICE_BYTES = 32 * 2**20
-"""Large files that can be cut are cut to this, so that many processes share one, and a lost piece costs little."""
+"""Size to cut large files to, if their kind allows it: many processes share one, and a lost slice costs little."""
 MAX_SAMPLE_BYTES = 8 * 2**20
-"""Longer samples are rejected: one must never decide how much memory is needed."""
+"""Limit of a sample's size; longer ones are rejected, as a single one must not determine the memory needed."""
 TOO_LONG = f"longer than {MAX_SAMPLE_BYTES // 2**20} MiB"
 
 
 class UnusableFileError(Exception):
-    """Nothing of the file can be used."""
+    """A file of which nothing can be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,20 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What one task reads: slices in reading order, all of one kind."""
+    """Input of one task: slices in reading order, all of one kind."""
 
     kind: str
     slices: tuple[Slice, ...]
 
     @property
     def raw_bytes(self) -> int:
-        """Size of the slices."""
+        """Total size of the slices."""
         return sum(part.end - part.begin for part in self.slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """Something that was looked at and left out. ``where`` is empty for a whole file."""
+    """Input that was left out because it could not be used; ``where`` is empty for a whole file."""
 
     path: str
     where: str
@@ -62,12 +62,12 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How files are read."""
+    """Options for reading files."""
 
     field: str = "text"
-    """Of jsonl and parquet: what holds the text; dots lead into nested objects of jsonl."""
+    """Field or column with the text, in jsonl and parquet; dots lead into nested objects of jsonl."""
     unit: Literal["line", "paragraph", "file"] = "line"
-    """Of text: what one sample is."""
+    """Extent of one sample, in text files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class RawSource:
 
     kind: str
     libraries: tuple[str, ...] = ()
-    """Modules that reading needs and that a plain installation lacks."""
+    """Modules that reading requires and that a plain installation lacks."""
     takes: Callable[[Path, bool], bool]
-    """Whether a file is of this kind; with True, the user named it, or a pattern that it matches."""
+    """Function that tests if a file is of this kind; its flag is True if you named the file, or a pattern for it."""
     cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: file.whole()
-    """Slices of a file that may be read apart, in order."""
+    """Function that cuts a file into slices, in order, that can be read independently."""
     samples: Callable[[Slice, SourceOptions], Iterator[str | Reject]]
-    """Yields the samples that begin in a slice, and what could not be used. The file may be hostile: this runs in a
-    child with limits, and may raise anything; ``UnusableFileError`` if nothing of the file can be used."""
+    """Function that yields the samples that begin in a slice, and rejects. The file may be hostile: it runs in a child
+    with limits and may raise anything; ``UnusableFileError`` if nothing of the file can be used."""
     example: str
-    """A specification, for messages."""
+    """Example of a specification, for messages."""

@@ -26,12 +26,12 @@ _HEAD_BYTES = 8192
 
 
 def takes_text(path: Path, named: bool) -> bool:
-    """Return whether the file begins as text does; hidden files belong to programs and must be named."""
+    """Return whether a file begins like text; hidden files belong to programs and must be named."""
     return (named or not path.name.startswith(".")) and _is_text(path)
 
 
 def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
-    """Cut by bytes; a file that is one sample stays whole."""
+    """Cut a file by bytes; one that is a single sample stays whole."""
     return file.whole() if options.unit == "file" else cut_lines(file)
 
 
@@ -65,8 +65,8 @@ def _is_text(path: Path) -> bool:
 
 
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """Yield runs of lines that are not blank. A slice owns those that begin in it, and reads them to their ends."""
-    # Until the file's end: a paragraph may go on behind the slice.
+    """Yield the runs of non-blank lines that begin in a slice, up to their ends, even beyond the slice."""
+    # Until the file's end: a paragraph may continue after the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
     inside = part.begin > 0 and _continues(part)
     first, collected, size = part.begin, list[bytes](), 0
@@ -124,7 +124,7 @@ def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 
 def takes_jsonl(path: Path, named: bool) -> bool:
-    """Go by the file's name."""
+    """Return whether a file was named, or has the suffix of JSON lines."""
     return named or path.name.removesuffix(_GZIP_SUFFIX).endswith((".jsonl", ".ndjson", ".json"))
 
 
@@ -141,7 +141,7 @@ def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 
 
 def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
-    """Return the text in a tuple, or else why there is none; empty for a blank line."""
+    """Return the text in a tuple, or else the reason why there is none; an empty reason for a blank line."""
     if not line.strip():
         return ""
     try:
@@ -166,7 +166,7 @@ def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
 
 
 def cut_lines(file: SourceFile) -> list[Slice]:
-    """Return byte ranges of equal size; a compressed file stays whole: it can only be read from its beginning."""
+    """Return byte ranges of equal size; a compressed file stays whole, as it can only be read from its beginning."""
     if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= SLICE_BYTES:
         return file.whole()
     parts = -(-file.size_bytes // SLICE_BYTES)
@@ -175,12 +175,12 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 
 
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the position and content of every line that begins in a slice; None for one too long to be held.
+    """Yield the position and content of every line that begins in a slice; the content is None if it is too long.
 
-    Line ends are left out; the last line may end behind the slice.
+    Line ends are left out; the last line may end after the slice.
 
     Raises:
-        UnusableFileError: If a compressed file is damaged.
+        UnusableFileError: If a compressed file is corrupt.
     """
     with opened(part) as (file, end):
         position = _line_start(file, part.begin)
@@ -198,7 +198,7 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 @contextmanager
 def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Open the file, decompressed if need be; also gives its slice's end, None if that is the file's."""
+    """Open a file, decompressed if need be, and yield it with the slice's end; None if that is the file's end."""
     if Path(part.path).suffix != _GZIP_SUFFIX:
         with Path(part.path).open("rb", buffering=2**20) as file:
             yield file, part.end
@@ -211,7 +211,7 @@ def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
 
 
 def _line_start(file: BinaryIO, begin: int) -> int:
-    """Go to the first line that begins at ``begin`` or behind it; return its position."""
+    """Move to the first line that begins at ``begin`` or after it; return its position."""
     if not begin:
         return 0
     file.seek(begin - 1)
@@ -219,7 +219,7 @@ def _line_start(file: BinaryIO, begin: int) -> int:
 
 
 def _line_end(file: BinaryIO, position: int) -> int:
-    """Read from ``position`` to behind the line's end; return where that is."""
+    """Read from ``position`` to the line's end; return the position after it."""
     while rest := file.readline(_STEP_BYTES):
         position += len(rest)
         if rest.endswith(b"\n"):

@@ -1,6 +1,6 @@
-"""Find the largest micro-batch in few trials: predict, correct the prediction by each trial, prove both sides.
+"""Search for the largest micro-batch in few trials: predict, correct the prediction by each trial, verify both sides.
 
-Predictions only choose what to try. A fit proves every smaller size, an out of memory every larger one.
+Predictions only choose sizes. If a size fits, all smaller ones do; if it runs out of memory, all larger ones do.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,55 +9,55 @@ from functools import partial
 
 MIB = 2**20
 GROWTH = 4
-"""How fast sizes grow, without a prediction, until two of them show a slope."""
+"""Factor by which sizes grow, without a prediction, until two of them show a slope."""
 SLOPE_BYTES = 64 * MIB
-"""Peaks that differ by less than three of the caching allocator's 20 MiB pages do not show a slope."""
+"""Smallest difference of two peaks that shows a slope: more than three 20 MiB pages of the caching allocator."""
 PAGE_BYTES = 20 * MIB
-"""By how much an allocator may round a peak up."""
+"""Largest amount by which an allocator rounds a peak up."""
 PREDICTED_SHARE, WIDER = 0.03, 3
-"""Assumed error of a prediction that ran out of memory, and its growth with each further out of memory."""
+"""Assumed error of a prediction if its size ran out of memory, and its growth with each further out of memory."""
 PATIENCE = 6
-"""Trials after which the least step to either side doubles with each, so that any search ends in O(log) trials."""
+"""Trials after which the smallest step doubles with each trial, so that any search ends in O(log n) trials."""
 MAX_FAILURES = 3
-"""A size that failed so often in ways that say nothing about memory is given up, and so is the search."""
+"""Failures of a size, unrelated to memory, after which it is given up, and the search with it."""
 Bytes = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrial:
-    """A micro-batch and whether it fitted; ``peak_bytes`` is known if it did."""
+    """A trial of a micro-batch size; ``peak_bytes`` is known if it fitted."""
 
     micro_batch_size: int
     fits: bool | None
-    """None: the trial failed in a way that says nothing about memory."""
+    """True if the size fits; None if the trial failed for a reason unrelated to memory."""
     peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is known of the peak before any trial."""
+    """Predicted peak memory, before any trial."""
 
     peak_bytes: Bytes
-    """By rows; any curve will do, the better it is the fewer trials follow."""
+    """Peak by micro-batch size. Any curve works; a more accurate one needs fewer trials."""
     unsure_bytes: float = 0.0
-    """How far off may be what does not grow with rows."""
+    """Uncertainty of the part that does not grow with the micro-batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """What trials have shown: ``feasible_max`` fits (0: nothing yet), ``infeasible_min`` does not (None: none yet)."""
+    """Result of trials: ``feasible_max`` fits (0: nothing yet), ``infeasible_min`` does not (None: none yet)."""
 
     feasible_max: int
     infeasible_min: int | None
 
     @property
     def closed(self) -> bool:
-        """Whether the two touch."""
+        """True if no size is left between the two."""
         return self.infeasible_min == self.feasible_max + 1
 
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
-    """Summarise trials. An out of memory counts against every size from its own up, whatever fitted there by luck."""
+    """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
     refused = [trial.micro_batch_size for trial in tried if trial.fits is False]
     infeasible_min = min(refused, default=None)
     fitted = [
@@ -71,7 +71,7 @@ def bracket(tried: Sequence[SizeTrial]) -> Bracket:
 def next_rows(
     tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
 ) -> int | None:
-    """Choose the size to try next; None when the largest is proven, nothing fits, or ``max_micro_batch_size`` fits."""
+    """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits."""
     if tried and tried[-1].fits is None:
         return tried[-1].micro_batch_size
     state = bracket(tried)
@@ -102,7 +102,7 @@ def next_rows(
 
 
 def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction | None) -> int | None:
-    """Predict the peak of ``rows`` from smaller trials that fitted and what was known before them."""
+    """Predict the peak of ``rows`` sequences from smaller trials that fitted and the prediction made before them."""
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
         return round(prediction.peak_bytes(rows))
@@ -111,13 +111,13 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
 
 
 def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:
-    """Sizes that fitted and their peaks, by size."""
+    """Return the sizes that fitted with their peaks, ascending."""
     fitted = [one for one in tried if one.fits and one.micro_batch_size <= max_micro_batch_size]
     return sorted({one.micro_batch_size: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
 
 
 def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
-    """Correct a prediction by the largest fit's offset, and its slope by two fits whose peaks are so far apart."""
+    """Correct a prediction's offset by the largest fit, and its slope by two fits at least ``apart_bytes`` apart."""
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
     if not fits:  # with what is unsure: a fit tells more
         return None if prediction is None else lambda rows: known(rows) + prediction.unsure_bytes
@@ -135,8 +135,8 @@ def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes
 def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
     """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
 
-    No size is asked about twice. Needs grow, roughly straight; if they go up and down around the limit, one of the
-    edges is found.
+    Each size is evaluated once. Needs should grow roughly linearly; if they cross the limit several times, one of the
+    crossings is found.
     """
     known: dict[int, float] = {}
     high = top + 1

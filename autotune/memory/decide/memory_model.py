@@ -1,13 +1,13 @@
-"""From traces of a few micro-batches to the memory of any: its peak, the terms of the peak, and the largest that fits.
+"""Memory of any micro-batch size, from traces of a few: its peak, the terms of the peak, and the largest that fits.
 
-Traces of different micro-batches are the same sequence of allocations with other sizes. A size between two traced ones
-is interpolated, each allocation for itself; the sequence is then played through the device's allocator.
+Traces of different sizes have the same allocations in the same order, with other sizes in bytes. Between two traced
+sizes each allocation is interpolated separately; the sequence is then replayed through the device's allocator.
 
-The allocator: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded
-to 512 bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that
-is large enough is taken, where the last one of a segment counts as what it could grow to; if none is large enough, the
-segment grows by pages of 2 or 20 MiB. Adjacent free blocks become one. Pages are only given back when memory runs out,
-and running out counts as not fitting.
+The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded to 512
+bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that is large
+enough is taken; the last block of a segment counts with the size to which it could grow. If none is large enough, the
+segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Pages are only given back when memory runs out,
+which counts as not fitting.
 """
 
 import bisect
@@ -26,50 +26,50 @@ Int64 = npt.NDArray[np.int64]
 MIB = 2**20
 ROUND_BYTES = 512
 SMALL_BYTES = MIB
-"""Requests of up to this size share the segment for small ones."""
+"""Largest request that is served from the segment for small ones."""
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 * MIB, 20 * MIB
 ADDRESS_SHARE = 9 / 8
 Kind = Literal["cpu", "cuda"]
 GIB = 2**30
 
 CONTEXT_BYTES = (int(0.42 * GIB), int(0.6 * GIB), int(0.92 * GIB))
-"""Of CUDA itself, least, usual and most: public reports for GPUs from Ampere on, by how many kernels were loaded."""
+"""CUDA context: least, usual and most, by the number of loaded kernels; public reports for GPUs from Ampere on."""
 COMMUNICATION_BYTES = (int(0.5 * GIB), GIB, 2 * GIB)
-"""Of NCCL with 2 to 8 ranks on a node, least, usual and most; public reports."""
+"""NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
 WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
-"""Of cuBLAS, by whether the GPU is a Hopper or later: torch's documented defaults of CUBLAS_WORKSPACE_CONFIG."""
+"""cuBLAS workspace, by whether the GPU is a Hopper or later: torch's documented defaults of CUBLAS_WORKSPACE_CONFIG."""
 WORKSPACES = 2
-"""One for the thread of forward, one for that of backward."""
+"""Number of cuBLAS workspaces: one for the forward thread, one for the backward thread."""
 LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
-"""On a CPU: matrix libraries' scratch and code, stacks, Python's objects. Measured with five models on two cores of an
-Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores,
-6 on one."""
+"""CPU overheads: least, usual and most. Scratch and code of matmul libraries, stacks, Python objects. Measured with
+five models on two cores of an Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an
+AMD EPYC: 11 MiB on two cores, 6 on one."""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Of what grows with the micro-batch: how much kernels may need that a trace cannot see; measured on a CPU, on a GPU
-assumed."""
+"""Kernel memory that a trace cannot see, as a share of the memory that grows with the micro-batch size; measured on a
+CPU, assumed on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Allocations of training with a micro-batch of any number of rows, from traces of at least two.
+    """Allocations of training with a micro-batch of any size, from traces of at least two sizes.
 
-    Shapes: R traced micro-batches, A allocations.
+    Shapes: R traced sizes, A allocations.
     """
 
     rows: Int64
-    """Shape (R,), ascending: the rows that were traced."""
+    """Traced micro-batch sizes, ascending; shape (R,)."""
     traced_bytes: Int64
-    """Shape (R, A)."""
+    """Size of each allocation in each trace; shape (R, A)."""
     term_of: Int64
-    """Shape (A,): indices of ``terms``."""
+    """Term of each allocation, as an index of ``terms``; shape (A,)."""
     terms: tuple[str, ...]
     streams: Int64
-    """Shape (A,): of the device, on which each is used."""
+    """CUDA stream on which each allocation is used; shape (A,)."""
     events: Int64
     """``i``: allocation i is made; ``-1 - i``: it is released."""
 
     def sizes_bytes(self, rows: int) -> Int64:
-        """Return the size of each allocation in bytes, shape (A,), for a micro-batch of so many rows."""
+        """Return the size of each allocation in bytes, shape (A,), for a micro-batch of ``rows`` sequences."""
         upper = int(np.clip(np.searchsorted(self.rows, rows), 1, len(self.rows) - 1))
         left, right = self.rows[upper - 1], self.rows[upper]
         low, high = self.traced_bytes[upper - 1], self.traced_bytes[upper]
@@ -85,26 +85,26 @@ class MemoryModel:
 
     @property
     def largest_parameter_bytes(self) -> int:
-        """The largest single block of the model itself, such as its table of embeddings."""
+        """Size of the largest single parameter, such as the embedding table."""
         number = self.terms.index(Term.PARAMETERS)
         return int(self.traced_bytes[0, self.term_of == number].max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOverheads:
-    """What a device needs beside the traced allocations."""
+    """Memory that a device needs in addition to the traced allocations."""
 
     kind: Kind
     workspaces_bytes: tuple[int, ...] = ()
-    """Blocks within the allocator that libraries take once and keep."""
+    """Blocks of PyTorch's allocator that libraries take once and keep."""
     non_pytorch_bytes: int = 0
-    """Outside the allocator: context, handles, communication."""
+    """Non-PyTorch memory: context, handles, communication."""
     device_bytes: float = math.inf
-    """All of the device's memory: an allocator takes other blocks where addresses are scarce."""
+    """Total memory of the device; the allocator chooses other blocks when addresses are scarce."""
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
-    """Return the law of traces of two or more micro-batches; None if their allocations or their order differ."""
+    """Return the memory model of traces of two or more sizes; None if their allocations or their order differ."""
     ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
     first = ordered[0]
     of_terms = [one.term for one in first.allocations]
@@ -123,7 +123,7 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
 
 
 def peak_bytes(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
-    """The highest use of a device's memory by training with so many rows."""
+    """Return the peak memory of a device that trains with ``rows`` sequences per micro-batch."""
     if overheads.kind == "cpu":
         return int(memory_model.running_bytes(rows).max()) + overheads.non_pytorch_bytes
     # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
@@ -134,7 +134,7 @@ def peak_bytes(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads)
 
 
 def memory_breakdown(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> MemoryBreakdown:
-    """The terms of the peak."""
+    """Return the memory breakdown at the peak."""
     peak = peak_bytes(memory_model, rows, overheads)
     running = memory_model.running_bytes(rows)
     at = int(running.argmax())
@@ -156,14 +156,14 @@ def memory_breakdown(memory_model: MemoryModel, rows: int, overheads: MemoryOver
 def largest_micro_batch_size(
     memory_model: MemoryModel, budget_bytes: float, overheads: MemoryOverheads, *, max_micro_batch_size: int
 ) -> int:
-    """Return the largest micro-batch whose peak is within a budget; 0 when one row is not."""
+    """Return the largest micro-batch whose peak is within a budget; 0 if not even one sequence fits."""
     return largest_within(
         lambda rows: peak_bytes(memory_model, rows, overheads), budget_bytes, low=0, top=max_micro_batch_size
     )
 
 
 class Expected(NamedTuple):
-    """What is assumed, and the range."""
+    """Assumed overheads, with their range."""
 
     least: MemoryOverheads
     usual: MemoryOverheads
@@ -173,7 +173,7 @@ class Expected(NamedTuple):
 def expected_on_gpu(
     compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
 ) -> Expected:
-    """Return what lies around a step on a GPU of so many that one node uses; no capability stands for a recent one."""
+    """Return a GPU's overheads, with NCCL's if a node has several ranks; without a capability those of a Hopper."""
     hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     usual = MemoryOverheads(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
@@ -184,12 +184,12 @@ def expected_on_gpu(
 
 
 def expected_on_cpu() -> Expected:
-    """What libraries and threads of a process take for themselves on a CPU."""
+    """Return the memory that libraries and threads of a process take on a CPU."""
     return Expected(*(MemoryOverheads(kind="cpu", non_pytorch_bytes=size) for size in LIBRARIES_BYTES))
 
 
 class Segment:
-    """One expandable segment: blocks by address, from 0 to ``reserved_bytes``; it grows by whole pages."""
+    """An expandable segment: blocks by address, from 0 to ``reserved_bytes``; it grows by whole pages."""
 
     def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0
@@ -197,7 +197,7 @@ class Segment:
         self._free: list[tuple[int, int]] = []
         """Size and address of each free block, ascending."""
         self._size_at: dict[int, int] = {}
-        """The free blocks by their addresses, and by their ends."""
+        """Sizes of the free blocks by address; ``_size_before`` has them by end address."""
         self._size_before: dict[int, int] = {}
 
     def allocate(self, size_bytes: int) -> int:
@@ -246,7 +246,7 @@ class Segment:
 
 
 def rounded_bytes(requested_bytes: int) -> int:
-    """Return the size of the block that a request gets; a request of nothing gets none."""
+    """Return the size of the block that serves a request; 0 for an empty request."""
     return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
@@ -257,7 +257,7 @@ def reserve(
     *,
     device_bytes: float = math.inf,
 ) -> int:
-    """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
+    """Replay a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.
     """

@@ -22,12 +22,12 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
 
 
 def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int) -> StateBytes:
-    """Return what each of so many data-parallel ranks holds under a stage of ZeRO; divisions round up.
+    """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage; divisions round up.
 
-    ZeRO-1 divides the optimizer's state, ZeRO-2 the gradients too, ZeRO-3 (FSDP) the parameters too and puts one layer
-    together at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP gathers ahead, and its whole
-    gradient before it is reduced. With ``largest_layer_bytes`` above half of the parameters, ZeRO-3 on two ranks can
-    need more than none.
+    ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
+    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, and its whole gradient
+    before it is reduced. If ``largest_layer_bytes`` exceeds half of the parameters, ZeRO-3 on two ranks can need more
+    than no sharding.
     """
     optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
     return replace(
@@ -40,17 +40,17 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
 
 
 def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> StateBytes:
-    """Return what the fullest of t tensor-parallel ranks and p pipeline stages holds; divisions round up.
+    """Return the memory of the fullest of t tensor-parallel ranks and p pipeline stages; divisions round up.
 
     - State: 1/(t·p) of it.
-    - Activations by tensor ranks: 10 of a layer's 34 parts stay whole without sequence parallelism (Korthikanti et al.
-      2022, table 2).
+    - Activations under tensor parallelism: 10 of a layer's 34 parts are not split without sequence parallelism
+      (Korthikanti et al. 2022, table 2).
     - Pipeline: under 1F1B the first stage holds p micro-batches, each with 1/p of the layers, the last stage one
       (Narayanan et al. 2021, section 2.2). So the first stage saves no activations.
-    - Head and loss: on the last stage, by t along the vocabulary (Korthikanti et al. 2022, section 4.3).
+    - Head and loss: on the last stage, split by t along the vocabulary (Korthikanti et al. 2022, section 4.3).
 
     Left out: uneven stages; an embedding table that is tied to the head and kept on both ends; norms and biases that
-    tensor parallelism keeps whole; other schedules. Temporaries and non-PyTorch memory count in full.
+    tensor parallelism replicates; other schedules. Temporaries and non-PyTorch memory count in full.
     """
     parts, ranks = 24 + 10 * tensor_ranks, tensor_ranks * pipeline_stages
 
@@ -79,7 +79,7 @@ def shares(
     tensor_ranks: int = 1,
     pipeline_stages: int = 1,
 ) -> tuple[Share, ...]:
-    """Return each way of sharing: ZeRO among all ranks, then tensor and pipeline parallelism, each alone."""
+    """Return the memory per way of sharing: ZeRO over all ranks, then tensor and pipeline parallelism, each alone."""
     names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
     found = [
         (name, stage != 2, zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes))
@@ -97,11 +97,11 @@ def shares(
 
 
 SHARED_AMONG = (2, 4, 8, 16, 32, 64)
-"""Ranks; more than a few nodes to hold one copy of an encoder is another kind of training."""
+"""Numbers of ranks to try; one copy of an encoder on more than a few nodes is another kind of training."""
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
-    """Return the setting by which the fewest ranks hold a model that does not fit one of them; None if none does."""
+    """Return the setting that fits a model, too large for one rank, on the fewest ranks; None if none does."""
     state = state_of_terms(terms_bytes)
     for ranks in SHARED_AMONG:
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less

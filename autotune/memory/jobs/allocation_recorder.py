@@ -1,7 +1,7 @@
-"""Records what a computation on the meta device would allocate: every new storage, its owner, and when it is released.
+"""Recorder of what a computation on the meta device would allocate: every new storage, its owner, and its release.
 
-Nothing is computed. What operators allocate within themselves is invisible from here; the rules of a device say what
-its kernels request, and when.
+Nothing is computed. Allocations inside of operators are invisible here; the rules of a device list what its kernels
+request, and when.
 """
 
 import functools
@@ -21,17 +21,17 @@ from autotune.memory.values import Allocation, Term, Trace, activations_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A block of so many bytes that a kernel takes and gives back; 0 where it needs none at this size."""
+    """A block that a kernel allocates and releases; 0 bytes if it needs none at this size."""
 
     size_bytes: int
 
 
 OUTPUTS = Block(0)
 Requests = tuple[Block, ...]
-"""What a kernel requests of the allocator, in order: a block is taken where it stands first and given back where it
-stands again; ``OUTPUTS`` stands where the kernel's results are made. The same order at any size."""
+"""Requests of a kernel to the allocator, in order: a block's first occurrence allocates it, its second releases it, and
+``OUTPUTS`` marks the allocation of the kernel's results. The order is the same at any size."""
 Within = Callable[..., Requests]
-"""What a kernel requests, from the arguments of the call."""
+"""Function from the arguments of a call to the kernel's requests."""
 
 _IN_PLACE_IN_BACKWARD = frozenset(
     {
@@ -40,20 +40,20 @@ _IN_PLACE_IN_BACKWARD = frozenset(
         torch.ops.aten.scatter_add.default,
     }
 )
-"""Autograd adds into zeros that it has just made; while a mode watches its operators, it does so in a copy."""
+"""Operators by which autograd adds into zeros that it has just made; under a dispatch mode it does so in a copy."""
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
-"""CUDA allocates the results of these in reverse order."""
+"""Operators whose results CUDA allocates in reverse order."""
 
 
 class AllocationRecorder(TorchDispatchMode):
-    """Allocations of what runs inside its ``with`` block; ``within`` says what operators allocate within themselves."""
+    """Recorder of all allocations in its ``with`` block; ``within`` maps operators to what they allocate internally."""
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner: str = Term.PARAMETERS
-        """What the next allocations are for."""
+        """Term of the memory breakdown to which the next allocations belong."""
         self.stream = 0
-        """On which they are used."""
+        """CUDA stream on which they are used."""
         self._within = within
         self._sizes: list[tuple[int, int]] = []  # of each allocation, in bytes, and its stream
         self._owners: list[str] = []
@@ -90,7 +90,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
-        """Record what a kernel requests beside its results, which are recorded within the block."""
+        """Record what a kernel requests besides its results, which are recorded within the block."""
         rule = self._within.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
         held: dict[Block, int] = {}
@@ -116,7 +116,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     @contextmanager
     def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
-        """Record what is allocated within the block as this owner's, on this stream."""
+        """Record allocations within the block as this owner's, on this stream."""
         before = self.owner, self.stream
         self.owner, self.stream = owner, stream
         try:
@@ -126,7 +126,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing that is computed within the block, only what is handed to ``keep``."""
+        """Record no allocations within the block, except tensors passed to ``keep``."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -134,20 +134,20 @@ class AllocationRecorder(TorchDispatchMode):
             self._paused = before
 
     def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
-        """Record tensors that were computed while the tape was paused."""
+        """Record tensors that were computed while recording was paused."""
         for one in results if isinstance(results, tuple | list) else (results,):
             if isinstance(one, torch.Tensor):
                 self._made(one)
 
     def drop(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Record that the blocks of some tensors are released, though the tensors stay for what is computed here."""
+        """Record the release of some tensors' blocks, although the tensors stay for computations on the meta device."""
         for tensor in tensors:
             found = self._live.pop(tensor.untyped_storage()._cdata, None)
             if found is not None:
                 self._events.append(-1 - found[1])
 
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
-        """Say what the blocks of some tensors turned out to be."""
+        """Set the term of the blocks of some tensors."""
         if self._paused:
             return
         for tensor in tensors:
@@ -156,22 +156,22 @@ class AllocationRecorder(TorchDispatchMode):
                 self._owners[found[1]] = term
 
     def marks_repetition(self) -> None:
-        """What follows from here on is what every further step does again."""
+        """Mark the point from which the events repeat in every further step."""
         self._repeats_from = len(self._events)
 
     def forward_ended(self) -> None:
-        """What forward made and released is a temporary; what is left is kept for backward."""
+        """Mark blocks that forward made and released as temporaries; the others are kept for backward."""
         alive = {number for _, number in self._live.values()}
         for number in range(self._forward_from, len(self._owners)):
             if number not in alive and self._owners[number] != Term.COPIES:
                 self._owners[number] = Term.TEMPORARIES
 
     def forward_begins(self) -> None:
-        """A micro-batch begins."""
+        """Mark the beginning of a micro-batch."""
         self._forward_from = len(self._owners)
 
     def trace(self, rows: int, predicted_tokens: int) -> Trace:
-        """What was recorded."""
+        """Return the recorded trace."""
         return Trace(
             micro_batch_size=rows,
             predicted_tokens=predicted_tokens,
@@ -184,9 +184,9 @@ class AllocationRecorder(TorchDispatchMode):
         )
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """What an operator returns: of the same shapes again, where it has been called with such arguments before.
+        """Return an operator's results, of the known shapes if it has been called with equal arguments before.
 
-        Many operators work their shapes out in Python, a hundred times slower than a tensor without content is made.
+        Many operators compute their shapes in Python, a hundred times slower than a tensor without content is made.
         """
         key = _key((func, args, kwargs))
         shapes = None if key is None else self._shapes.get(key)
@@ -205,12 +205,12 @@ class AllocationRecorder(TorchDispatchMode):
         return result
 
     def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
-        """Record results in the order of their allocation; return whether all are whole, new storages."""
+        """Record results in the order of their allocation; return True if each is a whole, new storage."""
         recorded = [self._made(one) for one in (reversed(results) if func in _LAST_FIRST else results)]
         return all(recorded)
 
     def _made(self, tensor: torch.Tensor) -> bool:
-        """Record a tensor's storage; whether that is a whole one that was not there before."""
+        """Record a tensor's storage; return True if it is new and the tensor covers all of it."""
         storage = tensor.untyped_storage()
         key, size_bytes = storage._cdata, storage.nbytes()
         if key in self._live or not size_bytes:
@@ -226,9 +226,9 @@ class AllocationRecorder(TorchDispatchMode):
 
 
 def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a sum
-    """Return whether autograd adds up gradients of one tensor here, in place without a mode that watches its operators.
+    """Return whether autograd adds up gradients of one tensor here, which it does in place without a dispatch mode.
 
-    It adds to the gradient that came first, if nothing else refers to that.
+    It adds to the first gradient if nothing else refers to that.
     """
     return (
         not torch.is_grad_enabled()
@@ -246,7 +246,7 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _references_of_gradient() -> tuple[int, int]:
-    """References to a gradient, and to its storage, that only autograd and the mode that watches it hold."""
+    """Return the reference counts of a gradient and its storage if only autograd and a dispatch mode hold them."""
     found = []
 
     class Watchdog(TorchDispatchMode):
@@ -267,7 +267,7 @@ def _references_of_gradient() -> tuple[int, int]:
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
-    """Arguments by what shapes depend on; None where one of them cannot be compared."""
+    """Return the arguments by what shapes depend on; None if one of them cannot be compared."""
     if isinstance(value, torch.Tensor):
         return (value.size(), value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
@@ -280,10 +280,10 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
 
 
 def own_by_module(tape: AllocationRecorder, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
-    """Let the innermost module that is being called own what is allocated, until the hooks are removed.
+    """Let the innermost module that is being called own all allocations, until the hooks are removed.
 
-    What ``module``, the whole model, allocates itself before its encoder is inputs, and after it the loss; whatever
-    parts of ``head`` allocate is the head's.
+    Allocations by ``module``, the whole model, itself are inputs before its encoder and the loss after it; allocations
+    by parts of ``head`` are the head's.
     """
     names: WeakIdKeyDictionary = WeakIdKeyDictionary({part: activations_of(part) for part in module.modules()})
     for part in head:

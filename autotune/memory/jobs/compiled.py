@@ -1,10 +1,10 @@
-"""What compiled functions allocate: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
+"""Allocations of compiled functions: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
 
-``torch.compile`` decides from the graph alone which activations backward finds in memory and which it recomputes; that
-decision is torch's own here, without a compiler. Only this is assumed of the generated kernels, after Inductor's rules:
-pointwise operations and reductions are fused into the kernels that use them, so that memory is taken for what a
-library's kernel reads or writes, for what a graph returns, and for what is read several times and costs many reads; and
-a kernel writes over what was read for the last time just before.
+``torch.compile`` decides from the graph alone which activations are saved for backward and which are recomputed; torch
+makes that decision here too, without a compiler. Only the generated kernels are assumed, after Inductor's rules:
+pointwise operations and reductions are fused into the kernels that use them, so memory is allocated for inputs and
+outputs of library kernels, for results of a graph, and for values that are read several times and cost many reads; and
+a kernel writes over values that were read for the last time just before.
 """
 
 import functools
@@ -33,20 +33,20 @@ _LIBRARY_OPERATORS = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
 })  # fmt: skip
-"""Kernels that Inductor calls and does not write, so that what they read and write is in memory."""
+"""Kernels that Inductor calls instead of generating, so that their inputs and outputs are in memory."""
 
 _REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
 
 _SEEDED = "drawn from a seed"
 _CLASS = "class of the data"
 _TENSOR = "a tensor"
-"""Stands for one among the arguments that a graph depends on by their values."""
+"""Placeholder for a tensor among the arguments on whose values a graph depends."""
 
 
 class Compiled:
-    """A function as ``torch.compile`` would run it; ``graphs`` are shared by functions that are alike.
+    """A function as ``torch.compile`` would run it; equivalent functions share ``graphs``.
 
-    ``module`` is the one whose parameters and buffers it uses; None for a function of its arguments.
+    ``module`` is the one whose parameters and buffers it uses; None for a function of its arguments alone.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Compiled:
 
 
 class _Plan:
-    """The graph of one forward or backward, whose values are recorded on the tape where they are in memory."""
+    """The graph of one forward or backward; values that are in memory are recorded."""
 
     def __init__(self, graph: fx.GraphModule, tape: AllocationRecorder) -> None:
         self._tape, self._attributes, self._nodes = tape, graph, list(graph.graph.nodes)
@@ -138,7 +138,7 @@ class _Plan:
                 found |= {_base(one) for one in node.all_input_nodes}
         reads: dict[fx.Node, set[fx.Node]] = {}
         self._reducing: set[fx.Node] = set()
-        """Values that a kernel computes which also reduces."""
+        """Values computed by a kernel that also reduces."""
         for node in self._nodes:
             reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
             # What several operations would read through is computed once, if it reads so much itself.
@@ -152,10 +152,10 @@ class _Plan:
         return {node for node in found if node.op == "call_function"}
 
     def _reuses(self) -> dict[fx.Node, fx.Node]:
-        """Earlier values of the same size and type, over which later ones are written, by the later one.
+        """Return the earlier values over which later ones of the same size and type are written, by the later one.
 
-        A kernel that computes each number from its like writes over what it reads, and any kernel over what the one
-        before it was the last to read.
+        A pointwise kernel writes over its inputs, and any kernel over values for which the kernel before was the last
+        reader.
         """
         free: dict[Any, list[tuple[int, fx.Node]]] = {}
         reused: dict[fx.Node, fx.Node] = {}
@@ -181,7 +181,7 @@ class _Plan:
         return reused
 
     def _last_readers(self) -> dict[fx.Node, list[fx.Node]]:
-        """Values that nothing reads after a node, by that node."""
+        """Return the values that nothing reads after a node, by that node."""
         position = {node: number for number, node in enumerate(self._nodes)}
         last: dict[fx.Node, fx.Node] = {}
         for node in reversed(self._nodes):
@@ -234,7 +234,7 @@ def _partition(
     checkpointed: bool,
     **options: Any,  # noqa: ANN401 - torch's own
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Divide a graph into forward and backward as Inductor has it divided."""
+    """Divide a graph into forward and backward as Inductor does."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     if checkpointed:
@@ -248,7 +248,7 @@ def _partition(
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
-    """A data class as a dictionary, so that the tensors in it are found."""
+    """Return a dataclass instance as a dictionary, so that the tensors in it are found; anything else unchanged."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
     return {_CLASS: type(value), **{one.name: getattr(value, one.name) for one in fields(value)}}
@@ -273,7 +273,7 @@ def _is_reduction(node: fx.Node) -> bool:
 
 
 def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
-    """The size and type of what a node computes first; None if that is no tensor, or of no size known beforehand."""
+    """Return the size and type of a node's first result; None if it is no tensor, or of unknown size."""
     value = _first(node.meta.get("val"))
     if not isinstance(value, torch.Tensor) or not isinstance(value.numel(), int):
         return None
@@ -307,7 +307,7 @@ def _is_library(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The node whose memory a view is of."""
+    """Return the node whose memory a view shares."""
     while node.op == "call_function" and (node.target is operator.getitem or _is_view(node.target)):
         node = node.all_input_nodes[0]
     return node
@@ -319,7 +319,7 @@ def _is_view(target: Any) -> bool:  # noqa: ANN401 - what torch calls
 
 
 def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
-    """What a module's graph depends on beside its tensors; modules that are alike but for their number are one kind."""
+    """Return what a module's graph depends on besides tensors; equal for modules that differ only in their index."""
 
     def settings(part: nn.Module) -> tuple[Any, ...]:
         plain = ((key, value) for key, value in vars(part).items() if isinstance(value, int | float | str | tuple))

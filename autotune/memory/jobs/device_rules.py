@@ -1,8 +1,8 @@
-"""What a device would do where the meta device does something else, or nothing: autocast, attention kernels, dropout.
+"""Device behaviour that the meta device lacks: autocast, attention kernels, dropout.
 
-Autocast does nothing to meta tensors and says nothing, attention without a device falls back to explicit weights, and a
-CPU's dropout keeps its mask in full precision where CUDA keeps a byte. The lists of operators are those of
-``ATen/autocast_mode.h`` (CUDA) and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test holds them against torch's.
+On meta tensors autocast silently does nothing, and attention falls back to explicit weights; a CPU's dropout keeps its
+mask in full precision, CUDA's a byte per element. The lists of operators are those of ``ATen/autocast_mode.h`` (CUDA)
+and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with torch's.
 """
 
 import math
@@ -48,17 +48,17 @@ _WIDER_RESULT: dict[Kind, str] = {
     "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",
     "cpu": "",
 }
-"""These take 16 bits and give 32, without a copy of what they take."""
+"""Functions that take 16 bits and return 32, without a copy of their inputs."""
 
 
 class DeviceRules(TorchFunctionMode):
-    """Functions called inside the ``with`` block do what they would do on a device.
+    """Mode in whose ``with`` block functions behave as they would on a device.
 
     Args:
         kind: The device.
-        bf16: Whether autocast to bf16 is on, from the first forward to the last backward: what backward calls otherwise
-            is not on any list, and what it computes again was under autocast before.
-        tape: Told which allocations are 16-bit copies of weights.
+        bf16: True for autocast to bf16, from the first forward to the last backward: functions called only by backward
+            are on no list, and those that it recomputes were under autocast before.
+        tape: Recorder in which 16-bit copies of weights are labelled.
     """
 
     def __init__(self, kind: Kind, *, bf16: bool, tape: AllocationRecorder) -> None:
@@ -94,7 +94,7 @@ class DeviceRules(TorchFunctionMode):
 
     @contextmanager
     def autocast(self, _: str) -> Iterator[None]:
-        """An autocast block on any device: it casts a weight once; what is computed again in backward casts anew."""
+        """Enter autocast as on any device: it casts a weight once; recomputation in backward casts it again."""
         self._keeps_copies = True
         try:
             yield

@@ -1,6 +1,6 @@
-"""Which attention kernel a device takes, and what kernels allocate within themselves.
+"""Attention kernels by device, and the memory that kernels allocate internally.
 
-Shapes: B rows, H heads, S places of a row that ask, E of a head.
+Shapes: B sequences, H heads, S query positions of a sequence, E dimensions of a head.
 """
 
 import math
@@ -15,24 +15,24 @@ from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, W
 aten = torch.ops.aten
 
 _TILE = 16
-"""The efficient kernel reads masks in whole tiles."""
+"""Tile in which the memory-efficient attention kernel reads masks."""
 _FLASH_ROWS, _FLASH_WIDTH = 128, 32
-"""FlashAttention 2's backward accumulates gradients of queries in fp32, in blocks of so many rows for every document,
-and heads rounded up to so many dimensions."""
+"""FlashAttention 2's backward accumulates gradients of queries in fp32, with every document rounded up to a multiple of
+this many positions, and heads to a multiple of this many dimensions."""
 _INT64_BYTES, _FP32_BYTES = 8, 4
 _MOST_SIMPLE_INDICES, _MOST_SIMPLE_WEIGHTS = 3072, 527
-"""Up to so many indices an embedding's backward needs no memory; up to so many weights, only counts."""
+"""Most indices for which an embedding's backward needs no memory; most weights for which it needs only counts."""
 _SEGMENT_INDICES = 10
-"""Indices of a partial sum in an embedding's backward: NROWS_PER_THREAD in EmbeddingBackwardKernel.cu."""
+"""Indices per partial sum in an embedding's backward: NROWS_PER_THREAD in EmbeddingBackwardKernel.cu."""
 _MULTIPROCESSORS, _THREADS_OF_ONE = 132, 2048
-"""Of an H100 or H200. They decide only how a reduction of few rows is split; with many rows, 256 values a thread do."""
+"""SMs of an H100 or H200, and threads per SM; they affect short reductions only: long ones take 256 values a thread."""
 _BLOCK_THREADS, _WARP, _VECTOR = 128, 32, 4
 _VALUES_A_THREAD = 16, 256
-"""Least and most, in Reduce.cuh."""
+"""Least and most values per thread of a reduction, in Reduce.cuh."""
 _LARGEST_OFFSET_BYTES = 2**31 - 1
-"""Reductions of larger tensors run half by half."""
+"""Largest tensor that is reduced at once; larger ones are halved."""
 _PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
-"""From so many rows on, a layer norm's backward keeps partial sums, of so many values in all."""
+"""Rows above which a layer norm's backward keeps partial sums, and the most values in them."""
 
 
 def attend(  # noqa: PLR0917 - torch's own order
@@ -47,10 +47,10 @@ def attend(  # noqa: PLR0917 - torch's own order
     explicit: Callable[..., torch.Tensor],
     cuda: bool,
 ) -> torch.Tensor:
-    """Attention by the kernel that the device would take; shape (B, H, S, E).
+    """Call the attention kernel that the device would choose; shape (B, H, S, E).
 
-    ``explicit`` computes it with explicit weights; other arguments are those of ``scaled_dot_product_attention``, with
-    an additive mask.
+    ``explicit`` computes attention with explicit weights; other arguments are those of
+    ``scaled_dot_product_attention``, with an additive mask.
     """
     options: dict[str, Any]
     if not cuda:
@@ -74,9 +74,9 @@ def attend(  # noqa: PLR0917 - torch's own order
 
 
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
-    """Return what each operator requests of the allocator beside its results, and when, by operator.
+    """Return what each operator requests of the allocator besides its results, and when, by operator.
 
-    On CUDA as in torch 2.11 to 2.14, recorded from the caching allocator; requests of a few KiB are left out.
+    CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator; requests of a few KiB are left out.
     """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
@@ -175,7 +175,7 @@ def _sum(tensor: torch.Tensor, dims: Sequence[int] | None = None, *_: object, **
 
 
 def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
-    """What a sum over rows takes where several blocks of threads share a column, and gives back."""
+    """Return the requests of a sum over rows if several thread blocks share a column."""
     parts = 1
     while columns * rows * dtype.itemsize > _LARGEST_OFFSET_BYTES * parts:
         parts *= 2
@@ -195,7 +195,7 @@ def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
 
 
 def _power_of_two(value: int) -> int:
-    """The largest that is not larger."""
+    """Return the largest power of two that does not exceed a value."""
     return 1 << value.bit_length() - 1
 
 

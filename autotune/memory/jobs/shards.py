@@ -1,6 +1,6 @@
-"""What a rank among others holds, on the meta device: DDP's gradient buckets, ZeRO-1's optimizer, FSDP2's weights.
+"""Memory of one of several ranks, on the meta device: DDP's gradient buckets, ZeRO-1's optimizer, FSDP2's weights.
 
-A trace has one rank, which would hold everything and send nothing; so this is done in the place of torch's own.
+A trace has a single rank, which would hold everything and send nothing, so these replace torch's implementations.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from trainer.distributed.ranks import TORCHS_BUCKET_CAP_MIB
 
 Part = list[nn.Parameter]
 _COMPUTING, _GATHERING, _SENDING = 0, 1, 2
-"""Streams: what is gathered and what is received lies apart from what is computed."""
+"""CUDA streams: gathered and received blocks are kept separate from computed ones."""
 MIB = 2**20
 _FIRST_BUCKET_BYTES = MIB
 _BROADCAST_BYTES = 250 * MIB
-"""DDP sends the first weights in pieces of this size, two of which exist at a time."""
+"""Size of the pieces in which DDP sends the first weights; two of them exist at a time."""
 
 
 def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool) -> None:
     """Leave an optimizer the parameters of the rank that has the most of them under ZeRO-1.
 
-    Each goes to the rank that has the fewest numbers so far, the largest first, as ``ZeroRedundancyOptimizer`` deals.
+    As in ``ZeroRedundancyOptimizer``, each, the largest first, goes to the rank that has the fewest elements so far.
     """
     held = [0] * ranks
     owners: dict[int, int] = {}
@@ -52,11 +52,10 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gra
 
 
 class Shards:
-    """FSDP2 on one rank: a layer's weights are whole while it computes, and all others' while a micro-batch does.
+    """FSDP2 on one rank: weights of a layer are whole while it runs, those outside of layers for a whole micro-batch.
 
-    Backward gathers each layer's weights while the one before it computes, and copies a layer's gradients into one
-    block to send them. The training's optimizer and step are given shards to update; ``ranks`` share one copy of the
-    weights.
+    Backward prefetches the weights of the next layer that it needs, and copies a layer's gradients into one block to
+    send them. The training's optimizer and step update shards; ``ranks`` share one copy of the weights.
     """
 
     def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder) -> None:
@@ -69,7 +68,7 @@ class Shards:
         self._is_backward = False
         self._left = 0
         self._missing = 0
-        """Gradients of what is in no layer, until backward has ended."""
+        """Gradients outside of layers that backward has not computed yet."""
         self._gathered: torch.Tensor | None = None
         """Output block of the last all-gather, from which weights are copied."""
         self._sent: torch.Tensor | None = None
@@ -96,17 +95,17 @@ class Shards:
             keep(one.register_post_accumulate_grad_hook(self._accumulated))
 
     def step_begins(self, micro_batches: int) -> None:
-        """So many micro-batches follow, of which the last one sends its gradients."""
+        """Begin a step of ``micro_batches`` micro-batches, of which the last one sends its gradients."""
         self._left = micro_batches
 
     def forward_begins(self, *_: object) -> None:
-        """A micro-batch begins, or an evaluation."""
+        """Begin a micro-batch or an evaluation: gather the weights outside of layers."""
         self._left -= 1
         self._is_backward = False
         self._needed(self._rest)
 
     def evaluation_ended(self) -> None:
-        """Release what an evaluation gathered."""
+        """Release the weights that an evaluation gathered."""
         self._gathered = None
         self._whole.pop(id(self._rest), None)
 
@@ -173,7 +172,7 @@ class Shards:
             self._sent = None
 
     def _size(self, part: Part) -> int:
-        """Numbers that a rank holds of some parameters."""
+        """Return the number of elements that a rank holds of some parameters."""
         return sum(self._shards[id(one)].numel() for one in part)
 
     def _made(self, numbers: int, owner: str, stream: int) -> torch.Tensor:
@@ -182,7 +181,7 @@ class Shards:
 
 
 class _AfterBackward(torch.autograd.Function):
-    """An input of a layer, whose gradient ends the layer's backward."""
+    """Input of a layer; its gradient ends the layer's backward."""
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own
@@ -212,11 +211,11 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """Buckets of the gradients of a module's trained parameters; the last backward of every step sends them.
+    """Gradient buckets of a module's trained parameters; the last backward of every step sends them.
 
-    By the rules of torch's ``reducer.cpp``: one bucket holds all gradients of the first backward. The next forward lays
-    out smaller ones in the order in which gradients became ready. A gradient that was computed is copied into its
-    bucket and becomes a view of it.
+    They follow torch's ``reducer.cpp``: one bucket holds all gradients of the first backward. The next forward lays out
+    smaller ones in the order in which gradients became ready. A computed gradient is copied into its bucket and becomes
+    a view of it.
     """
 
     def __init__(self, module: nn.Module, config: TrainConfig, tape: AllocationRecorder) -> None:
@@ -226,7 +225,7 @@ class GradientBuckets:
         self._left: dict[int, int] = {}
         self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
         self._ready: list[nn.Parameter] = []
-        """In the order of the first backward that sends."""
+        """Parameters in the order in which their gradients were ready in the first backward that sends."""
         self._rebuilt = False
 
     def keep(self, hooks: contextlib.ExitStack) -> None:
@@ -243,7 +242,7 @@ class GradientBuckets:
         hooks.enter_context(self._module.register_forward_hook(self._forward_ended))
 
     def step_begins(self, backwards: int) -> None:
-        """So many micro-batches follow, of which the last one sends."""
+        """Begin a step of ``backwards`` micro-batches, of which the last one sends the gradients."""
         self._backwards = backwards
         self._left = dict.fromkeys(map(id, self._parameters), backwards)
 
@@ -294,7 +293,7 @@ class GradientBuckets:
 
 
 def _assigned(parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]) -> list[_Bucket]:
-    """Divide parameters into buckets that are full at so many bytes; the last limit is that of all further ones."""
+    """Divide parameters into buckets, each full at its limit in bytes; the last limit is that of all further ones."""
     buckets = [_Bucket()]
     for parameter in parameters:
         buckets[-1].parameters.append(parameter)

@@ -1,4 +1,4 @@
-"""The ``step`` job: real optimizer steps of the trainer's own step, on random full rows, under a memory budget."""
+"""The ``step`` job: real optimizer steps of the trainer, on random full sequences, under a memory budget."""
 
 import contextlib
 import math
@@ -18,19 +18,19 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import DeviceEvent, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
 
 PREPARED = 4
-"""Steps whose micro-batches are made beforehand and taken in turn: a GPU must not wait for them."""
+"""Steps whose micro-batches are made in advance and reused in rotation: a GPU must not wait for them."""
 IN_FLIGHT = 2
-"""Steps that a GPU has been given and not ended, so that launching one overlaps computing the other."""
+"""Steps queued on a GPU, so that launching one overlaps computing the other."""
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """Build the model and take steps, together with the other ranks.
+    """Build the model and take optimizer steps, together with the other ranks.
 
     Args:
         measured: A ``StepRequest``.
-        place: ``device_used_before_bytes``, NVML's figure from before the trial, or None, or a list of them by local
-            rank. Where there are several ranks ``environment``, as torchrun sets it, and ``rendezvous``, a file, which
-            torchrun does without.
+        place: ``device_used_before_bytes``: NVML's figure from before the trial, a list of them by local rank, or None.
+            For several ranks without torchrun also ``environment``, as torchrun would set it, and ``rendezvous``, a
+            file.
 
     Returns:
         The fields of ``StepFigures``, the same from every rank.
@@ -59,7 +59,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
-    """Seconds of each step, the last one's loss, and what this rank computes in a step."""
+    """Return the seconds of each step, the last step's loss, and this rank's FLOPs per step."""
     config = asked.config
     training = build_training(config, asked.vocab_size, asked.special_ids, ranks)
     steps = asked.warmup_steps + asked.timed_steps
@@ -86,7 +86,7 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
 
 
 def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
-    """The micro-batches of a step."""
+    """Return the micro-batches of a step."""
     made = [
         fullest_batch(
             asked.config, asked.vocab_size, asked.special_ids, documents_per_sequence=asked.documents_per_sequence
@@ -97,7 +97,7 @@ def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBat
 
 
 def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
-    """As the trainer evaluates, so that a size that fits holds a batch of evaluation too."""
+    """Evaluate as the trainer does, so that a size that fits also holds a batch of evaluation."""
     training.module.eval()
     eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
     with torch.no_grad(), eager:
@@ -107,7 +107,7 @@ def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device
 
 
 def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> dict[str, Any]:
-    """The job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
+    """Return the job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
     peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
     taken = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
     non_pytorch_bytes = budget.non_pytorch_bytes

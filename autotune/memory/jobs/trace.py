@@ -1,7 +1,7 @@
-"""The ``trace`` job: one rank's training steps on the meta device, as the sequence of what they would allocate.
+"""The ``trace`` job: one rank's training steps on the meta device, as the sequence of their allocations.
 
-The model, its loss and its step are the trainer's own; only tensors hold nothing. What the device would do differently
-is imposed by its rules. Shapes: K slots of the head, V words.
+Model, loss and step are the trainer's own; only the tensors hold nothing. Behaviour that depends on the device comes
+from ``DeviceRules``. Shapes: K positions that the head computes, V tokens of the vocabulary.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ META = torch.device("meta")
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Trace each of several micro-batches.
+    """Trace each of several micro-batch sizes.
 
     Args:
         measured: A ``TraceRequest``.
 
     Returns:
-        ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention``, and why that kind.
+        ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention`` and ``attention_reason``.
     """
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
@@ -61,13 +61,12 @@ def trace_steps(
     documents_per_sequence: float = 1.0,
     ranks: int = 1,
 ) -> tuple[Trace, dict[str, Any]]:
-    """Trace the building of a model, and optimizer steps of it as a training begins them, on one of so many ranks.
+    """Trace the building of a model and its first optimizer steps, on one of ``ranks`` ranks.
 
-    An evaluation before the last step leaves free blocks in other places of a GPU's memory, and that step is not served
-    by the same ones.
+    An evaluation before the last step leaves other blocks of a GPU's memory free, which then serve that step.
 
     Returns:
-        The trace; and of the model ``parameters``, ``attention`` and ``attention_reason``.
+        The trace; and ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
     tape = AllocationRecorder(within_kernels(config.device))
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
@@ -131,7 +130,7 @@ def trace_steps(
 
 
 def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:
-    """Put graphs without kernels in the place of what torch.compile would make of layers and loss."""
+    """Replace what torch.compile would make of layers and loss by graphs without kernels."""
     graphs: dict[Any, Any] = {}
     for layer in model_layers(training.model):
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
@@ -156,7 +155,7 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
 def _tell_phases(
     training: Training, parameters: Sequence[torch.nn.Parameter], tape: AllocationRecorder, hooks: contextlib.ExitStack
 ) -> None:
-    """Tell who owns what outside of modules, gradients and the optimizer's state, until the hooks are removed."""
+    """Set the terms of gradients, the optimizer's state and temporaries, until the hooks are removed."""
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], Term.GRADIENTS)

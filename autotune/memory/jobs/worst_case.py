@@ -1,6 +1,6 @@
-"""The micro-batch that needs the most memory of all that training can meet.
+"""The micro-batch that needs the most memory of all that can occur in training.
 
-Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
+Shapes: B sequences of a micro-batch, S positions of a sequence, N documents, P tokens to predict.
 """
 
 import math
@@ -16,9 +16,9 @@ from trainer.data.masking import most_predicted
 def fullest_batch(
     config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_sequence: float = 1.0
 ) -> MicroBatch:
-    """A micro-batch of random words in full rows, with as many to predict as there is room for.
+    """Return a micro-batch of random words in full sequences, with as many to predict as the trainer has room for.
 
-    ``documents_per_sequence`` counts because kernels that compute documents one by one round each of them up.
+    ``documents_per_sequence`` matters because kernels that compute documents one by one round up each of them.
     """
     rows, width = config.micro_batch_size, config.seq_length_tokens
     ordinary = torch.ones(vocab_size, dtype=torch.bool)
@@ -52,12 +52,12 @@ def fullest_batch(
 
 
 def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:
-    """How many places of each row are to be predicted: the worst that the trainer makes room for, not what chance says.
+    """Return the tokens to predict of each sequence: the most that the trainer has room for, not a random number.
 
-    Two shapes depend on it: the head has a slot for each such place of the micro-batch, and attention in the last layer
-    has as many slots in every row as the fullest row needs. Drawn at random, the fullest row would hold more today than
-    tomorrow, and the largest micro-batch would be a matter of luck. So one row has all that a row has room for, and the
-    others share what is left evenly.
+    Two shapes depend on it: the head has a slot for each token to predict of the micro-batch, and attention in the last
+    layer has as many slots in every sequence as the fullest one needs. With random numbers the fullest sequence would
+    differ between runs, and the largest micro-batch would be a matter of luck. So one sequence has all that it has room
+    for, and the others share the rest evenly.
     """
     in_all = most_predicted(rows * width, probability)
     in_first = most_predicted(width, probability)

@@ -1,4 +1,4 @@
-"""What a link does, from all-reduces of many sizes: latency and bandwidth with intervals, and who is slow."""
+"""Latency and bandwidth of a link with intervals, fitted to all-reduces of many sizes; slow links and ranks."""
 
 import re
 import statistics
@@ -14,22 +14,22 @@ from autotune.trials.values import LinkFigures
 
 Array = npt.NDArray[np.float64]
 LEAST_REPEATS = 3
-"""Fewer readings of a size show no spread."""
+"""Fewer measurements of a size show no spread."""
 LEAST_BYTES = 2**20
-"""Of messages that tell the bandwidth."""
+"""Least size of messages that determine the bandwidth."""
 SLOW_LINK_SHARE = 0.6
-"""Of the speed that the interface names; below, people are warned."""
+"""Share of the interface's nominal speed below which a warning is given."""
 SLOW_MEMBER_SHARE = 0.8
-"""Of the median of its kind; below, a link or a rank is named as slow."""
+"""Share of the fastest link's or the median rank's speed below which a link or a rank is reported as slow."""
 
 
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
-    """Return which part of its time a device loses to a message that travels until ``travel_s``, 0 to 1.
+    """Return the part of its time, 0 to 1, that a device loses to a transfer that ends at ``travel_s``.
 
-    Matmuls, all launched with the message, end at ``ended_s``; alone one takes ``alone_s``.
+    Matmuls, all launched with the transfer, end at ``ended_s``; without a transfer one takes ``alone_s``.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
-    # The product under way then is counted in part; if all had ended before, time counts to the last of them.
+    # The matmul under way then is counted in part; if all had ended before, time counts to the last of them.
     began_s = ended_s[done - 1] if done else 0.0
     part = (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
     seconds = travel_s if done < len(ended_s) else began_s
@@ -39,18 +39,18 @@ def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> flo
 def fit_link(
     times: Sequence[tuple[float, float]], members: int, scope: Scope = "between nodes", *, trees: bool = False
 ) -> LinkEvidence:
-    """Fit latency and bandwidth to all-reduces of a ring of so many.
+    """Fit latency and bandwidth to all-reduces over a ring of ``members``.
 
-    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is what the smallest message takes; the
-    bandwidth that of messages of at least a MiB, as large as DDP's smallest bucket, by least squares of relative
-    errors of their medians. What lies between may differ: caches, and protocols for small messages. Bounds are those
-    of repeats drawn again, size by size; there are none if no size was repeated.
+    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is fitted to the smallest message; the
+    bandwidth to messages of at least 1 MiB, as large as DDP's smallest bucket, by least squares of relative errors of
+    their medians. Sizes between may differ: caches, and protocols for small messages. Bounds are bootstrapped from
+    repeats, size by size; there are none unless two sizes of at least 1 MiB were repeated.
 
-    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; ``trees``
-    says whether the smallest message may have gone down a tree, in fewer hops.
+    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
+    ``trees`` the smallest message may have used a tree, in fewer hops.
 
     Raises:
-        ValueError: If there are fewer than two members or sizes: no line can be told.
+        ValueError: If there are fewer than two members or sizes.
     """
     by_size: dict[float, list[float]] = {}
     for size, second in times:
@@ -88,10 +88,10 @@ def fit_link(
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
-    """Intercept, of the smallest, and slope, of the large ones; for sizes in ascending order.
+    """Return the intercept, from the smallest size, and the slope, from large ones; sizes are in ascending order.
 
-    The slope has an intercept of its own that is forgotten: what a link lends to a message after a rest, or takes from
-    every message for a start, is not bandwidth.
+    The slope's own intercept is discarded: a burst that a link allows after a rest, and the start-up cost of every
+    message, are not bandwidth.
     """
     large = _large(sizes)
     weights = 1 / seconds[large]
@@ -103,12 +103,12 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
 
 
 def _large(sizes: Array) -> npt.NDArray[np.bool_]:
-    """Return which sizes tell the bandwidth; all if fewer than two are that large."""
+    """Return a mask of the sizes that determine the bandwidth; all if fewer than two are that large."""
     return sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
 
 
 def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
-    """Return who is slow among equals, each with its rate over the median of all."""
+    """Return the slow members of a group of equals, each with its rate over the median of all."""
     if not rates:
         return {}
     middle = statistics.median(rates.values())
@@ -116,7 +116,7 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
-    """Return what people should look at before they pay for more of it, a sentence each."""
+    """Return warnings about slow ranks and links to check before you pay for more nodes, a sentence each."""
     found = _slow_links(links.neighbours_bytes_per_s)
     ranks, each = {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():
@@ -132,14 +132,14 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
 
 
 def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
-    """Of a ring of nodes; against the fastest, as one slow node slows two links, which may be most of them."""
+    """Return warnings about a ring of nodes, against its fastest link: one slow node slows two, perhaps most, links."""
     nodes = len(neighbours_bytes_per_s)
     if nodes < 3:
         return []
     fastest = max(neighbours_bytes_per_s)
     slow = {left for left, rate in enumerate(neighbours_bytes_per_s) if rate < SLOW_MEMBER_SHARE * fastest}
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
-    # Between two such nodes lies a link that may be slow by itself; a node is blamed where a neighbour is not.
+    # Between two such nodes lies a link that may be slow on its own; a node is blamed if a neighbour is not.
     blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
     speed = "of the fastest link's speed"
@@ -164,7 +164,7 @@ _TRANSPORTS = (
 
 
 def nccl_transport(log: str) -> tuple[str, str | None] | None:
-    """Return what carries NCCL's messages between nodes, and over which device, from its ``NCCL_DEBUG=INFO`` log."""
+    """Return NCCL's transport between nodes, and its device, from a ``NCCL_DEBUG=INFO`` log; None if it names none."""
     for pattern, name in _TRANSPORTS:
         if (match := pattern.search(log)) is not None:
             return name, match[1].split(":")[0]

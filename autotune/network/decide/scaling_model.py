@@ -1,7 +1,7 @@
-"""How far nodes are useful: the fastest exchange under the user's global batch, node count by node count. Predicted.
+"""Predicted scaling: the fastest gradient synchronisation at each number of nodes, with the user's global batch.
 
-The global batch is the user's: more nodes mean fewer rows for each rank, and it is that, not the size of the cluster,
-which ends the scaling of a fixed batch. Efficiency is always against one node with the same global batch.
+The global batch is fixed: more nodes mean fewer sequences for each rank, and that, not the size of the cluster, ends
+the scaling. Efficiency is always against one node with the same global batch.
 """
 
 import functools
@@ -19,30 +19,30 @@ USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
 MORE_MICRO_BATCHES = 2
 AS_FAST_SHARE = 0.005
-"""What an exchange must gain before it is preferred to a simpler one: no model tells less apart."""
+"""Least gain for which a gradient synchronisation is preferred to a simpler one: no model resolves less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
+    """Scaling of one profile to more nodes; predicted, except for rows marked as measured."""
 
     name: str
     global_batch_tokens: int
     rows: tuple[ScalingRow, ...]
     useful_nodes: int
-    """The most that are at least 90 % efficient; predicted."""
+    """Largest number of nodes that is at least 90 % efficient; predicted."""
     levers: tuple[str, ...]
     steps_per_epoch: float | None
-    """None if the dataset's size is not known."""
+    """Optimizer steps per epoch; None if the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
-    """Nodes, and the efficiency if every micro-batch's backward could hide the gradient synchronisation."""
+    """Numbers of nodes, each with its efficiency if every micro-batch's backward could hide the synchronisation."""
     least_tokens_per_rank: float
-    """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
+    """T_min: non-padding tokens per rank and step below which all of backward cannot hide synchronisation in fp32."""
     sources: tuple[str, ...]
 
 
 class MicroBatches(NamedTuple):
-    """A rank's share of a step: micro-batches, and the rows of each."""
+    """A rank's batch split: the number of micro-batches in a step, and of sequences in each."""
 
     gradient_accumulation_steps: int
     micro_batch_size: int
@@ -50,23 +50,23 @@ class MicroBatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is to be trained, whatever the number of nodes."""
+    """Workload of a training, independent of the number of nodes."""
 
     compute: RankCompute
     global_batch_size: int
     tokens_per_sequence: float
     max_micro_batch_size: int
-    """The largest micro-batch of a rank, as probed."""
+    """Largest micro-batch size of a rank, as probed."""
 
     @property
     def non_padding_tokens(self) -> float:
-        """Of a step."""
+        """Non-padding tokens of an optimizer step."""
         return self.global_batch_size * self.tokens_per_sequence
 
     def micro_batch_options(self, ranks: int) -> tuple[MicroBatches, ...]:
-        """Return the splits of the global batch that may be fastest; none where some ranks would have no row.
+        """Return the batch splits that may be fastest; none if some ranks would have no sequence.
 
-        As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
+        As few micro-batches as fit, or up to two more: the fullest rank decides, and another split may fill it better.
         """
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
@@ -75,7 +75,7 @@ class Load:
             MicroBatches(gradient_accumulation_steps=count, micro_batch_size=math.ceil(batch / (count * ranks)))
             for count in counts
         )
-        # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
+        # A split may leave whole micro-batches empty: the trainer would not split the batch like that.
         return tuple(
             one for one in found if math.ceil(batch / (one.micro_batch_size * ranks)) == one.gradient_accumulation_steps
         )
@@ -83,7 +83,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
-    """The step at so many nodes with one exchange."""
+    """Predicted step on a number of nodes with one gradient synchronisation."""
 
     nodes: int
     split: MicroBatches
@@ -91,13 +91,13 @@ class PredictedStep:
     time: StepTime
     tokens_per_s: float
     efficiency: float | None = None
-    """Against as many times one node; None until that is known."""
+    """Throughput relative to perfect scaling from one node; None until one node is known."""
     bound_efficiency: float | None = None
-    """The same if every micro-batch could hide the exchange: what no strategy can exceed."""
+    """Efficiency if every micro-batch could hide the synchronisation, which no strategy can exceed."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How it is trained, as rows of evidence name it."""
+        """Settings of the step, named as in rows of evidence."""
         return {
             "strategy": self.gradient_sync.strategy,
             "gradient_dtype": self.gradient_sync.gradient_dtype,
@@ -111,7 +111,7 @@ Limit = Literal["compute", "network", "stragglers", "optimizer step"]
 
 
 def limit_of(time: StepTime) -> tuple[Limit, float | None]:
-    """Return what costs most beside computing, and which part of the step; computing if nothing costs 1 %."""
+    """Return the largest cost beside compute, and its share of the step; compute and None if none exceeds 1 %."""
     losses: dict[Limit, float] = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
@@ -125,10 +125,10 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
 def gradient_syncs(
     *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
 ) -> tuple[GradientSync, ...]:
-    """Return what may be chosen from, the simplest first, with gradients of ``half`` as well if 16 bits are allowed.
+    """Return the candidates, the simplest first; with ``sixteen_bit``, those with gradients of ``half`` follow.
 
-    These change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``, ``fsdp2``) that
-    need less memory are slower or as fast.
+    16-bit gradients change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``,
+    ``fsdp2``) that need less memory are slower or as fast.
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
@@ -147,9 +147,9 @@ def gradient_syncs(
 def predict(
     load: Load, network: Network, gradient_sync: GradientSync, micro_batch_options: Sequence[MicroBatches] | None = None
 ) -> PredictedStep | None:
-    """Return the step with one exchange, dealt in the fastest way; None if there are fewer rows than ranks.
+    """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
 
-    FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
+    FSDP2 accumulates micro-batches in the dtype that it sends, so with accumulation it cannot send 16-bit gradients.
     """
     found = [
         (
@@ -171,10 +171,10 @@ def predict(
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
-    """Return the largest number of nodes that is efficient enough; as many as are ``known`` are.
+    """Return the largest number of nodes that is efficient enough; ``known`` is a number that is.
 
-    Efficiency goes up and down where the batch divides badly: one number that is useful may follow many that are not.
-    So none is left out, and some are looked at behind the last.
+    Efficiency goes up and down if the batch divides unevenly: one number that is useful may follow many that are not.
+    So every number is tried, up to 64 at least and 30 % beyond the last useful one.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(64, 1.3 * useful)):
@@ -186,30 +186,30 @@ def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, know
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingModel:
-    """What is trained, over which network, with which exchanges to choose from."""
+    """Model of scaling: a workload, a network, and the gradient synchronisations to choose from."""
 
     load: Load
     network: Network
-    """Its number of nodes does not matter."""
+    """Network between ranks; its number of nodes does not matter."""
     gradient_syncs: tuple[GradientSync, ...]
-    """The simplest first."""
+    """Candidates, the simplest first."""
     ends: tuple[Link, Link] | None = None
-    """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
+    """Links between nodes at the worse and the better end of their bounds; None for assumed links."""
     sources: tuple[str, ...] = ()
-    """Where load and network come from, a sentence for each."""
+    """Sources of workload and network, a sentence for each."""
 
     @functools.cached_property
     def one_node_rate(self) -> float | None:
-        """Non-padding tokens/s of the fastest exchange on one node, against which efficiency is."""
+        """Non-padding tokens/s of the fastest candidate on one node, the reference of efficiency."""
         alone = [
             predict(self.load, replace(self.network, nodes=1), gradient_sync) for gradient_sync in self.gradient_syncs
         ]
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
-        """Return the fastest step on so many nodes, of those as fast the first; None if ranks outnumber rows.
+        """Return the simplest of the fastest steps on a number of nodes; None if ranks outnumber sequences.
 
-        ``between`` is another link between nodes.
+        ``between`` replaces the link between nodes.
         """
         load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
         found = [
@@ -238,15 +238,15 @@ class ScalingModel:
         )
 
     def efficiency(self, nodes: int) -> float | None:
-        """Return the efficiency of so many nodes; None if the batch cannot be dealt to them."""
+        """Return the efficiency of a number of nodes; None if the batch cannot be split over their ranks."""
         return found.efficiency if (found := self.at(nodes)) is not None else None
 
     @property
     def least_tokens_per_rank(self) -> float:
-        """T_min: non-padding tokens of a step and rank whose whole backward takes as long as a ring all-reduce of fp32.
+        """T_min: non-padding tokens per rank and step whose backward takes as long as a ring all-reduce in fp32.
 
-        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N; F is achieved by one rank, b
-        is of an element of a gradient, B of a node's NIC. A bound, not what DDP does: under accumulation only the last
+        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N; F are FLOP/s of one rank, b bytes of a
+        gradient element, B bytes/s of a node's NIC. A bound that DDP does not reach: with accumulation only the last
         micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
         """
         load, compute = self.load, self.load.compute
@@ -255,7 +255,7 @@ class ScalingModel:
         return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
-        """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first."""
+        """Return changes that each raise the number of useful nodes, with the number reached, the strongest first."""
         between = self.network.between
         wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
         changes = {"twice the bandwidth": replace(self, network=wider)}
@@ -271,22 +271,22 @@ class ScalingModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllRanks:
-    """What many ranks do; nothing of it if no rate is known, or the batch has fewer rows than there are ranks."""
+    """Throughput of all ranks; empty if no rate is known, or the batch has fewer sequences than there are ranks."""
 
     tokens_per_s: PlanFigure | None = None
-    """Real ones, of all ranks."""
+    """Non-padding tokens/s of all ranks."""
     efficiency: PlanFigure | None = None
-    """Of all nodes, against as many times one; None on one."""
+    """Throughput of all nodes relative to perfect scaling from one node; None on one node."""
     rows: int = 0
-    """Of a micro-batch of the fullest rank."""
+    """Sequences in a micro-batch of the fullest rank."""
     efficiency_by_nodes: Mapping[int, float] = field(default_factory=dict)
-    """On one node, on as many as are useful or half of those that are meant, and on these; empty on one."""
+    """Efficiency on one node, on the useful number or half the planned one, and on the planned one; empty on one."""
     useful_nodes: int | None = None
-    """At this batch, looked for up to the number that is meant; None if that is efficient enough."""
+    """Useful nodes at this batch, up to the planned number; None if that is efficient enough."""
 
 
 def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]) -> AllRanks:
-    """Return all ranks together, from the ``rate`` of one on one node; ``links`` are basis and source of links."""
+    """Return the throughput of all ranks from the ``rate`` of one on one node; ``links``: basis and source of links."""
     ranks = nodes * known.network.ranks_per_node
     micro_batch_options = known.load.micro_batch_options(ranks)
     if not micro_batch_options:
@@ -294,7 +294,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
         return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size)
-    assert known.one_node_rate is not None  # more nodes were dealt the batch
+    assert known.one_node_rate is not None  # the batch was split over more nodes
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
     paced = replace(known, load=replace(known.load, compute=replace(compute, **paced_s)))

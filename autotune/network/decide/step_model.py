@@ -1,6 +1,6 @@
-"""How long an optimizer step takes when gradients travel, from what links and ranks were measured to do.
+"""Model of the time of an optimizer step with gradient synchronisation, from measured links and ranks.
 
-Formulas, predicted until a run says otherwise. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
+Formulas are predictions until a run is measured. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
 latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections
 3 and 4.
 """
@@ -24,40 +24,40 @@ from autotune.network.values import (
 from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
-"""DDP's first bucket is small, so that something transfer_s early, where buckets have their default size (torch 2.13,
-nn/parallel/distributed.py); where another is asked for, it is as large as the others."""
+"""Sizes of DDP's first bucket, small so that transfers start early, and of the others by default (torch 2.13,
+nn/parallel/distributed.py); if another size is asked for, the first bucket has it too."""
 FP32_BYTES = 4
 LEAST_PART_ELEMENTS = 2**17
-"""Smaller gradients are kept together with the next: finer than DDP's smallest bucket, of 2¹⁸ in fp32."""
+"""Gradients with fewer elements are merged with the next; DDP's smallest bucket has 2¹⁸ in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """An optimizer step, and where its time goes. All in seconds; parts add up to the step."""
+    """Seconds of an optimizer step by cause; all but ``exchange_s`` add up to the step."""
 
     compute_s: float
-    """Forward and backward of a rank that nothing disturbs."""
+    """Forward and backward of an undisturbed rank."""
     straggling_s: float
-    """Waiting for the slowest rank of every step."""
+    """Wait for the slowest rank of every step."""
     slowdown_s: float
-    """What computing loses to moving gradients meanwhile."""
+    """Slowdown of compute by transfers of gradients at the same time."""
     exposed_s: float
-    """Waiting for gradients or weights after everything that could be computed meanwhile."""
+    """Wait for gradients or weights that compute does not hide."""
     optimizer_step_s: float
     exchange_s: float
-    """All that transfer_s, hidden or not; no part of the sum."""
+    """Total time of transfers, hidden or not; not part of the sum."""
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """Total time of the step."""
         return self.compute_s + self.straggling_s + self.slowdown_s + self.exposed_s + self.optimizer_step_s
 
 
 def all_reduce_s(size_bytes: float, network: Network) -> float:
-    """One all-reduce over all ranks: cut up within nodes, round a ring or down a tree between them, put together again.
+    """Return the time of an all-reduce over all ranks: reduced and gathered within nodes, a ring or tree between them.
 
     The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
-    2⌈log₂ k⌉. What that misses with several ranks in a node is in the measured factor.
+    2⌈log₂ k⌉. The measured factor corrects what that misses with several ranks per node.
     """
     inside = network.within if network.ranks_per_node > 1 else None
     within = 0.0 if inside is None else _ring_s(size_bytes, network.ranks_per_node, inside)
@@ -77,9 +77,9 @@ def tree_hops(members: int) -> int:
 
 
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
-    """What all-reduces of all ranks took, of what their links make of them; 1 where nothing can be told.
+    """Return the measured over the predicted time of all-reduces over all ranks; 1 if it is unknown.
 
-    Small ones, which the latency rules, are left out.
+    Small ones, which latency dominates, are left out.
     """
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
@@ -93,7 +93,7 @@ def _ring_s(size_bytes: float, members: int, link: Link) -> float:
 
 
 def gather_s(size_bytes: float, network: Network) -> float:
-    """Everybody gets everybody's part of something that large: half of an all-reduce."""
+    """Return the time of an all-gather, or reduce-scatter, of ``size_bytes``: half of an all-reduce."""
     return all_reduce_s(size_bytes, network) / 2
 
 
@@ -105,7 +105,7 @@ def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[Gradie
 
 
 def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
-    """Return gradients, small ones together with the next, so that a profile can hold them."""
+    """Return gradients, small ones merged with the next, so that a profile can hold them."""
     parts = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in gradients)
     return _merged(parts, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)
 
@@ -122,7 +122,7 @@ def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tupl
 
 
 def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
-    """Return what a rank computes, from steps of one micro-batch in which nothing transfer_s."""
+    """Return the compute of a rank, from steps of one micro-batch without synchronisation."""
     ranks = len(whole.compute_s_by_rank)
     # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
     deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
@@ -144,16 +144,16 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
 
 
 def computed_s(figures: GradientSyncFigures) -> float:
-    """Return forward and backward of a step in which nothing transfer_s, waiting for the slowest rank included."""
+    """Return seconds of forward and backward without synchronisation, the wait for the slowest rank included."""
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
 def step_time(
     compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
 ) -> StepTime:
-    """One optimizer step of so many micro-batches, of so many rows each, on every rank.
+    """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
 
-    Only the last micro-batch's backward hides the exchange of DDP and ZeRO-1; FSDP2 gathers weights in every one.
+    Only the last micro-batch's backward hides DDP's and ZeRO-1's all-reduce; FSDP2 gathers weights in every one.
     """
     alone = compute.forward_backward_s(rows)
     computed = micro_batches * alone
@@ -177,7 +177,7 @@ def step_time(
 def _bucketed(
     compute: RankCompute, alone: float, gradient_sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
-    """Return seconds exposed, lost to slowdown, and travelled, of the last micro-batch of DDP."""
+    """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
     forward = alone * compute.forward_share
     backward = alone - forward
     width = ELEMENT_BYTES[gradient_sync.gradient_dtype]
@@ -185,7 +185,7 @@ def _bucketed(
     for bucket in buckets(compute.gradients, gradient_sync.bucket_cap_bytes):
         leaves = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * width, network)
-        # Until backward ends; what is later disturbs nobody.
+        # Until backward ends; later transfers disturb nothing.
         delayed += compute.slowdown_share * max(0.0, min(leaves + took, backward + delayed) - leaves)
         free = leaves + took
         transfer_s += took
@@ -195,9 +195,9 @@ def _bucketed(
 def _sharded(
     compute: RankCompute, alone: float, micro_batches: int, gradient_sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
-    """Return the same of FSDP2: weights come before each pass over the layers, gradients go behind the last.
+    """Return FSDP2's seconds as ``_bucketed``: weights come before each pass over the layers, gradients after the last.
 
-    Left out: that the first layer's weights, and the last one's gradient, hide behind nothing.
+    Left out: nothing hides the first layer's weights and the last one's gradient.
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
     gradient_bytes = compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype])
@@ -214,9 +214,9 @@ def _sharded(
 
 @functools.lru_cache
 def expected_largest(ranks: int) -> float:
-    """How many standard deviations above the mean the largest of so many lies, on average, if they are normal.
+    """Return the expected largest of ``ranks`` normal values, in standard deviations above the mean.
 
-    The integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezes: known approximations are 4 % off for two.
+    Integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezoids: known approximations are 4 % off for two.
     """
     if ranks == 1:
         return 0.0
@@ -230,7 +230,7 @@ def expected_largest(ranks: int) -> float:
 def hidden_bound_s(
     compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
 ) -> float:
-    """The step if every micro-batch's backward could hide the exchange: no strategy is faster with these gradients."""
+    """Return the step's time if every micro-batch's backward hid synchronisation: a lower bound in this dtype."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
     transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype]), network)

@@ -1,4 +1,4 @@
-"""The ``gradient_sync`` job: training steps of all ranks, with and without gradients that travel."""
+"""The ``gradient_sync`` job: training steps of all ranks, with and without gradient synchronisation."""
 
 import itertools
 import statistics
@@ -24,12 +24,12 @@ WARM_UP_STEPS = 2
 
 
 def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Train on the dataset's own rows, from memory, for so many steps.
+    """Train on cached batches of the dataset for the requested number of steps.
 
     Args:
-        measured: An ``GradientSyncRequest``.
+        measured: A ``GradientSyncRequest``.
         place: ``data_dir``, the dataset's directory.
-        ranks: All of them.
+        ranks: This process among all ranks.
 
     Returns:
         The fields of ``GradientSyncFigures``, the same from every rank.
@@ -72,14 +72,14 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
 
 
 class _LastPass:
-    """Listens to forward and backward of a module, and knows the moments of the last micro-batch."""
+    """Hooks on a module's forward and backward that record the events of the last micro-batch."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
         self.began = self.turned = mark(device)
-        """When forward began, and backward."""
+        """Beginning of forward, and of backward."""
         self.ready: list[tuple[int, DeviceEvent]] = []
-        """Elements of each gradient and when it was there."""
+        """Number of elements of each gradient, and the event at which it was ready."""
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._turn)
         for parameter in module.parameters():
@@ -97,7 +97,7 @@ class _LastPass:
 
 
 def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
-    """What steps took, of the slowest rank each; the first result only says when the next step began."""
+    """Return the times of steps, each of the slowest rank; the first result only marks the start of the next step."""
     each = [after.updated.seconds_since(before.updated) for before, after in itertools.pairwise(results)]
     updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
     exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
@@ -113,7 +113,7 @@ def _of_passes(
     passes: list[tuple[DeviceEvent, DeviceEvent, list[tuple[int, DeviceEvent]]]],
     ranks: Ranks,
 ) -> dict[str, Any]:
-    """What ranks computed, without waiting for each other; nothing where nobody could listen."""
+    """Return the compute times of ranks without waits for each other; empty if there were no hooks."""
     if not passes:
         return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}
     forwards = [turned.seconds_since(began) for began, turned, _ in passes]

@@ -1,4 +1,4 @@
-"""The ``links`` job: how long messages of many sizes take between ranks, and how fast each rank computes."""
+"""The ``links`` job: timings of all-reduces of many sizes between ranks, and the matmul rate of each rank."""
 
 import math
 import os
@@ -21,32 +21,32 @@ from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 
 MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}
-"""Messages that are timed as one, so that starting and waiting for them, 0.1 ms on a host, counts for nothing."""
+"""Messages that are timed together, so that launching and waiting for them (0.1 ms on a host) is negligible."""
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
 SMALL_PRODUCT_SIZE, SMALL_PRODUCTS, SLOWDOWN_ROUNDS = 256, 50, 5
 MOVED_BYTES = {"cuda": 512 * MIB, "cpu": 8 * MIB}
-"""On a GPU several milliseconds of NVLink, and a hundred matrix products."""
+"""Size of the message that slows matmuls down; on a GPU, several milliseconds of NVLink, and a hundred matmuls."""
 NEIGHBOUR_BYTES = {"cuda": 64 * MIB, "cpu": 4 * MIB}
 NEIGHBOUR_ROUNDS = 3
 MOST_PRODUCTS = 10_000
-"""Launched while one message travels."""
+"""Limit of matmuls that are launched during one all-reduce."""
 INFINIBAND = Path("/sys/class/infiniband")
 _NO_LOG = "n/a (NCCL wrote no log, as between GPUs of one node; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE ask for it)"
 
 
 def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Time all-reduces over all ranks, within nodes and between them, then neighbours and matrix products.
+    """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
 
     Args:
         measured: A ``LinksRequest``.
-        place: Nothing is needed.
-        ranks: All of them.
+        place: Unused.
+        ranks: This process among all ranks.
 
     Returns:
-        ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty where there is one
-        member; ``neighbours_bytes_per_s``: of each node and the next, in order, from the slower of two directions;
-        ``matmul_flops_per_s`` by rank; ``slowdown_share``, what computing loses while a message travels; ``nodes``,
-        ``ranks_per_node``; what ``_carrier`` says.
+        ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty if there is one
+        member; ``neighbours_bytes_per_s`` of each node and the next, in order, from the slower of two directions;
+        ``matmul_flops_per_s`` by rank; ``slowdown_share``, the part of its time that compute loses during an
+        all-reduce; ``nodes``; ``ranks_per_node``; the fields of ``_carrier``.
     """
     del place
     size = ranks.local_world_size
@@ -85,7 +85,7 @@ def _all_reduces(
     *,
     takes_part: bool,
 ) -> list[tuple[int, float]]:
-    """Bytes and seconds of each all-reduce; seconds are those of the rank that waited longest."""
+    """Return bytes and seconds of each all-reduce; the seconds are those of the slowest rank."""
     if takes_part:
         dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
     found = []
@@ -105,17 +105,17 @@ def _all_reduces(
 
 
 def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int:
-    """How many times to do something in a row, so often that all repeats end in time; at least once."""
+    """Return the number of calls to time together so that all repeats end within the time limit; at least 1."""
     return max(1, min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))))
 
 
 def _timed(work: Callable[[], None], times: int, ranks: Ranks, *, takes_part: bool) -> float:
-    """Seconds of one of so many in a row, on the slowest rank."""
+    """Return the seconds of one of ``times`` consecutive calls, on the slowest rank."""
     return ranks.all_reduce_max(_own_s(work, times if takes_part else 0, ranks))[0]
 
 
 def _own_s(work: Callable[[], None], times: int, ranks: Ranks) -> float:
-    """Seconds of one of so many in a row on this rank, by the device's clock; all begin together."""
+    """Return the seconds of one of ``times`` consecutive calls on this rank's device; all ranks begin together."""
     ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
     for _ in range(times):
@@ -126,7 +126,7 @@ def _own_s(work: Callable[[], None], times: int, ranks: Ranks) -> float:
 
 
 def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
-    """Bytes per second from each node to the next and back, one pair at a time."""
+    """Return bytes per second in each direction between each node and the next, one pair at a time."""
     first = ranks.local_rank == 0
     node = ranks.rank // ranks.local_world_size
     size = NEIGHBOUR_BYTES[ranks.device.type]
@@ -150,7 +150,7 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
 
 
 def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], None], int]:
-    """Return what multiplies two matrices, which are eight times as large on a GPU, in bf16, and its FLOPs."""
+    """Return a function that multiplies two matrices, and its FLOPs; on a GPU in bf16, eight times as large."""
     on_gpu = ranks.device.type == "cuda"
     size *= 8 if on_gpu else 1
     options: Any = {"device": ranks.device, "dtype": torch.bfloat16 if on_gpu else torch.float32}
@@ -164,7 +164,7 @@ def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], None], int]:
 
 
 def _slowdown(ranks: Ranks) -> float:
-    """Which part of their time ranks lose to moving a message, when they multiply matrices meanwhile; their mean."""
+    """Return the part of their time that matmuls lose during an all-reduce, averaged over ranks."""
     if ranks.world_size == 1:
         return 0.0
     multiply, _ = _multiplier(SMALL_PRODUCT_SIZE, ranks)
@@ -181,7 +181,7 @@ def _slowdown(ranks: Ranks) -> float:
 
 
 def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
-    """When each product ended while a message travelled, and when that was there, in seconds."""
+    """Return when each matmul ended during an all-reduce, and when that ended, in seconds."""
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None
@@ -195,7 +195,7 @@ def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tupl
 def _travel_on_gpu(
     message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
 ) -> tuple[list[float], float]:
-    """The same by the device's clock: products are launched for twice the time that the message takes alone."""
+    """Return the times of ``_travel_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
     alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)
     count = min(MOST_PRODUCTS, math.ceil(2 * alone_message_s / max(alone_s, 1e-6)) + 1)
     beside = torch.cuda.Stream(ranks.device)
@@ -203,7 +203,7 @@ def _travel_on_gpu(
     began = mark(ranks.device)
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None
-    with torch.cuda.stream(beside):  # waits for the message; the products' stream does not
+    with torch.cuda.stream(beside):  # waits for the message; the matmuls' stream does not
         moving.wait()
         there = mark(ranks.device)
     ended: list[DeviceEvent] = []
@@ -216,14 +216,14 @@ def _travel_on_gpu(
 
 
 def _products(ranks: Ranks) -> float:
-    """FLOP/s of matrix products in bf16 on a GPU, in fp32 on a CPU, while all ranks do the same."""
+    """Return FLOP/s of matmuls in bf16 on a GPU, in fp32 on a CPU, while all ranks do the same."""
     multiply, flops = _multiplier(PRODUCT_SIZE, ranks)
     seconds = [_own_s(multiply, PRODUCTS, ranks) for _ in range(PRODUCT_ROUNDS)]
     return flops / statistics.median(seconds[1:])
 
 
 def _carrier(ranks: Ranks) -> dict[str, Any]:
-    """``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``, of the first rank."""
+    """Return ``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``; the first rank's are reported."""
     if ranks.device.type != "cuda":
         # gloo takes the interface that has the address which this host's name means.
         own = next(iter(resolve_own_name()), None)
@@ -247,7 +247,7 @@ def _carrier(ranks: Ranks) -> dict[str, Any]:
 
 
 def _nccl_log() -> str:
-    """This process's log, where one was asked for."""
+    """Return this process's NCCL log if ``NCCL_DEBUG_FILE`` asks for one; otherwise an empty string."""
     pattern = os.environ.get("NCCL_DEBUG_FILE")
     if not pattern:
         return ""
@@ -261,7 +261,7 @@ def _ethernet_bytes_per_s(name: str | None) -> int | None:
 
 
 def _infiniband_bytes_per_s(name: str | None) -> int | None:
-    """Of the first port, as the kernel says it: ``100 Gb/sec (4X EDR)``."""
+    """Return the rate of the first port, which the kernel writes as ``100 Gb/sec (4X EDR)``; None if unknown."""
     file = INFINIBAND / (name or "none") / "ports" / "1" / "rate"
     match = re.match(r"\s*(\d+(?:\.\d+)?) Gb/sec", file.read_text()) if file.is_file() else None
     return round(float(match[1]) * 125e6) if match else None

@@ -1,24 +1,24 @@
-"""Why each setting of a profile is what it is: measured, asked for, or left at its default. Pure."""
+"""Explanation of each setting of a profile: measured, asked for, or left at its default. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.advice.values import EvidenceFigure, figure
-from autotune.network.values import NetworkEvidence
-from autotune.workers.values import WorkersEvidence
-from autotune.memory.values import ProbeEvidence
-from autotune.search.values import KNOBS, Configuration, ExploredRow
-from autotune.profiles.values import Profile
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size_of
 from autotune.errors import BadInput
-from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
+from autotune.memory.values import ProbeEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size_of
+from autotune.profiles.values import Profile
+from autotune.search.values import KNOBS, Configuration, ExploredRow
+from autotune.workers.values import WorkersEvidence
 from trainer.config.tables import nearest
+from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 
 Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
-"""``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``constraint``: follows from what the
-user set. ``asked for``: given to the measurements, whose figures hold for it alone. ``default``: the trainer's.
-``changed``: none of these says so; it was edited, or written by advice."""
+"""Origin of a setting. ``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``constraint``:
+follows from what you set. ``asked for``: an input of the measurements, whose figures hold only for it. ``default``: of
+the trainer. ``changed``: none of these; the profile was edited by hand or by ``autotune advise``."""
 
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
@@ -30,28 +30,28 @@ _ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One setting, and why."""
+    """A setting with its value, its origin and the reason for it."""
 
     key: str = ""
-    """Dotted, without ``train``."""
+    """Dotted name, without ``train``."""
     value: Any = None
     origin: Origin
     because: str
     evidence: tuple[EvidenceFigure, ...] = ()
     rejected: tuple[str, ...] = ()
-    """What else was measured, and what spoke against it."""
+    """Alternatives that were measured, and the reasons against them."""
     meaning: str | None = None
 
 
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
-    """Every setting of a profile with its reason, in the order of the schema."""
+    """Return every setting of a profile with its reason, in the order of the schema."""
     train = profile.train
     values, defaults = (dotted(one.model_dump(mode="json")) for one in (train, TrainConfig(model=train.model)))
     return tuple(_explain(profile, key, value, defaults[key]) for key, value in values.items())
 
 
 def meaning_of(key: str) -> str | None:
-    """Return what the schema says under a dotted key, in one line; None under a key of the model's own config."""
+    """Return the schema's description of a dotted key, on one line; None for a key of the model's own config."""
     table: Any = TrainConfig
     description: str | None = None
     for part in key.split("."):
@@ -61,7 +61,7 @@ def meaning_of(key: str) -> str | None:
 
 
 def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
-    """Those of one setting, or of a group such as ``data``; ``train.`` before it may be left out.
+    """Return the explanations of one setting, or of a group such as ``data``; a leading ``train.`` is optional.
 
     Raises:
         BadInput: If there is no such setting; the nearest is suggested.
@@ -93,7 +93,12 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         and (name == "num_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
     ):
         found = _loader(profile, swept, name)
-    elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.gradient_syncs:
+    elif (
+        table == "parallel"
+        and name in _OF_EXCHANGE
+        and evidence.network is not None
+        and evidence.network.gradient_syncs
+    ):
         found = _exchange(profile, evidence.network, key, value)
     else:
         found = _given(profile, key, value, default)
@@ -101,13 +106,13 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
 
 
 def _is_dealt(profile: Profile) -> bool:
-    """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
+    """Return whether network tuning chose the micro-batch size, by its split of the global batch."""
     network, rows = profile.evidence.network, profile.train.micro_batch_size
     return network is not None and any(row.micro_batch_size == rows for row in network.gradient_syncs)
 
 
 def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
-    """Explain a setting by an exploration; None if it had no other value to try, or if others decided it since."""
+    """Explain a setting by an exploration; return None if that tried one value only, or a later command decided it."""
     found, probe = profile.evidence.explore, profile.evidence.probe
     if found is None or key not in KNOBS:
         return None
@@ -133,7 +138,7 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
 
 
 def _best_with(value: object, rows: Sequence[ExploredRow], starting: Configuration) -> str:
-    """Say what the best configuration with another value came to."""
+    """Return the best configuration with another value, and its ratio to the starting configuration."""
     said = str(value).lower() if isinstance(value, bool) else value
     tried = {row.settings.name: row.ratio_to_starting for row in rows}
     if any(row.settings == starting for row in rows):
@@ -183,7 +188,8 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rejected = []
     for point in probe.curve:
         if point.micro_batch_size != rows and best is not None:
-            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, {_many(best.micro_batch_size, 'row')}"
+            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, "
+            share += _many(best.micro_batch_size, "row")
             said = "the fastest that was measured" if point.micro_batch_size == best.micro_batch_size else share
             rejected.append(f"{_many(point.micro_batch_size, 'row')}: {said}")
     if probe.infeasible_min is not None:
@@ -192,7 +198,9 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     chosen, because = rows, probe.choice
     if probe.curve:
         batch, ranks = profile.train.global_batch_size, probe.local_ranks
-        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks).micro_batch_size
+        chosen = choose_micro_batch(
+            probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks
+        ).micro_batch_size
         origin = "measured"
     if rows != chosen and _is_dealt(profile):
         because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"

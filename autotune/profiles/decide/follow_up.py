@@ -1,14 +1,14 @@
-"""Commands to run next, as a shell takes them: options at their defaults are left out. Pure."""
+"""Commands to run next, quoted for a shell; options at their defaults are left out. Pure."""
 
 import shlex
 from collections.abc import Mapping
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS
 from autotune.base.units import exact_bytes
-from autotune.profiles.values import Profile
 from autotune.profiles.decide.batch_split import default_layout, default_precision
-from trainer.config.train_config import ModelSettings, TrainConfig
+from autotune.profiles.values import Profile
 from trainer.config.presets import PRESETS
+from trainer.config.train_config import ModelSettings, TrainConfig
 
 _DEFAULTS: Mapping[str, object] = {
     "seq_length": SEQ_LENGTH_TOKENS,
@@ -23,13 +23,13 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
-    """Return a command of this program.
+    """Return a command of this program, quoted for a shell.
 
     Args:
         name: The subcommand, such as ``train``.
-        arguments: That have no name, such as a profile's path.
-        options: By the word after ``--``, with underscores for hyphens. None and the default are left out; True is a
-            flag, False its negation; a list repeats the option.
+        arguments: Positional arguments, such as a profile's path.
+        options: Options by name, with underscores for hyphens. None and defaults are left out; True becomes the flag
+            ``--NAME``, False ``--no-NAME``; a list repeats the option.
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
@@ -44,25 +44,22 @@ def command(name: str, *arguments: object, **options: object) -> str:
 
 
 def model_word(model: ModelSettings) -> str:
-    """Return the preset's name, or what stands for the user's own config."""
+    """Return the preset's name, or a placeholder for the user's own config."""
     return model.name if model.name in PRESETS else "CONFIG.json"
 
 
 def probe_command(profile: Profile, path: object) -> str:
-    """Return the probe whose profile takes the place of this one, with whatever suits the machine."""
+    """Return the probe command that replaces this profile, with all settings chosen for the machine."""
     return command("probe", model=model_word(profile.train.model), data="DIR", out=path)
 
 
 def probe_first(profile: Profile, path: object) -> tuple[str, ...]:
-    """Return the same if it comes before all other measurements; nothing if the micro-batch was probed."""
+    """Return the probe command if the profile was not probed, as all other measurements require it; else nothing."""
     return () if profile.evidence.probe is not None else (probe_command(profile, path),)
 
 
 def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
-    """Return the probe of these settings.
-
-    Budget, headroom and ranks are the profile's; None leaves them open. Others stand beside the settings, or instead.
-    """
+    """Return the probe command for these settings and a profile's limits and ranks; ``others`` add or replace any."""
     limits = None if profile is None else profile.constraints
     probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {

@@ -1,9 +1,4 @@
-"""Real tokens/s of a profile and of a run, with their interval and where they come from; and drift between them. Pure.
-
-A difference is judged by the interval of the ratio, from blocks of steps that hardly depend on each other.
-"""
-
-from autotune.profiles.values import fill_share
+"""Non-padding tokens/s of a profile and of a run, and drift by the confidence interval of their ratio. Pure."""
 
 import math
 import statistics
@@ -13,23 +8,22 @@ from typing import Literal
 
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
-from autotune.profiles.values import Profile
 from autotune.baseline.values import row_of
-from autotune.trials.values import Measured
-from autotune.trials.values import FinishedTrial, StepFigures
+from autotune.profiles.values import Profile, fill_share
+from autotune.trials.values import FinishedTrial, Measured, StepFigures
 from trainer.record.run_record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
-"""Of a run's logged steps: caches, clocks and allocators settle in them."""
+"""Warm-up, as a share and a maximum of a run's logged steps: caches, clocks and allocators settle in it."""
 
 ALIKE_SHARE = 0.02
-"""Differences below this are nobody's concern."""
+"""Share up to which a difference counts as none."""
 FAR_SHARE = 0.1
-"""Differences above this are told, noise or not."""
+"""Share above which a difference is reported even if the noise is unknown."""
 NOTHING_TO_HOLD = "nothing to hold it against"
 _OF_MEMORY = (
-    "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile", "activation_checkpointing",
-    "attention_dropout",
+    "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile",
+    "activation_checkpointing", "attention_dropout",
 )  # fmt: skip
 
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
@@ -37,7 +31,7 @@ ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How fast something trains, in real tokens/s."""
+    """Training throughput in non-padding tokens/s, with its interval and source."""
 
     estimate: Estimate
     interval: Interval
@@ -48,25 +42,23 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """Real tokens/s."""
+        """Throughput in non-padding tokens/s."""
         return self.estimate.value
 
 
-
-
 def training_rates(profile: Profile) -> tuple[Rate, ...]:
-    """Of the tuned settings on this machine, what comes closest to training first."""
+    """Return the measured rates of the tuned settings, the one closest to actual training first."""
     found = (_by_training(profile), _by_windows(profile), _by_steps(profile))
     return tuple(rate for rate in found if rate is not None)
 
 
 def tuned_rate(profile: Profile) -> Rate | None:
-    """The first of them; None where nothing was measured."""
+    """Return the measured rate that is closest to training; None if nothing was measured."""
     return next(iter(training_rates(profile)), None)
 
 
 def expected_rate(profile: Profile, ranks: int) -> Rate | None:
-    """What so many ranks should reach: as measured with as many, else by the scaling curve; None where neither says."""
+    """Return the rate to expect of ``ranks``: measured with as many, else by the scaling curve; None if unknown."""
     tuned = tuned_rate(profile)
     if tuned is not None and tuned.ranks == ranks:
         return tuned
@@ -89,13 +81,13 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
 
 
 def settled_steps(run: Run) -> tuple[StepRow, ...]:
-    """Logged steps of its last start, as earlier ones may have had other settings; without the first ones."""
+    """Return the logged steps since the last start, as earlier ones may have had other settings, without warm-up."""
     rows = tuple(row for row in run.steps if row.step > run.header.resumed_step)
     return rows[min(MOST_WARM_UP_ROWS, max(1, math.ceil(WARM_UP_SHARE * len(rows)))) :]
 
 
 def run_rate(run: Run) -> Rate | None:
-    """Of a run's settled steps, of all of them where it is too short for that; None where they hold no figures."""
+    """Return the rate of a run's settled steps, or of all if the run is too short; None without figures."""
     rows = settled_steps(run) or run.steps
     found = of_sound_steps([(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     return None if found is None else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
@@ -110,7 +102,7 @@ def _by_training(profile: Profile) -> Rate | None:
 
 
 def _by_windows(profile: Profile) -> Rate | None:
-    """Of the profile's own number of loader workers; where it was not measured, of the one that was chosen."""
+    """Return the rate with the profile's number of DataLoader workers, or the chosen number if it was not measured."""
     found, fill = profile.evidence.workers, fill_share(profile)
     if found is None or fill is None:
         return None
@@ -137,13 +129,13 @@ def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, inte
 
 
 def _positive(figures: Sequence[float]) -> list[float]:
-    """Files of others may hold any."""
+    """Return the figures that are positive and finite, as a foreign profile may hold any."""
     return [figure for figure in figures if 0 < figure < math.inf]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """One quantity of a run against what was expected of it."""
+    """Comparison of one quantity of a run with its expected value."""
 
     quantity: Literal["real tokens/s", "MFU", "peak memory"]
     expected: Interval | None
@@ -161,9 +153,9 @@ def drifts(
     intact: bool = True,
     otherwise: Sequence[str] = (),
 ) -> tuple[Drift, ...]:
-    """Compare a run's last start with the profile it was started from; nothing if it has none, or has no steps.
+    """Compare a run since its last start with its profile; return nothing without a profile or steps.
 
-    The profile's trials tell the memory; nothing is comparable if it was edited, or if the run computed otherwise.
+    The expected memory is that of the trials. Nothing is comparable if the profile was edited or the run deviates.
     """
     if profile is None or not run.steps:
         return ()
@@ -179,7 +171,7 @@ def drifts(
 
 
 def verdict_of(expected: Estimate, achieved: Estimate) -> str:
-    """``drift`` where the interval of the ratio lies clear of 1, and the ratio is far enough from it to matter."""
+    """Judge a ratio: ``drift`` if its interval excludes 1 and it differs from 1 by more than ``ALIKE_SHARE``."""
     change = difference(expected, achieved)
     off = abs(change.value - 1)
     if off <= ALIKE_SHARE:
@@ -192,7 +184,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 
 
 def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
-    """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
+    """Compare MFU: expected and achieved rate, times the run's own ratio of MFU to non-padding tokens/s."""
     steps = settled_steps(run) or run.steps
     if not (shares := [one.mfu / one.tokens_per_s for one in steps if one.mfu and one.tokens_per_s > 0]):
         no_peak = "the device's peak is not known"
@@ -222,7 +214,7 @@ def _drift(
 
 
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
-    """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
+    """Compare peak memory with the trials; only show it on a CPU, as a run counts its process, a trial what it adds."""
     rows = run.header.sequences_per_micro_batch
     # A trial log has trials of other recipes too.
     own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_size": rows}
@@ -232,7 +224,7 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
         is_own = bool(config) and {**own, "micro_batch_size": None, **config}.items() >= own.items()
         if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
             alike.append(StepFigures.of(done.outcome))
-    # A run counts what its allocator holds; what lies outside of it is the device's.
+    # A run counts the memory of its allocator, without non-PyTorch memory.
     expected = max((float(one.peak_bytes - (one.non_pytorch_bytes or 0)) for one in alike), default=None)
     achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
     ratio = achieved / expected if expected else None

@@ -1,21 +1,25 @@
-"""Whether a profile says what its trials say, and belongs to this machine, model and dataset. Pure."""
-
-from autotune.trials.trial_log import trial_log_sha256, own_records
+"""Comparison of a profile with its trials, and with this machine, model and dataset. Pure."""
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.profiles.values import Fingerprint, Profile
-from autotune.profiles.values import Check, Found, TrialLogCheck
-from autotune.trials.values import Measured, Outcome, OutOfMemory, outcome_from_json
-from autotune.trials.values import FeedFigures, StepFigures, TrialRecord
-from trainer.config.tables import canonical_sha256
+from autotune.profiles.values import Check, Fingerprint, Found, Profile, TrialLogCheck
+from autotune.trials.trial_log import own_records, trial_log_sha256
+from autotune.trials.values import (
+    FeedFigures,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    StepFigures,
+    TrialRecord,
+    outcome_from_json,
+)
 
 _SAME = 1e-9
-"""Files keep all digits of a figure; what is computed from figures is computed anew."""
+"""Relative tolerance: files keep all digits of a figure, but figures derived from others are recomputed."""
 _REFUSED = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
-"""What makes the profile's figures worthless where it differs."""
+"""Fields that invalidate the profile's figures if they differ."""
 _WARNED = (
     "cpu_model", "allotted_cpus", "gpu_count", "gpu_power_cap_w", "driver", "cuda", "torch", "transformers",
     "data_filesystem",
@@ -25,17 +29,13 @@ _OF_A_REPLAY = ("cpu_model", "data_filesystem")
 _ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
 
 
-
-
-
-
 def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """The profile's own trials, at its length of rows."""
+    """Return the profile's own trials, at its sequence length."""
     return own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
 
 
 def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLogCheck:
-    """Hold a profile against the trials of the trial log that it names."""
+    """Compare a profile with its trials in the trial log."""
     own = records_of(profile, records)
     until = profile.provenance.trial_log_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
@@ -49,10 +49,8 @@ def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLo
     )
 
 
-
-
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
-    """Figures of a profile that no trial gave; those that are computed from many trials are left out."""
+    """Yield the figures of a profile that match no trial; those computed from many trials are left out."""
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
         budget = profile.constraints.memory_budget_bytes
@@ -63,7 +61,9 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         if probe.infeasible_min not in (None, *refused):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)]
+            timed = [
+                (one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)
+            ]
             rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
             if not _is_among(point.padded_tokens_per_s, rates):
                 yield f"evidence.probe.curve at {point.micro_batch_size} rows"
@@ -78,7 +78,7 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
 
 
 def _outcomes(records: Iterable[TrialRecord], job: str) -> Iterator[tuple[object, Outcome]]:
-    """Rows of the micro-batch, and what became of it."""
+    """Yield the micro-batch size and the outcome of each trial of a job."""
     for record in records:
         if record.job == job:
             yield record.trial.config.get("micro_batch_size"), outcome_from_json(record.outcome)
@@ -94,9 +94,9 @@ def _is_among(figure: float, found: Iterable[float]) -> bool:
 
 
 def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) -> tuple[Check, ...]:
-    """Return every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is.
+    """Return every field that differs, most severe first. Less GPU memory than the profile's is rejected, more is not.
 
-    If a GPU's step is replayed, the GPU does not matter, and CPU and disk must be the same kind.
+    If a GPU's step is replayed, the GPU is not compared, and CPU and file system must match.
     """
     found = []
     for field in Fingerprint.model_fields:
@@ -112,5 +112,5 @@ def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) 
 
 
 def shown(value: object) -> str:
-    """Return a field's value in words."""
+    """Return a field's value as text, at most 64 characters."""
     return "n/a" if value is None else str(value)[:64]

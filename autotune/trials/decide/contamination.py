@@ -1,7 +1,7 @@
-"""What GPUs did in a window of time, as figures; and when a trial's outcome is void. Pure.
+"""Activity of GPUs in a window of time, as figures, and the rules by which a trial's outcome is discarded. Pure.
 
-Whose memory it is cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
-from before this program used a GPU, and the processes that the driver lists only serve to say who it may be.
+The owner of memory cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
+from before this program used a GPU, and the processes that the driver lists only hint at the owner.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from autotune.machine.values import GpuProcess, GpuSample, GpuSeries, Unavailabl
 from autotune.trials.values import Contaminated, GpuUseFigures, Measured, Outcome, OutOfMemory
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
-"""What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""
+"""Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a CUDA context takes hundreds."""
 
 _GPM_SHARES = {
     "gpm_sm_share": "sm_utilisation",
@@ -28,23 +28,23 @@ _GPM_SHARES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHolders:
-    """What is taken of one GPU at one moment, and by whom as far as the driver lists it."""
+    """Memory in use on one GPU at one moment, and the processes that the driver lists."""
 
     gpu: str
-    """What messages call it, such as ``GPU 0``."""
+    """Name of the GPU in messages, such as ``GPU 0``."""
     used_bytes: int | Unavailable
     processes: tuple[GpuProcess, ...] | Unavailable
 
 
 def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unavailable) -> bool:
-    """Whether more is taken than before this program used the GPU; not where either figure is missing."""
+    """Return whether more memory is in use than before this program used the GPU; False if either figure is missing."""
     if isinstance(baseline_bytes, Unavailable) or isinstance(used_bytes, Unavailable):
         return False
     return used_bytes - baseline_bytes > MEMORY_TOLERANCE_BYTES
 
 
 def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
-    """Say that a GPU's memory did not come back, how much is taken, and by whom."""
+    """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
     return (
         f"{use.gpu} still holds {_shown(use.used_bytes)} after {format_seconds(waited_s)} of waiting, "
         f"and held {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
@@ -67,7 +67,7 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
 
 
 def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Say that more than the trial's own process computed on a GPU; None where nobody else was seen."""
+    """Describe other processes than the trial's own that computed on a GPU; return None if there were none."""
     counts = [sample.process_count for sample in samples if sample.process_count is not None]
     shared = sum(count > 1 for count in counts)
     if not shared:
@@ -76,9 +76,9 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
 
 
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
-    """The outcome, or ``Contaminated`` where there are reasons not to believe what it says.
+    """Return the outcome, or ``Contaminated`` if there are reasons not to believe it.
 
-    A trial that crashed or was late says nothing about the GPU that a neighbour could have changed, so it stays.
+    A crash or a timeout says nothing about the GPU that another process could have changed, so it is kept.
     """
     if reasons and isinstance(outcome, Measured | OutOfMemory):
         return Contaminated(detail="; ".join(reasons))
@@ -86,7 +86,7 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
 
 
 def describe_other_users(use: GpuHolders) -> str | None:
-    """Say who uses a GPU that this program has not touched yet; None if no more than the driver's reserve is taken."""
+    """Describe the use of a GPU before this program uses it; return None if only the driver's reserve is in use."""
     listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
     taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > MAX_UNEXPLAINED_GPU_BYTES
     if not (listed or taken):
@@ -108,7 +108,7 @@ def _shown(used_bytes: int | Unavailable) -> str:
 
 
 def gpu_use(series: GpuSeries) -> GpuUseFigures:
-    """The figures of a series."""
+    """Return the figures of a series."""
     samples, counted = series.samples, series.gpm
     utilisation = _share(one.utilisation for one in samples)
     lacking = series.lacking or "no sample fell into the window"
@@ -132,10 +132,10 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
 
 
 def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
-    """Return the mean power between the first sample and the last; None if nothing tells.
+    """Return the mean power between the first sample and the last, in watts; None if the GPU reports none.
 
-    From the energy in between where the GPU counts it: since Hopper, a reading of power is a mean over the last second,
-    of which a part lies before the window.
+    If the GPU counts energy, the power follows from that: since Hopper, a sample of power is a mean over the last
+    second, part of which lies before the window.
     """
     counted = [(one.time_s, one.energy_j) for one in samples if one.energy_j is not None]
     if counted:
@@ -147,7 +147,7 @@ def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
 
 
 def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
-    """Figures of a window of time with what each GPU did in it: as figures and as the series itself."""
+    """Add the activity of each GPU to the figures of a window of time: as figures and as the series itself."""
     if not isinstance(outcome, Measured) or "window_start_s" not in outcome.figures:
         return outcome
     gpus = []
@@ -160,12 +160,12 @@ def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
 
 
 def _share(values: Iterable[float | None]) -> float | None:
-    """The mean; counters that are differenced over slightly other times than they were read at exceed 1 by a little."""
+    """Return the mean within 0 and 1: counters that are read at slightly different times exceed 1 by a little."""
     mean: float | None = _over(statistics.fmean, values)
     return None if mean is None else min(1.0, max(0.0, mean))
 
 
 def _over(combine: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:  # noqa: ANN401 - of whatever kind they are
-    """Combine the values that are there; None where none is."""
+    """Combine the values that are not None; return None if there are none."""
     there = [value for value in values if value is not None]
     return combine(there) if there else None

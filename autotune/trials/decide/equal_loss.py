@@ -1,4 +1,4 @@
-"""Whether training rounds differently and learns the same: two runs from one start, on the same rows. Pure."""
+"""Check that settings differ in rounding only and learn the same: two runs from one start, on the same data. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 LOSS_STEPS = 48
 EQUAL_LOSS_SHARE = 0.01
-"""Losses may lie so far apart at the end of the check."""
+"""Largest relative difference of two losses at the end of the check that count as equal."""
 CHECK_WARM_UP_STEPS = 8
-"""Of the check, whatever the recipe's: weights that hardly move show nothing."""
+"""Warm-up steps of the check, instead of the recipe's: weights that hardly move show nothing."""
 LEAST_FALL_SHARE = 0.02
-"""What the loss must fall by in the check, before an equal one means anything."""
+"""Relative fall of the loss in the check, below which equal losses mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossVerdict:
-    """What a check came to."""
+    """Result of a check."""
 
     equal: bool
     told: str
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
-    """Return what to say of a reference, trained with ``name``, whose loss did not fall; None if it did."""
+    """Return the verdict if the loss of a reference, trained with ``name``, did not fall; None if it did."""
     last = _last(losses)
     if last < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
@@ -34,7 +34,7 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
 
 
 def compare_losses(reference: Sequence[float], other: Sequence[float], names: tuple[str, str]) -> LossVerdict:
-    """Compare the losses of the last quarter of the steps; ``names`` say what they trained with."""
+    """Compare the losses of the last quarter of the steps; ``names`` are those of the two settings."""
     first, second = _last(reference), _last(other)
     apart = abs(second / first - 1)
     equal = apart <= EQUAL_LOSS_SHARE

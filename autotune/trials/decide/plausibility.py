@@ -1,4 +1,4 @@
-"""Reject rates that no GPU can reach, and every rate of a pretended one. Pure.
+"""Rejection of rates that no GPU can reach, and of every rate of a pretended one. Pure.
 
 A rate beyond a data sheet means that a clock, a kernel or a driver is not what it says.
 """
@@ -18,17 +18,17 @@ from trainer.model.flops import Format, peak_flops_per_s, peak_link_bytes_per_s,
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
-"""A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""
+"""Tolerance over the data sheet, as a GPU may be delivered with a little more; in practice none reaches the sheet."""
 RATE_JOBS = frozenset({"feed", "links", "gradient_sync"})
-"""Jobs whose answer is a rate; a ``step`` answers for memory as well."""
+"""Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
 _LEAST_S = 1e-12
-"""What counts as the time of something that took none."""
+"""Least time of a measurement, in seconds, so that none is divided by zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRate:
-    """A rate of one GPU."""
+    """A measured rate of one GPU."""
 
     what: str
     per_s: float
@@ -37,10 +37,10 @@ class GpuRate:
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
-    """Reject what the named GPU cannot do; nothing is known of a CPU, or of a GPU that is not in the table.
+    """Reject rates that the named GPU cannot reach; a CPU, or a GPU that is not in the table, has no limit.
 
     Raises:
-        Undecided: With the GPU, the rate and the limit.
+        Undecided: If a rate exceeds its limit; the message names the GPU, the rate and the limit.
     """
     for rate in rates:
         if gpu_name is None:
@@ -59,7 +59,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
 
 
 def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
-    """Return whether the named GPU can reach all of these rates, as far as it is known."""
+    """Return whether the named GPU can reach all of these rates, as far as its limits are known."""
     try:
         check_rates(gpu_name, rates)
     except Undecided:
@@ -71,7 +71,7 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
     """Reject a rate of a pretended GPU, whose kernels do nothing.
 
     Raises:
-        MachineLacks: With the GPU and its driver.
+        MachineLacks: If the GPU is a pretended one; the message names it and its driver.
     """
     if is_pretended(driver):
         raise MachineLacks(
@@ -81,12 +81,12 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
 
 
 def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None) -> bool:
-    """Return whether a trial's rate may be shown: it was timed, on a GPU that is real and can do that."""
+    """Return whether a trial's rate may be shown: it was timed, on a real GPU that can reach it."""
     return trial.is_timed and not is_pretended(driver) and is_possible(gpu_name, rates_of_trial(trial, outcome))
 
 
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
-    """What the GPUs of a trial did, each of them."""
+    """Yield the rates of a trial, each of one GPU."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
     if trial.job in ("step", "feed", "gradient_sync") and not trial.measured.get("replayed_step_s"):
         per_s = _training_flops_per_s(trial.job, figures, trial.config)
@@ -101,7 +101,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
 
 
 def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
-    """Of one GPU: as counted, and at least what its tokens ask for."""
+    """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
     least = least_flops_per_token(settings_of(config), None)
     if job == "feed":
         flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
@@ -118,11 +118,11 @@ def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, A
 
 
 def check_profile(profile: Profile) -> None:
-    """Reject a profile that keeps a rate which its GPU cannot reach.
+    """Reject a profile that contains a rate which its GPU cannot reach.
 
     Raises:
         Undecided: If it does.
-        MachineLacks: If its GPU is a pretended one, and it keeps any rate.
+        MachineLacks: If its GPU is a pretended one, and it contains any rate.
     """
     here, evidence, probe = profile.fingerprint, profile.evidence, profile.evidence.probe
     kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
@@ -145,7 +145,7 @@ def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
 
 
 def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, int, Format]]:
-    """Every rate in tokens: of what, how many a second, of how many ranks, in which format."""
+    """Yield every rate in tokens: its name, tokens per second, number of ranks, and number format."""
     probe, workers, network = profile.evidence.probe, profile.evidence.workers, profile.evidence.network
     baseline, explore = profile.evidence.baseline, profile.evidence.explore
     if probe is not None:
@@ -193,10 +193,10 @@ def check_run(run: Run) -> None:
 
 
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
-    """Return what training computes for each token at least.
+    """Return the FLOPs that training takes for each token at least.
 
-    Of a known architecture the products with its layers' weights; attention, head and embeddings come on top. Of any
-    other twice its parameters, a third of the usual count, as a table of embeddings takes part in no product.
+    For a known architecture, those of the matmuls with its layers' weights; attention, head and embeddings come on top.
+    For any other, twice its parameters, a third of the usual count, as an embedding table takes part in no matmul.
     """
     work = None if train is None else work_of_shape(train, 1, parameters or 1)
     if work is not None:

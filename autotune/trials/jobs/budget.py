@@ -1,4 +1,4 @@
-"""A memory budget that is enforced: by what a GPU has left, by a resource limit on a CPU."""
+"""Enforcement of a memory budget: by the memory that a GPU has left, by a resource limit on a CPU."""
 
 import ctypes
 import re
@@ -18,20 +18,20 @@ _PAGE_BYTES = 2**21
 
 
 def keep_one_arena() -> None:
-    """Have malloc serve all threads from one heap, before there is a second thread: later it is too late.
+    """Make malloc serve all threads from one heap; call it before there is a second thread.
 
-    Each further one would be 64 MiB of address space, whether it is used or not, made when a thread first asks.
+    Each further heap takes 64 MiB of address space, used or not, and is made when a thread first allocates.
     """
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> "Budget":
-    """Start to enforce a budget; None only measures.
+    """Start to enforce a memory budget; None only measures.
 
     Args:
-        budget_bytes: What one rank may use.
-        ranks: All of them, joined: what carries their messages is there already, and is not the model's.
-        device_used_before_bytes: What this rank's GPU held before this process, from NVML; None on a CPU or where
+        budget_bytes: Budget of one rank.
+        ranks: All ranks, joined: memory for their communication exists already, and does not count as the model's.
+        device_used_before_bytes: Memory in use on this rank's GPU before this process, from NVML; None on a CPU or if
             unknown.
 
     Raises:
@@ -57,7 +57,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
 
 
 class CpuBudget:
-    """``RLIMIT_DATA`` set to what the process holds now plus the budget: the refusal beyond it is the kernel's own."""
+    """Memory budget on a CPU: the kernel enforces ``RLIMIT_DATA``, the process's memory so far plus the budget."""
 
     non_pytorch_bytes = None
 
@@ -72,17 +72,17 @@ class CpuBudget:
         self._before_bytes = status_bytes("VmSize")
 
     def peak_bytes(self) -> int:
-        """Growth of the address space to its highest point (the kernel keeps no peak of the limited part alone)."""
+        """Return the highest growth of the address space (the kernel keeps no peak of the limited part alone)."""
         return max(0, status_bytes("VmPeak") - self._before_bytes)
 
     def check(self) -> None:
-        """The kernel's refusal is final: nothing goes through by luck."""
+        """Do nothing: the kernel's limit is exact, so no allocation beyond it succeeds."""
 
 
 class CudaBudget:
-    """The device's own limit: what it has beyond the budget is held by a block outside the allocator.
+    """Memory budget on a GPU: a block outside of PyTorch's allocator holds the memory beyond it.
 
-    ``torch.cuda.set_per_process_memory_fraction`` would reject too early: it counts a whole request, although the free
+    ``torch.cuda.set_per_process_memory_fraction`` would fail too early: it counts a whole request, although the free
     end of an expandable segment serves most of it. BERT-base would seem to fit 413 sequences instead of 427, and 1,370
     instead of 1,568 with checkpointing.
     """
@@ -104,20 +104,20 @@ class CudaBudget:
 
     @property
     def non_pytorch_bytes(self) -> int:
-        """The most that was seen so far."""
+        """Highest non-PyTorch memory so far."""
         self._outside_bytes = max(self._outside_bytes, self._outside_now_bytes())
         return self._outside_bytes
 
     def peak_bytes(self) -> int:
-        """The allocator's highest reserve, and what lies outside it."""
+        """Return the allocator's highest reserve plus non-PyTorch memory."""
         return torch.cuda.max_memory_reserved(self._device) + self.non_pytorch_bytes
 
     def check(self) -> None:
-        """Make sure that a long run's work would go through as the work so far did.
+        """Check that a long run's work would succeed as the work so far did.
 
         Raises:
-            torch.OutOfMemoryError: If the allocator has given cached blocks back and tried again, or the outside has
-                grown too far.
+            torch.OutOfMemoryError: If the allocator had to free cached blocks and retry, or the peak exceeds the
+                budget.
         """
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to retry")
@@ -141,11 +141,11 @@ class CudaBudget:
 
 
 Budget = CpuBudget | CudaBudget
-"""Enforces a budget from its creation on, and knows the highest use."""
+"""Memory budget that is enforced from its creation on, and records the peak."""
 
 
 def hold_device_memory(size_bytes: int) -> None:
-    """Take memory of the current CUDA device until this process ends.
+    """Hold memory of the current CUDA device until this process ends.
 
     Raises:
         RuntimeError: If the device has less.

@@ -1,4 +1,4 @@
-"""The first thing that a trial's process runs: the job, and an account of how it ended."""
+"""Entry point of a trial's process: run the job, and write an account of how it ended."""
 
 import importlib
 import json
@@ -19,19 +19,19 @@ _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Bro
 
 
 def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[str, Any], *more: object) -> bool:
-    """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
+    """Run a job and write how it ended: ``status``, its details, and ``ended_s`` on the monotonic clock.
 
     Args:
         job: The name of a job, or a module by its full name, whose ``run`` returns figures.
-        result_file: The account.
-        measured: Of the trial.
-        place: Of the trial. ``first_attempt`` says that the same is tried again after a crash. A fault that may or may
-            not be of memory is a crash then: near the limit little is free, and a broken kernel would pass for a
+        result_file: Path of the account.
+        measured: ``measured`` of the trial.
+        place: ``place`` of the trial. With ``first_attempt`` the trial is tried again after a crash; a fault that may
+            or may not be of memory is then a crash: near the limit little is free, and a broken kernel would pass for a
             smaller limit.
         more: Further arguments of ``run``.
 
     Returns:
-        Whether it measured what it was to measure.
+        True if the job measured its figures.
     """
     result: dict[str, Any]
     try:
@@ -57,6 +57,6 @@ def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:
 
 
 def _lift_limit() -> None:
-    """Writing the account needs memory too."""
+    """Lift the memory limit, as writing the account needs memory too."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

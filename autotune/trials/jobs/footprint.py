@@ -1,4 +1,4 @@
-"""What a rank and its loader workers take of the host: memory, and reads from storage."""
+"""Host resources of a rank and its DataLoader workers: memory, and reads from storage."""
 
 import contextlib
 import gc
@@ -14,25 +14,25 @@ from autotune.trials.jobs.budget import status_bytes
 from trainer.distributed.ranks import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
-"""What psutil raises where /proc is missing, hidden or blank."""
+"""Exceptions that psutil raises if /proc is missing, hidden or blank."""
 
 
 def memory_bytes() -> int | None:
-    """Of this process and its children, each shared page counted in parts (PSS); None where it cannot be read."""
+    """Return the memory of this process and its children, shared pages in parts (PSS); None if it cannot be read."""
     with contextlib.suppress(*_UNREADABLE):
         return sum(process.memory_full_info().pss for process in _family())
     return None
 
 
 def private_bytes_of_children() -> list[int]:
-    """Memory that each child has for itself alone (USS); empty where it cannot be read."""
+    """Return the memory that each child has for itself alone (USS); empty if it cannot be read."""
     with contextlib.suppress(*_UNREADABLE):
         return [child.memory_full_info().uss for child in psutil.Process().children(recursive=True)]
     return []
 
 
 def storage_read_bytes() -> int | None:
-    """What this process and its children had storage read for them so far; None where the kernel does not count."""
+    """Return the bytes read from storage for this process and its children; None if the kernel does not count them."""
     with contextlib.suppress(*_UNREADABLE):
         return sum(process.io_counters().read_bytes for process in _family())
     return None
@@ -45,7 +45,7 @@ def _family() -> Iterator[psutil.Process]:
 
 
 class Memory:
-    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU."""
+    """Highest growth of memory since its creation: of the allocator's on a GPU, of resident pages on a CPU."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -61,7 +61,7 @@ class Memory:
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:
-        """Return that of the rank that needs most, with all ranks; None if the kernel does not tell."""
+        """Return the highest growth of any rank, with all ranks together; None if the kernel does not report it."""
         own = math.nan
         if self._before_bytes is not None:
             on_gpu = self._ranks.device.type == "cuda"

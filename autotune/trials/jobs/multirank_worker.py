@@ -1,7 +1,7 @@
-"""Ranks that measure together: they join once, then run one trial after the other, as the first of them is told.
+"""Ranks that measure together: they join once, then run the trials that the first rank reads, one after the other.
 
-``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N lies in ``DIRECTORY/N/trial.json``;
-each rank writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
+``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is ``DIRECTORY/N/trial.json``; each
+rank writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
 """
 
 import json
@@ -20,7 +20,7 @@ POLL_S = 0.01
 
 
 def serve(directory: Path, device: str) -> int:
-    """Join, and take trials until there are no more; gives the exit code."""
+    """Join the other ranks, and run trials until there are no more; return the exit code."""
     import torch
     import transformers
 
@@ -51,7 +51,7 @@ def serve(directory: Path, device: str) -> int:
 
 
 def _next(request: Path, end: Path, parent: int) -> str:
-    """Wait for the next request, or for the end of whoever would write it."""
+    """Wait for the next request, for the file ``end``, or for the end of the parent process."""
     while not request.is_file():
         if end.exists() or os.getppid() != parent:
             return END
@@ -60,7 +60,7 @@ def _next(request: Path, end: Path, parent: int) -> str:
 
 
 def main() -> None:
-    """Run one rank, which ends with the torchrun that started it: also while torch is being imported."""
+    """Run one rank, which ends with the torchrun that started it, even while torch is being imported."""
     parent = os.getppid()
     end_with_parent(parent)
     # A torchrun that was ended while it started its ranks has left this one to another parent, before it could ask.

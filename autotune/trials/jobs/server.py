@@ -29,7 +29,7 @@ from autotune.base.process import end_with_parent
 
 POLL_S = 0.01
 GRACE_S = 2.0
-"""When a rank has failed, the others get so long to notice it and write what they know."""
+"""Time that the other ranks have after a rank's failure to notice it and write their accounts, in seconds."""
 
 
 def preload_trainer() -> None:
@@ -40,7 +40,7 @@ def preload_trainer() -> None:
 
 @functools.cache
 def preload_model(model_type: str | None) -> None:
-    """Import a model type's code, by building its default shape without memory; of none, nothing."""
+    """Import a model type's code, by building its default shape on the meta device; do nothing for None."""
     if model_type is None:
         return
     try:
@@ -59,16 +59,16 @@ class RankProcess:
     exit_code: int | None = None
     ended_s: float | None = None
     killed: bool = False
-    """Whether it was ended from here."""
+    """True if this server killed it."""
 
     def runs(self) -> bool:
-        """Whether it still runs; if not, whatever it left running is ended."""
+        """Return whether it still runs; if not, end all processes that it left running."""
         if self.exit_code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self.reap()
         return self.exit_code is None
 
     def reap(self) -> None:
-        """Wait for its end, and end its group before its number can become somebody else's."""
+        """Wait for its end, and end its process group before its id can be reused."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
 
     Args:
         request: ``job``, ``measured``, ``place``, ``timeout_s`` and ``directory``, the trial's own.
-        parent_gone: Waits for so many seconds, and says whether nobody wants the answer any more.
+        parent_gone: Function that waits for some seconds, and returns True if the parent no longer wants the answer.
 
     Returns:
         ``timed_out``, ``killed_by_kernel`` and ``ranks``, as ``classify`` reads them.
@@ -103,7 +103,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
 
 
 def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
-    """Wait until all ranks have ended, or end them; returns whether that was because of the deadline."""
+    """Wait until all ranks have ended, or end them; return whether the deadline was the reason."""
     failed = False
     while running := [process for process in ranks if process.runs()]:
         if not failed and any(process.exit_code for process in ranks):
@@ -124,7 +124,7 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
 
 
 def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]:
-    """What became of a rank, as ``classify`` reads it; without a result it ended when it was found so."""
+    """Return the account of a rank for ``classify``; without a result, it ended when its end was noticed."""
     result_file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
     result = json.loads(result_file.read_text()) if result_file.exists() else None
     return {
@@ -160,7 +160,7 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
 
 
 def _kernel_kills() -> int:
-    """How often the kernel killed for memory in this control group (v2, then v1) or, failing that, on this host."""
+    """Return how often the kernel killed for memory in this control group (v2, then v1) or else on this host."""
     files: list[str] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""How many loader workers a rank may have here: CPUs, memory and shared memory, asked before any is started. Pure."""
+"""Limits of DataLoader workers per rank: CPUs, memory and shared memory, checked before any is started. Pure."""
 
 import bisect
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from autotune.errors import ExceedsMemory
 from autotune.machine.values import HostFacts
 
 WORKER_BYTES = 96 * 2**20
-"""What a forked worker has for itself, assumed until one was measured. Over short windows 9 to 11 MiB were measured
-(Python 3.11, torch 2.13, micro-batches of 8 rows of 128); over hours reference counts copy more of the shared pages.
+"""Private memory of a forked worker, assumed until one is measured. Over short windows 9 to 11 MiB were measured
+(Python 3.11, torch 2.13, 8 sequences of 128 tokens); over hours reference counts copy more of the shared pages.
 """
 USABLE_SHARE = 0.9
-"""Of free memory: the rest is for what grows meanwhile."""
+"""Share of free memory that workers may use; the rest is left for growth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderLimits:
-    """The most loader workers that a rank may have."""
+    """Limits of the DataLoader workers of a rank."""
 
     host: HostFacts
     local_ranks: int
     batch_bytes: int
     prefetch_factor: int
     asked: int | None = None
-    """By the user, whatever the CPUs say."""
+    """Number of workers that the user asked for, however many CPUs there are."""
 
     @property
     def cpus_per_rank(self) -> int:
-        """CPUs that this process may use, shared out to the ranks; 1 at least."""
+        """CPUs allotted to this process, divided by the ranks; at least 1."""
         return max(1, self.host.allotted_cpus // self.local_ranks)
 
     def ram_bytes(self, workers: int, worker_bytes: int | None = None) -> int:
-        """Forecast of what all workers of all ranks take."""
+        """Return the predicted memory of all workers of all ranks."""
         each = (worker_bytes or WORKER_BYTES) + self.prefetch_factor * self.batch_bytes
         return self.local_ranks * workers * each
 
     def shm_bytes(self, workers: int) -> int:
-        """Forecast of shared memory: what each worker holds ready, and the batch that it is at."""
+        """Return the predicted shared memory: each worker's prefetched batches, and the one it is making."""
         return self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
 
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
-        """Why so many workers would not fit; None where they do."""
+        """Return the reason why ``workers`` would not fit; None if they do."""
         needed, there = self.ram_bytes(workers, worker_bytes), self.host.ram_available_bytes
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
@@ -58,7 +58,7 @@ class LoaderLimits:
         return None
 
     def most(self) -> tuple[int, str]:
-        """Return the most workers to try, and what limits them; ``ExceedsMemory`` if the user asked for more."""
+        """Return the most workers to try, and their limit; raise ``ExceedsMemory`` if the user asked for more."""
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
@@ -74,12 +74,12 @@ class LoaderLimits:
         return fitting, refusal
 
     def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
-        """The most workers up to so many that fit."""
+        """Return the most workers that fit, up to ``wanted``."""
         counts = range(1, wanted + 1)
         return bisect.bisect(counts, False, key=lambda count: self.refusal(count, worker_bytes) is not None)
 
     def warning(self) -> str | None:
-        """What to say when the user asks for more than the CPUs; None otherwise."""
+        """Return a warning if the user asks for more workers than CPUs; None otherwise."""
         if self.asked is None or self.asked <= self.cpus_per_rank:
             return None
         return (
@@ -89,7 +89,7 @@ class LoaderLimits:
 
 
 def batch_bytes(rows: int, row_tokens: int, id_bytes: int, masking_probability: float, samples_per_row: float) -> int:
-    """How large a micro-batch is on its way from a worker: ids, places of samples, what is to be predicted."""
+    """Return the bytes of a micro-batch that a worker sends: ids, boundaries of samples, tokens to predict."""
     tokens = rows * row_tokens
     predicted = masking_probability * tokens * (4 + id_bytes)
     return round(tokens * id_bytes + predicted + rows * samples_per_row * 8)

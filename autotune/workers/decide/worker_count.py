@@ -1,10 +1,10 @@
-"""How many loader workers are enough, decided from repeated windows; and what to measure next until it is. Pure.
+"""Choice of the number of DataLoader workers from repeated windows, and of the rounds to measure next. Pure.
 
-The answer is the smallest count whose throughput is proven to be 98 % of the best count's. A count is *proven* when the
-lower bound of its ratio reaches that share (of the step on batches from memory, which no count can beat; or of the best
-other count, once the largest was tried), or when it hardly waits for data. It is *refuted*, and smaller ones with it,
-when the upper bound of its ratio to some larger count lies below. Only readings of the same round are compared, so that
-what drifts between rounds cancels. Few differences of logarithms borrow the residuals of the others.
+The answer is the smallest count verified to have 98 % of the best count's throughput. A count is ``proven`` if the
+lower bound of its ratio reaches that share (of the step on cached batches, which no count can beat; or of the best
+other count, once the largest was tried), or if it hardly waits for data. It is ``refuted``, and smaller ones with it,
+if the upper bound of its ratio to larger counts lies below. Only windows of the same round are compared, so that
+drift between rounds cancels. Few differences of logarithms borrow the residuals of the others.
 """
 
 import itertools
@@ -17,36 +17,36 @@ from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import location, of_windows, residuals_of
 
 ENOUGH_SHARE = 0.98
-"""Within two per cent of the best is as good as the best."""
+"""Share of the best throughput that is as good as the best."""
 OWN_RESIDUALS = 12
-"""From so many differences on, a ratio's interval rests on its own residuals alone."""
+"""Number of differences from which on a ratio's interval rests on its own residuals alone."""
 HOPELESS_SHARE = 0.8
-"""Counts so far below another are not what it is undecided between, though few rounds were spent on them."""
+"""Share of the chosen count's throughput below which a count is ruled out, even after few rounds."""
 STUCK_ROUNDS = 24
-"""A count that so many rounds beside the ceiling left open is held against larger ones as well."""
+"""Rounds with cached batches after which a count that they left open is compared with larger ones as well."""
 FIRST_ROUNDS = 3
-"""Rounds of a new count before anything is said of it."""
+"""Rounds of a new count before it is judged."""
 GROWTH = 0.25
-"""After a look, rounds grow by this part before the next: data that is nearly the same says nearly the same."""
+"""Share by which rounds grow before the next decision: nearly the same data decides nearly the same."""
 
 Count = int | None
-"""Loader workers of a rank; None for batches that lie in memory."""
+"""DataLoader workers of a rank; None for cached batches."""
 Verdict = Literal["proven", "refuted", "open"]
 
 
 class WindowFigures(NamedTuple):
-    """What a window says about a count."""
+    """Figures of one window with one count."""
 
     tokens_per_s: float
     data_wait_share: float
 
 
 Round = Mapping[Count, WindowFigures]
-"""Windows that were read one after the other."""
+"""Windows, by count, that were measured one after the other."""
 
 
 class NextRounds(NamedTuple):
-    """What to measure next: so many rounds of these counts."""
+    """Counts to measure next, and for how many rounds."""
 
     counts: tuple[Count, ...]
     rounds: int
@@ -54,29 +54,29 @@ class NextRounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersChoice:
-    """The number of loader workers, the counts that noise hides, and why."""
+    """Chosen number of DataLoader workers, the counts that noise leaves open, and the reasons."""
 
     workers: int
     undecided_between: tuple[int, ...]
-    """Least and most; empty when it is decided."""
+    """Fewest and most workers that may be enough; empty if it is decided."""
     ratios: Mapping[int, Interval]
-    """Of every measured count to the step on batches from memory, with bounds of ``CONFIDENCE``."""
+    """Ratio of each measured count to the step on cached batches, with bounds of ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
     keeps_up: bool
-    """Whether the chosen count keeps the step fed: it is proven beside the ceiling, or by how little it waits."""
+    """True if the chosen count keeps the step fed: verified against cached batches, or by how little it waits."""
     proof: str
     refusal: str | None
-    """What is known of the next smaller count that was measured; None where there is none."""
+    """Result of the next smaller count that was measured; None if there is none."""
 
 
 def ladder(max_count: int) -> list[int]:
-    """0, 1, 2, 4, … and the largest allowed."""
+    """Return the counts 0, 1, 2, 4, … and the largest allowed."""
     rungs = [0, *(2**exponent for exponent in range(max_count.bit_length()))]
     return sorted({rung for rung in rungs if rung <= max_count} | {max_count})
 
 
 class WorkersRule:
-    """What rounds, in their order, say so far of counts up to the largest that is allowed."""
+    """Decision rule over the rounds so far, in their order, for counts up to the largest allowed."""
 
     def __init__(self, rounds: Sequence[Round], max_count: int) -> None:
         self._logs: dict[Count, dict[int, float]] = {}
@@ -93,7 +93,7 @@ class WorkersRule:
         self._best = self._best_count()
 
     def next_rounds(self) -> NextRounds | None:
-        """What to measure next; None when the count is decided."""
+        """Return the next rounds to measure; None if the count is decided."""
         if not self.seen:
             return NextRounds(counts=(None, 0), rounds=1)
         if (rung := self._next_rung()) is not None:
@@ -114,17 +114,17 @@ class WorkersRule:
 
     @property
     def candidate(self) -> int:
-        """The smallest measured count that seems to be enough."""
+        """Smallest measured count that seems to be enough."""
         likely = [count for count in self.seen if count > self._refuted and self._seems_enough(count)]
         return likely[0] if likely else self.seen[-1]
 
     @property
     def _below(self) -> int | None:
-        """The largest measured count under the candidate."""
+        """Largest measured count under the candidate."""
         return max((count for count in self.seen if count < self.candidate), default=None)
 
     def choose(self) -> WorkersChoice:
-        """The count to use, whether or not it is decided yet."""
+        """Return the count to use, decided or not."""
         chosen = self.candidate
         verdicts = {count: self.verdict(count) for count in self.seen}
         larger = (count for count in self.seen if count >= chosen and verdicts[count] == "proven")
@@ -143,7 +143,7 @@ class WorkersRule:
         )
 
     def verdict(self, count: int) -> Verdict:
-        """What is known of a count that was measured."""
+        """Return the verdict on a measured count."""
         if count <= self._refuted:
             return "refuted"
         if self._low(count, None) >= ENOUGH_SHARE or self._waits_too_little(count):
@@ -155,9 +155,9 @@ class WorkersRule:
         return "open"
 
     def interval(self, count: int, reference: Count) -> Interval:
-        """The ratio of a count's throughput to that of another, or to that of cached batches."""
+        """Return the ratio of a count's throughput to that of another, or to that of cached batches."""
         key, differences = (count, reference), self._differences(count, reference)
-        if not differences:  # they never met, so nothing but what each was to the ceiling is known
+        if not differences:  # without a common round, only the ratios of both to cached batches are known
             return Interval(value=self._value(count, None) / self._value(reference or 0, None))
         if key not in self._intervals:
             self._intervals[key] = self._about(differences, reference)
@@ -168,18 +168,18 @@ class WorkersRule:
         return self.seen[-1] == self._max_count
 
     def _next_rung(self) -> int | None:
-        """The next count of the climb: until one seems to reach the ceiling, or the largest was tried."""
+        """Return the next count to try, until one seems to reach cached batches or the largest was tried."""
         if self._explored:
             return None
         candidate = self.candidate
-        # A count that can be proven neither enough nor too little beside the ceiling is held against larger ones.
+        # A count that cached batches show to be neither enough nor too little is compared with larger ones.
         stuck = self.verdict(candidate) == "open" and len(self._common(candidate, None)) >= STUCK_ROUNDS
         if self._best is None and not stuck:
             return None
         return next(rung for rung in ladder(self._max_count) if rung > self.seen[-1])
 
     def _unseen_peak(self) -> int | None:
-        """Where no count reaches the ceiling: one between the best and its neighbours that may be better still."""
+        """Return a count between the best and its neighbours that may be better, if none reaches cached batches."""
         best = self._best
         if best is None or not self._explored:
             return None
@@ -191,14 +191,14 @@ class WorkersRule:
         return None
 
     def _best_count(self) -> Count:
-        """What counts are held against: None, the ceiling, while one seems to reach it; else the best one."""
+        """Return the count to compare with: None (cached batches) while one seems to reach them, else the best."""
         if not self.seen:
             return None
         value, best = max((self._value(count, None), -count) for count in self.seen if count > self._refuted)
         return None if value >= ENOUGH_SHARE else -best
 
     def _larger_rival(self, count: int) -> Count:
-        """The larger count that may be the furthest above: the next, the largest, or the one that seems best."""
+        """Return the larger count that may be the furthest above: the next, the largest, or the seeming best."""
         larger = [other for other in self.seen if other > count]
         if not larger:
             return None
@@ -206,7 +206,7 @@ class WorkersRule:
         return max((larger[0], best, larger[-1]), key=lambda other: self._at_most(other, count))
 
     def _at_most(self, other: int, count: int) -> float:
-        """The upper bound of another count's ratio to this one; through the ceiling where they have hardly met."""
+        """Return the upper bound of another count's ratio to this one; by cached batches if they share few rounds."""
         if len(self._common(other, count)) >= FIRST_ROUNDS:
             return self.interval(other, count).high or math.inf
         return (self.interval(other, None).high or math.inf) / self._value(count, None)
@@ -223,7 +223,7 @@ class WorkersRule:
     def _more(self, counts: Sequence[int]) -> NextRounds:
         candidate = counts[-1]
         best = self._larger_rival(candidate) if self._best == candidate else self._best
-        # What decides in the end is the best larger count, unless the ceiling does.
+        # The best larger count decides in the end, unless cached batches do.
         rival = self._larger_rival(candidate) if self._explored else best
         together = tuple(dict.fromkeys((best, *counts, rival)))
         fewest = min(len(self._common(count, best)) for count in counts if count != best)
@@ -233,7 +233,7 @@ class WorkersRule:
         return len(self._common(count, None)) < FIRST_ROUNDS
 
     def _probe(self, low: int, high: int) -> int:
-        """A count between two: first where the speed of the lower one says, then halfway."""
+        """Return a count between two: first the one that the lower one's speed suggests, then halfway."""
         rungs = ladder(self._max_count)
         if low in rungs and high in rungs and low >= 1:
             needed = math.ceil(ENOUGH_SHARE * low / self._value(low, None))
@@ -248,9 +248,9 @@ class WorkersRule:
         return high is not None and high < ENOUGH_SHARE
 
     def _to_larger(self, count: int) -> list[float]:
-        """Logarithms of the ratios to the larger counts of the same rounds, all together: chance gets one try.
+        """Return log ratios to the mean of larger counts of the same rounds: one comparison gives chance one try.
 
-        Their mean is no more than the best of them, so what falls short of it falls short of the best.
+        The mean does not exceed the best of them, so a count below the mean is below the best.
         """
         differences = []
         for number, log in self._logs[count].items():
@@ -265,16 +265,16 @@ class WorkersRule:
         return replace(found, value=math.exp(found.value), scale="log").ratio()
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
-        """Whether a count that nobody took time to refute is far below another all the same."""
+        """Return True if a count is far below another, though too few rounds were measured to refute it."""
         high, low = self.interval(count, None).high, self.interval(chosen, None).low
         return high is not None and low is not None and high < HOPELESS_SHARE * low
 
     def _waits_too_little(self, count: int) -> bool:
-        """Whether all that more workers could win is less than what is asked."""
+        """Return True if it waits so little for data that more workers can gain no more than 2 %."""
         return len(self._waits[count]) >= FIRST_ROUNDS and self._longest_wait(count) <= 1 - ENOUGH_SHARE
 
     def _longest_wait(self, count: int) -> float:
-        """The upper bound of the share that it waits for data."""
+        """Return the upper bound of the share of time that it waits for data."""
         found = of_windows(self._waits[count], scale="linear").interval(CONFIDENCE)
         return found.value if found.high is None else found.high
 
@@ -295,12 +295,12 @@ class WorkersRule:
         return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
 
     def _pooled(self, reference: Count) -> list[float]:
-        """Residuals of all counts that were compared with the reference, each about its own location."""
+        """Return the residuals of all counts that were compared with the reference, each about its own location."""
         groups = [self._differences(count, reference) for count in self.seen if count != reference]
         return [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
 
     def _proof(self, chosen: int) -> str:
-        """Why the chosen count is enough, or how far that is known."""
+        """Return the reason why the chosen count is enough, or how far that is known."""
         low = self._low(chosen, None)
         if low >= ENOUGH_SHARE:
             return f"at least {low:.1%} of the step on batches from memory, which no count can beat"
@@ -316,7 +316,7 @@ class WorkersRule:
         return f"{_shown(self.interval(chosen, other))} of {what}"
 
     def _refusal(self) -> str | None:
-        """What is known of the largest smaller count that was measured."""
+        """Return the result of the largest smaller count that was measured; None if there is none."""
         below = self._below
         if below is None:
             return None

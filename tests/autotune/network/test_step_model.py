@@ -93,7 +93,7 @@ def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower
     assert waits == sorted(set(waits))
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
     time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
-    assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part synchronise
+    assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
     assert [step_model.expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx(
         [0.564, 1.539, 2.508], rel=1e-3
     )

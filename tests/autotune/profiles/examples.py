@@ -1,9 +1,8 @@
 """Complete profiles for tests."""
 
-from autotune.profiles.values import Evidence
-from autotune.workers.values import WorkersEvidence, WorkersRow
 from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.profiles.values import Constraints, Fingerprint, Profile, Provenance
+from autotune.profiles.values import Constraints, Evidence, Fingerprint, Profile, Provenance
+from autotune.workers.values import WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(

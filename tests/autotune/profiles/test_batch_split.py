@@ -4,13 +4,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.profiles.decide import batch_split
-from autotune.profiles.decide.batch_split import choose_micro_batch, curve_sizes, split_global_batch, global_batch_size_of, knee_interval
 from autotune.memory.values import CurvePoint
+from autotune.profiles.decide import batch_split
+from autotune.profiles.decide.batch_split import (
+    choose_micro_batch,
+    curve_sizes,
+    global_batch_size_of,
+    knee_interval,
+    split_global_batch,
+)
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
-    return [CurvePoint(micro_batch_size=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
+    return [
+        CurvePoint(micro_batch_size=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4)
+        for rows, speed in speeds.items()
+    ]
 
 
 KNEE = {1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}
@@ -51,7 +60,9 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
         split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
         return split.gradient_accumulation_steps * np.interp(split.micro_batch_size, points, seconds)
 
-    chosen = choose_micro_batch(curve, limit, global_batch_size=global_batch_size, ranks=ranks, sizes=range(1, limit + 1)).micro_batch_size
+    chosen = choose_micro_batch(
+        curve, limit, global_batch_size=global_batch_size, ranks=ranks, sizes=range(1, limit + 1)
+    ).micro_batch_size
     least = min(step_s(rows) for rows in range(1, limit + 1))
     assert step_s(chosen) * 0.98 <= least * (1 + 1e-9)
     assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))

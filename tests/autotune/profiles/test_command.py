@@ -2,16 +2,14 @@ import json
 
 import pytest
 
-from autotune.trials.trial_log import TrialLog
 from autotune.cli import run
-from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import trial_log_sha256
 from autotune.profiles.store import read_profile
-from autotune.trials.trial_log import made_on
+from autotune.profiles.values import profile_to_toml
+from autotune.trials.trial_log import TrialLog, made_on, trial_log_sha256
 from autotune.trials.values import MadeOn
-from tests.autotune.report.test_command import _change
 from tests.autotune.profiles.examples import but
 from tests.autotune.report.example import example_profile as full_example
+from tests.autotune.report.test_command import _change
 from tests.autotune.trials.examples import records_of_example
 
 
@@ -92,7 +90,7 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     assert "at the trainer's default:" in out
     assert "max_steps = 1000" in out
     out = says("profile", "show", "p.toml", "data.num_workers")
-    assert "Loader processes per rank" in out
+    assert "DataLoader workers per rank" in out
     assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
     assert "rejected" in out
     told = {one["key"] for one in json.loads(says("profile", "show", "p.toml", "data", "--json"))}

@@ -1,9 +1,9 @@
 import pytest
 
+from autotune.errors import BadInput
+from autotune.profiles.decide.explain import explanations, meaning_of, of_key
 from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
-from autotune.profiles.decide.explain import explanations, meaning_of, of_key
-from autotune.errors import BadInput
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.report.example import example_profile as tuned_profile
 from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
@@ -78,7 +78,7 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
-    assert meaning_of("data.num_workers") == "Loader processes per rank; 0 loads in the training process."
+    assert meaning_of("data.num_workers") == "DataLoader workers per rank; 0 loads in the training process."
     assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
@@ -134,9 +134,7 @@ def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, val
     assert found.rejected == (f"{ratio} times the unexplored settings, with {by}",)
 
 
-@pytest.mark.parametrize(
-    ("key", "left", "changed"), [("micro_batch_size", "64", 8), ("compile", "false", False)]
-)
+@pytest.mark.parametrize(("key", "left", "changed"), [("micro_batch_size", "64", 8), ("compile", "false", False)])
 def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(key, left, changed):
     found = _of(explored(adopted=True), key)
     assert found.origin == "measured"
@@ -153,6 +151,8 @@ def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
     profile, network = explored(adopted=True, micro_batch_size=16), tuned_profile("d").evidence.network
-    network = network.model_copy(update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})]})
+    network = network.model_copy(
+        update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})]}
+    )
     profile = but(profile, evidence={"network": network})
     assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_size").because

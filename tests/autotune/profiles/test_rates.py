@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 
 from autotune.base.statistics import of_one, of_steps, of_windows
-from autotune.profiles.decide.rates import drifts, expected_rate, run_rate, settled_steps, training_rates, tuned_rate, verdict_of
-from tests.autotune.advice.runs import noisy, run_of, add_evidence
+from autotune.profiles.decide.rates import (
+    drifts,
+    expected_rate,
+    run_rate,
+    settled_steps,
+    training_rates,
+    tuned_rate,
+    verdict_of,
+)
+from tests.autotune.advice.runs import add_evidence, noisy, run_of
 from tests.autotune.profiles.examples import but
 from tests.autotune.profiles.examples import example_profile as small_profile
 from tests.autotune.report.example import example_inputs
@@ -21,7 +29,11 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
     point = next(point for point in profile.evidence.probe.curve if point.micro_batch_size == 64)
     found = tuned_rate(profile).interval
     assert (found.value, found.low, found.high) == pytest.approx(
-        (0.994 * point.padded_tokens_per_s, 0.994 * point.padded_tokens_per_s_low, 0.994 * point.padded_tokens_per_s_high)
+        (
+            0.994 * point.padded_tokens_per_s,
+            0.994 * point.padded_tokens_per_s_low,
+            0.994 * point.padded_tokens_per_s_high,
+        )
     )
     assert found.confidence == 0.95
 
@@ -137,7 +149,9 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
 
     assert gpu_drifts(grown)[2].verdict == "drift: more than its trial took"
     others = [
-        replace(done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"mlm_head": "dense"}}))
+        replace(
+            done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"mlm_head": "dense"}})
+        )
         for done in example_inputs(320)[0][0].trials
     ]
     memory = gpu_drifts(trials=tuple(others))[2]

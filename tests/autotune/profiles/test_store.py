@@ -5,18 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.workers.stage import add_workers
-from autotune.trials.trial_log import TrialLog
-from autotune.profiles.values import Evidence
 from autotune.baseline.values import BaselineEvidence, RecipeRow
-from autotune.workers.values import JointChoice
-from autotune.profiles.values import profile_to_toml
-from autotune.trials.trial_log import trial_log_sha256
 from autotune.errors import BadInput, MachineLacks, NotCheckable, ProfileRejected
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.profiles import store
 from autotune.profiles.approval import read_with_approval, require_approved, review, review_path, verify
-from autotune.trials.trial_log import read_trial_records
+from autotune.profiles.values import Evidence, profile_to_toml
+from autotune.trials.trial_log import TrialLog, read_trial_records, trial_log_sha256
+from autotune.workers.stage import add_workers
+from autotune.workers.values import JointChoice
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.trials.examples import record, records_of_example

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.values import present_sha256, profile_from_tables, profile_to_toml
-from autotune.profiles.values import ApprovalRecord, approval_of
 from autotune.errors import BadInput
+from autotune.profiles.values import ApprovalRecord, approval_of, present_sha256, profile_from_tables, profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config.train_config import DataSettings
 
@@ -68,7 +67,9 @@ A, B = "a" * 64, "b" * 64
     ],
 )
 def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
-    review = given and ApprovalRecord(profile_sha256=given[0], verdict=given[1], by="reviewer", time_utc="2026-01-01T00:00:00Z")
+    review = given and ApprovalRecord(
+        profile_sha256=given[0], verdict=given[1], by="reviewer", time_utc="2026-01-01T00:00:00Z"
+    )
     assert approval_of(review, A).state == state
 
 
