@@ -152,7 +152,7 @@ def fit_memory_model(
     cpu = MemoryOverheads(kind="cpu")
     return estimate_model(
         request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_ROWS[-1]
-    ).memory_model
+    ).fit
 
 
 def cold(_: int) -> Figures:
@@ -171,10 +171,8 @@ def accuracy(_: int) -> Figures:
 
     found = {}
     for case in CASES:
-        memory_model = fit_memory_model(
-            case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows
-        )
-        predicted = peak_bytes(memory_model, case.rows, MemoryOverheads(kind="cpu"))
+        fit = fit_memory_model(case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows)
+        predicted = peak_bytes(fit, case.rows, MemoryOverheads(kind="cpu"))
         found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
         sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")
     return found

@@ -124,11 +124,7 @@ def _plan(config: TrainConfig, samples: int) -> BatchPlan:
 
 def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the layouts
     config = TrainConfig(
-        model=_NO_MODEL,
-        seq_length_tokens=ROW_TOKENS,
-        micro_batch_size=ROWS,
-        global_batch_size=ROWS,
-        layout=layout,
+        model=_NO_MODEL, seq_length_tokens=ROW_TOKENS, micro_batch_size=ROWS, global_batch_size=ROWS, layout=layout
     )
     dataset = TokenDataset.open(corpus)
     plan = _plan(config, len(dataset))

@@ -105,12 +105,7 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
     between = fit_link(
         [(size, simulator.all_reduce_s(size, 2) - simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=2
     )
-    network = Network(
-        nodes=2,
-        ranks_per_node=ranks,
-        between=between.link,
-        within=within,
-    )
+    network = Network(nodes=2, ranks_per_node=ranks, between=between.link, within=within)
     compute = _compute(simulator, most)
     compute = replace(compute, slowdown_share=_slowdown(simulator, compute, network, most))
     rows = GLOBAL_TOKENS // ROW_TOKENS

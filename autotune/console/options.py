@@ -117,8 +117,7 @@ class ModelOptions(StepOptions):
         ),
     ] = None
     global_batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Non-padding tokens of an optimizer step over all ranks. Default: 524288."),
+        int | None, typer.Option(min=1, help="Non-padding tokens of an optimizer step over all ranks. Default: 524288.")
     ] = None
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")

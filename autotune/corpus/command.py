@@ -38,8 +38,7 @@ def inspect(
     *,
     directory: Dataset,
     row_tokens: Annotated[
-        list[int] | None,
-        typer.Option(min=8, max=2**20, help="A row length to consider; may be repeated."),
+        list[int] | None, typer.Option(min=8, max=2**20, help="A row length to consider; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -152,8 +151,7 @@ def prepare(
     ] = "text",
     text_unit: Annotated[Literal["line", "paragraph", "file"], typer.Option(help="text: what one sample is.")] = "line",
     max_samples: Annotated[
-        int | None,
-        typer.Option(min=1, max=5_000_000, help="Take the first so many distinct samples."),
+        int | None, typer.Option(min=1, max=5_000_000, help="Take the first so many distinct samples.")
     ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep equal samples. Default: the first of them.")

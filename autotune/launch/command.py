@@ -29,8 +29,7 @@ class TrainOptions:
         Path | None, typer.Option(help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
     ] = None
     assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable."),
+        list[str] | None, typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
     ] = None
     require_approved: Annotated[
         bool,

@@ -39,7 +39,7 @@ PACKED_FULL_SHARE = 0.997
 class MemoryEstimate:
     """Predicted memory of one model, with facts from its trace."""
 
-    memory_model: MemoryModel
+    fit: MemoryModel
     max_micro_batch_size: int
     """Largest micro-batch that is predicted to fit."""
     parameters: int
@@ -68,19 +68,16 @@ def estimate_model(
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
         BadInput: If the configuration cannot be built.
     """
-    memory_model, traces, told = _extended(request, machine, (), FIRST_ROWS)
+    fit, traces, told = _extended(request, machine, (), FIRST_ROWS)
     for number in range(MOST_ROUNDS):
-        # A single row is a view where several are copied.
-        rows = max(
-            2,
-            largest_micro_batch_size(memory_model, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size),
-        )
+        # A single sequence is a view; several are copied.
+        rows = max(2, largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size))
         if any(abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
-        memory_model, traces, told = _extended(request, machine, traces, (*below, rows))
-    most = largest_micro_batch_size(memory_model, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
-    return MemoryEstimate(memory_model=memory_model, max_micro_batch_size=most, **told)
+        fit, traces, told = _extended(request, machine, traces, (*below, rows))
+    most = largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
+    return MemoryEstimate(fit=fit, max_micro_batch_size=most, **told)
 
 
 def _extended(
@@ -94,13 +91,13 @@ def _extended(
         traces = (*traces, *(Trace.of(one) for one in found["traces"]))
         largest = max(traces, key=lambda trace: trace.micro_batch_size)
         alike = [trace for trace in traces if trace is largest or fit_memory_model((trace, largest)) is not None]
-        memory_model = fit_memory_model(alike)
-        if memory_model is not None and len(alike) > 1:
+        fit = fit_memory_model(alike)
+        if fit is not None and len(alike) > 1:
             break
     else:
         raise _cannot(request, "it allocates in another order at another size")
     told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
-    return memory_model, tuple(alike), told
+    return fit, tuple(alike), told
 
 
 def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
@@ -127,7 +124,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
         vocab_size=vocab_size,
         special_ids=DEFAULT_SPECIAL_IDS,
         mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
-        mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 rows, as BERT's was
+        mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 sequences, as BERT's was
         documents=DOCUMENTS_PER_PACKED_ROW if packed else 1.0,
         dataset_hash=None,
     )
@@ -136,7 +133,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowContents:
     """Return the contents of a dataset's sequences, from a part of it; raise ``TrainerError`` if it is no dataset."""
-    any_model = ModelSettings(name="any", config={"model_type": "bert"})  # rows do not depend on it
+    any_model = ModelSettings(name="any", config={"model_type": "bert"})  # sequences do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
     documents = rows.most_documents if layout == "packed" else 1.0
     said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}

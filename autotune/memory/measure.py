@@ -16,11 +16,7 @@ from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_rows, predict_bytes
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
-from autotune.memory.estimate import (
-    CannotTrace,
-    MemoryEstimate,
-    estimate_model,
-)
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.values import CurvePoint, ProbeEvidence, StepRequest, TraceRequest, is_activations
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
@@ -44,8 +40,7 @@ allocator as an evaluation leaves it."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """Warm-up and timed steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Time that the chosen micro-batch runs before its tokens/s are reported, in seconds: a GPU is slower once it is warm
-and at its power limit."""
+"""Seconds that the chosen micro-batch runs before its tokens/s count: warm and at its power limit a GPU is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 CLOSE_BYTES = 2**20
@@ -123,7 +118,7 @@ class Probe:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """State of a running probe. Sizes are counted in granules."""
+    """State of a running probe. Sizes are counted in granules of ``granule`` sequences."""
 
     probe: Probe
     runner: TrialRunner
@@ -135,9 +130,7 @@ class Search:
     """Predicted peak by number of sequences, before any trial."""
 
     name: str = field(init=False)
-    """Name of the model."""
     granule: int = field(init=False)
-    """Sequences of the smallest size."""
 
     def __post_init__(self) -> None:
         self.name, self.granule = self.probe.config.model.name, self.probe.request.granularity_rows
@@ -154,8 +147,8 @@ class Search:
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        memory_model, usual = self.estimate.memory_model, expected.usual
-        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(memory_model, rows, usual)))
+        fit, usual = self.estimate.fit, expected.usual
+        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(fit, rows, usual)))
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * self.granule),
             unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
@@ -279,7 +272,7 @@ class Search:
                 helps.insert(0, "keep fewer activations with --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
-                largest = int(self.estimate.memory_model.largest_parameter_bytes)
+                largest = int(self.estimate.fit.largest_parameter_bytes)
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
                 helps += [] if shared is None else [f"share the state by {shared}"]
         what = "not even one row" if rows == 1 else f"not even {rows} rows"
@@ -292,7 +285,7 @@ class Search:
         """Return the predicted memory of a micro-batch by term; empty without a trace."""
         if self.estimate is None or self.probe.expected is None:
             return {}
-        return dict(memory_breakdown(self.estimate.memory_model, rows, self.probe.expected.usual).terms_bytes)
+        return dict(memory_breakdown(self.estimate.fit, rows, self.probe.expected.usual).terms_bytes)
 
 
 def probe_model(

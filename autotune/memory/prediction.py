@@ -27,13 +27,7 @@ from autotune.memory.decide.memory_model import (
     peak_bytes,
 )
 from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
-from autotune.memory.estimate import (
-    CannotTrace,
-    MemoryEstimate,
-    assumed_contents,
-    contents_of,
-    estimate_model,
-)
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, assumed_contents, contents_of, estimate_model
 from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
 from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
@@ -191,29 +185,23 @@ class _Tracer:
         estimate = self._traced(config)
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
-        memory_model, budget, found = (
-            estimate.memory_model,
-            target.budget_bytes,
-            memory_breakdown(estimate.memory_model, rows, expected.usual),
-        )
+        fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
         # With everything that is assumed at its most, and at its least.
-        uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(
-            0, budget - peak_bytes(memory_model, 1, expected.usual)
-        )
+        uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(fit, 1, expected.usual))
         low = largest_micro_batch_size(
-            memory_model, budget - uncertainty_bytes, expected.most, max_micro_batch_size=asked.max_micro_batch_size
+            fit, budget - uncertainty_bytes, expected.most, max_micro_batch_size=asked.max_micro_batch_size
         )
         high = largest_micro_batch_size(
-            memory_model, budget + uncertainty_bytes, expected.least, max_micro_batch_size=asked.max_micro_batch_size
+            fit, budget + uncertainty_bytes, expected.least, max_micro_batch_size=asked.max_micro_batch_size
         )
-        # Between so many rows and twice as many: of few rows the peak may lie where rows do not count.
-        peaks = [float(memory_model.running_bytes(count).max()) for count in (rows, 2 * rows)]
+        # Between this size and twice as much: for few sequences the peak may not depend on their number.
+        peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
             shared = shares(
                 state_of_terms(found.terms_bytes),
                 asked.ranks,
-                largest_layer_bytes=int(memory_model.largest_parameter_bytes),
+                largest_layer_bytes=int(fit.largest_parameter_bytes),
                 tensor_ranks=asked.tensor_ranks,
                 pipeline_stages=asked.pipeline_stages,
                 budget_bytes=budget,
@@ -232,7 +220,7 @@ class _Tracer:
             bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
-            traces=len(memory_model.rows),
+            traces=len(fit.rows),
             shares=shared,
         )
 
@@ -264,7 +252,7 @@ class _Tracer:
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> ExceedsMemory:
         """Return the error with the largest term and the single changes that would make one sequence fit."""
         budget = self.target.budget_bytes
-        found = memory_breakdown(estimate.memory_model, 1, self.target.expected.usual)
+        found = memory_breakdown(estimate.fit, 1, self.target.expected.usual)
         term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
         helps = []
         for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("mlm_head", "sparse")):
@@ -274,7 +262,7 @@ class _Tracer:
         advice = "No single setting is predicted to be enough."
         if helps:
             advice = f"Predicted to fit with {' or '.join(helps)}."
-        largest = int(estimate.memory_model.largest_parameter_bytes)
+        largest = int(estimate.fit.largest_parameter_bytes)
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
         otherwise += [] if shared is None else [f"a state that is shared by {shared}"]
@@ -305,7 +293,7 @@ class _Tracer:
             found: dict[bool, tuple[int | None, str]] = {}
             for layout in ("packed", "padded") if known else ("padded",):
                 changed = config.model_copy(update={**settings, "layout": layout, **without_dropout})
-                # How rows are filled changes what they take only where documents are computed one by one.
+                # How sequences are filled changes their memory only if documents are computed one by one.
                 same = varlen and layout == "packed"
                 if same not in found:
                     found[same] = self._rows_or_why(changed)
@@ -365,7 +353,7 @@ def traced(
             estimate = _estimated(config, contents, machine, fleet.memory_bytes, usual, ranks=fleet.ranks)
         except CannotTrace as error:
             return error
-    memory_model, parameters, most = estimate.memory_model, estimate.parameters, estimate.max_micro_batch_size
+    fit, parameters, most = estimate.fit, estimate.parameters, estimate.max_micro_batch_size
     fitting = with_headroom(most, HEADROOM_SHARE) if most else 0
     rows = max(1, min(fitting, rows_per_rank))
     told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
@@ -375,10 +363,10 @@ def traced(
             basis="assumed" if contents.assumed else "predicted",
             source=f"counted in the model as it would be built{told}",
         ),
-        state=state_of_terms(memory_breakdown(memory_model, rows, usual).terms_bytes),
+        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes),
         micro_batch_size=rows,
         max_micro_batch_size=fitting,
-        largest_bytes=max(int(memory_model.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
+        largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step; what lies around it is assumed",
     )
 

@@ -48,7 +48,7 @@ from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
 
 _MOST_PARTS = 7
-"""Most parts of a bar; more cannot be told apart."""
+"""Most parts of a bar; more cannot be distinguished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,7 @@ def known_of(
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
         raise ProfileRejected(
-            "the profile has no probed micro-batch",
-            next_step=f"Probe first: {probe_command(profile, 'PROFILE.toml')}",
+            "the profile has no probed micro-batch", next_step=f"Probe first: {probe_command(profile, 'PROFILE.toml')}"
         )
     compute, compute_source = _compute(profile, probe)
     network, ends, link_source = _network(profile, assumed, ranks_per_node or ranks_of(profile))

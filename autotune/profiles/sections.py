@@ -170,11 +170,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["seed", str(one.profile.train.seed)],
     ]
     said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
-    return (
-        Paragraph(words=said),
-        Bullets(items=items),
-        facts("What names this tuning", rows),
-    )
+    return (Paragraph(words=said), Bullets(items=items), facts("What names this tuning", rows))
 
 
 def commands(one: ReportedProfile) -> list[str]:

@@ -67,12 +67,7 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
     """Return all runs in two tables, expected and achieved figures in another, the loss, and events."""
     if not reported:
         return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
-    return (
-        *_tables(profiles, reported),
-        _expected(profiles, reported),
-        *_loss(reported),
-        *_events(reported),
-    )
+    return (*_tables(profiles, reported), _expected(profiles, reported), *_loss(reported), *_events(reported))
 
 
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:

@@ -5,14 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.base.interval import (
-    Interval,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-    RatioBounds,
-)
+from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
 

@@ -93,7 +93,7 @@ class ContaminationGuard:
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return a clause for each GPU that another process uses; to be called before this program uses any."""
+    """Return a clause for each GPU that another process uses; call it before this program uses any."""
     uses = (_use(monitor, uuid, monitor.used_bytes(uuid)) for uuid in uuids)
     return tuple(clause for use in uses if (clause := describe_other_users(use)) is not None)
 

@@ -96,7 +96,7 @@ class TrialRunner:
             outcome = self.machine.run(trial)
             if isinstance(outcome, Measured) and here is not None:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
-            # As the trial log keeps it: whoever goes by time decides the same when it is read back.
+            # Rounded as in the trial log, so that decisions by time are the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_trial_log=False)
             self._write(done)
@@ -200,7 +200,7 @@ class Rounds:
 
         late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
-        again = again or (refuse is not None and len(late) < len(trials))  # what was refused is in no trial log
+        again = again or (refuse is not None and len(late) < len(trials))  # what was rejected is in no trial log
         found = in_turn(anew=not again)
         return in_turn(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
 

@@ -116,7 +116,7 @@ class Session:
             update(done, expected_trials if reached <= expected_trials else None, told)
 
         left_s = slurm_left_s(os.environ)
-        # Results are taken up again only where everything that they depend on is the same.
+        # Results are reused only if everything that they depend on is the same.
         site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
         site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(

@@ -34,8 +34,7 @@ def workers(
         typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),
     ] = None,
     joint_trials: Annotated[
-        int,
-        typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
+        int, typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together.")
     ] = JOINT_TRIALS,
     job: JobOptions,
 ) -> None:

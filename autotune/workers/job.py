@@ -227,13 +227,7 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
 
 
 def _measure(
-    asked: FeedRequest,
-    loader: Iterator[MicroBatch],
-    consumer: Consumer,
-    ranks: Ranks,
-    *,
-    volley: int,
-    step_s: float,
+    asked: FeedRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, volley: int, step_s: float
 ) -> dict[str, Any]:
     """Take steps until the window is full, equally many on all ranks, in whole volleys; return the figures."""
 

@@ -156,12 +156,7 @@ class EncoderInputs:
 
 
 def encoder_inputs(
-    batch: MicroBatch,
-    kind: AttentionKind,
-    *,
-    dtype: torch.dtype,
-    first_position: int,
-    window_tokens: int | None,
+    batch: MicroBatch, kind: AttentionKind, *, dtype: torch.dtype, first_position: int, window_tokens: int | None
 ) -> EncoderInputs:
     """Return the arguments that tell an encoder where documents lie, so that it builds no mask of its own.
 

@@ -144,11 +144,7 @@ class Staged:
 
 
 def stage(
-    source: Path,
-    local: Path,
-    *,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    update: Update = lambda done, total, note: None,
+    source: Path, local: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, update: Update = lambda done, total, note: None
 ) -> Staged:
     """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
 

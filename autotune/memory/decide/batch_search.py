@@ -82,15 +82,13 @@ def next_rows(
         prediction = None
     decided = sum(one.fits is not None for one in tried)
     fits = _peaks(tried, low)
-    memory_model = _law(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
-    if memory_model is None:
+    fit = _law(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
+    if fit is None:
         wish = max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
     else:
         # If everything ran out of memory, a size that fits although the prediction is off; further off each time.
         off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
-        largest = partial(
-            largest_within, lambda rows: memory_model(rows) * (1 + off), low=low, top=max_micro_batch_size
-        )
+        largest = partial(largest_within, lambda rows: fit(rows) * (1 + off), low=low, top=max_micro_batch_size)
         wish = largest(budget_bytes)
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
@@ -106,8 +104,8 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
         return round(prediction.peak_bytes(rows))
-    memory_model = _law(fits, prediction, SLOPE_BYTES if prediction else 1)
-    return None if memory_model is None else round(memory_model(rows))
+    fit = _law(fits, prediction, SLOPE_BYTES if prediction else 1)
+    return None if fit is None else round(fit(rows))
 
 
 def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:
@@ -156,6 +154,6 @@ def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top
         elif low == guess:
             straight = 2 * low
         middle = (low + high) // 2 if high <= top else 2 * low
-        # One in four is the middle, or twice the last, so that a crooked law costs no more than halving does.
+        # One in four is the middle, or twice the last, so that uneven needs cost no more than halving does.
         guess = min(max(straight if len(known) % 4 else middle, low + 1), high - 1)
     return low

@@ -45,8 +45,7 @@ LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
 five models on two cores of an Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an
 AMD EPYC: 11 MiB on two cores, 6 on one."""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Kernel memory that a trace cannot see, as a share of the memory that grows with the micro-batch size; measured on a
-CPU, assumed on a GPU."""
+"""Kernel memory invisible to a trace, as a share of what grows with the micro-batch; measured on CPUs, GPUs assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,28 +121,28 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     )
 
 
-def peak_bytes(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
+def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
     """Return the peak memory of a device that trains with ``rows`` sequences per micro-batch."""
     if overheads.kind == "cpu":
-        return int(memory_model.running_bytes(rows).max()) + overheads.non_pytorch_bytes
-    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
-    workspaces, sizes = overheads.workspaces_bytes, memory_model.sizes_bytes(rows).tolist()
-    events = [*range(len(sizes), len(sizes) + len(workspaces)), *memory_model.events.tolist()]
-    sizes, streams = [*sizes, *workspaces], [*memory_model.streams.tolist(), *[0] * len(workspaces)]
+        return int(fit.running_bytes(rows).max()) + overheads.non_pytorch_bytes
+    # A trial's first matmuls come before the model, so that handles and workspaces are there when it is built.
+    workspaces, sizes = overheads.workspaces_bytes, fit.sizes_bytes(rows).tolist()
+    events = [*range(len(sizes), len(sizes) + len(workspaces)), *fit.events.tolist()]
+    sizes, streams = [*sizes, *workspaces], [*fit.streams.tolist(), *[0] * len(workspaces)]
     return reserve(sizes, events, streams, device_bytes=overheads.device_bytes) + overheads.non_pytorch_bytes
 
 
-def memory_breakdown(memory_model: MemoryModel, rows: int, overheads: MemoryOverheads) -> MemoryBreakdown:
+def memory_breakdown(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> MemoryBreakdown:
     """Return the memory breakdown at the peak."""
-    peak = peak_bytes(memory_model, rows, overheads)
-    running = memory_model.running_bytes(rows)
+    peak = peak_bytes(fit, rows, overheads)
+    running = fit.running_bytes(rows)
     at = int(running.argmax())
-    made = memory_model.events[: at + 1]
+    made = fit.events[: at + 1]
     signs = np.where(made >= 0, 1, -1)
     numbers = np.where(made >= 0, made, -1 - made)
-    by_term = np.zeros(len(memory_model.terms), dtype=np.int64)
-    np.add.at(by_term, memory_model.term_of[numbers], signs * memory_model.sizes_bytes(rows)[numbers])
-    terms = {term: int(size) for term, size in zip(memory_model.terms, by_term, strict=True) if size}
+    by_term = np.zeros(len(fit.terms), dtype=np.int64)
+    np.add.at(by_term, fit.term_of[numbers], signs * fit.sizes_bytes(rows)[numbers])
+    terms = {term: int(size) for term, size in zip(fit.terms, by_term, strict=True) if size}
     if overheads.workspaces_bytes:
         terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
     if overheads.non_pytorch_bytes:
@@ -154,12 +153,10 @@ def memory_breakdown(memory_model: MemoryModel, rows: int, overheads: MemoryOver
 
 
 def largest_micro_batch_size(
-    memory_model: MemoryModel, budget_bytes: float, overheads: MemoryOverheads, *, max_micro_batch_size: int
+    fit: MemoryModel, budget_bytes: float, overheads: MemoryOverheads, *, max_micro_batch_size: int
 ) -> int:
     """Return the largest micro-batch whose peak is within a budget; 0 if not even one sequence fits."""
-    return largest_within(
-        lambda rows: peak_bytes(memory_model, rows, overheads), budget_bytes, low=0, top=max_micro_batch_size
-    )
+    return largest_within(lambda rows: peak_bytes(fit, rows, overheads), budget_bytes, low=0, top=max_micro_batch_size)
 
 
 class Expected(NamedTuple):

@@ -34,11 +34,7 @@ Within = Callable[..., Requests]
 """Function from the arguments of a call to the kernel's requests."""
 
 _IN_PLACE_IN_BACKWARD = frozenset(
-    {
-        torch.ops.aten.index_add.default,
-        torch.ops.aten.index_put.default,
-        torch.ops.aten.scatter_add.default,
-    }
+    {torch.ops.aten.index_add.default, torch.ops.aten.index_put.default, torch.ops.aten.scatter_add.default}
 )
 """Operators by which autograd adds into zeros that it has just made; under a dispatch mode it does so in a copy."""
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
@@ -51,9 +47,8 @@ class AllocationRecorder(TorchDispatchMode):
     def __init__(self, within: Mapping[Any, Within]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner: str = Term.PARAMETERS
-        """Term of the memory breakdown to which the next allocations belong."""
+        """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA stream that uses them."""
         self.stream = 0
-        """CUDA stream on which they are used."""
         self._within = within
         self._sizes: list[tuple[int, int]] = []  # of each allocation, in bytes, and its stream
         self._owners: list[str] = []

@@ -31,14 +31,14 @@ def fullest_batch(
     )
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
-    # Whole documents, the same in every row, and none of a single token.
+    # Whole documents, the same in every sequence, and none of a single token.
     in_row = min(max(1, math.ceil(documents_per_sequence)), width // 2)
     columns = torch.arange(in_row + 1) * width // in_row
     starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
     tokens_N = columns.diff().repeat(rows).to(torch.int32)
-    # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
+    # One position is padding, as a batch without any takes a shorter way through attention, without a mask in memory.
     tokens_N[-1] -= 1
-    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the feed delivers them
+    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the loader delivers them
     return MicroBatch(
         ids_BS=ids.to(stored).reshape(rows, width),
         starts_N=starts_N,

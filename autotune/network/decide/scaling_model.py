@@ -232,9 +232,7 @@ class ScalingModel:
         )
         ideal = nodes * self.one_node_rate
         return replace(
-            chosen,
-            efficiency=chosen.tokens_per_s / ideal,
-            bound_efficiency=load.non_padding_tokens / bound_s / ideal,
+            chosen, efficiency=chosen.tokens_per_s / ideal, bound_efficiency=load.non_padding_tokens / bound_s / ideal
         )
 
     def efficiency(self, nodes: int) -> float | None:

@@ -67,7 +67,7 @@ class CpuBudget:
             # different runs, and the largest micro-batch would be a matter of luck.
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            # The soft limit alone, so that it can be lifted to write the account of a refusal.
+            # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
         self._before_bytes = status_bytes("VmSize")
 

@@ -57,7 +57,7 @@ class Memory:
             self._before_bytes = torch.cuda.memory_reserved(ranks.device)
             return
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:

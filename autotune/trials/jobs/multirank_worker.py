@@ -31,7 +31,7 @@ def serve(directory: Path, device: str) -> int:
         "device": device,
         "micro_batch_size": 1,
         "global_batch_size": 1,
-        "parallel": {"timeout_s": 86400.0},  # whoever asks decides how long a trial may take
+        "parallel": {"timeout_s": 86400.0},  # the parent decides how long a trial may take
     }
     ranks = join_ranks(TrainConfig.model_validate(joining))
     if ranks.leads:

@@ -107,7 +107,7 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
     failed = False
     while running := [process for process in ranks if process.runs()]:
         if not failed and any(process.exit_code for process in ranks):
-            # The others wait for it, some for as long as nobody ends them.
+            # The others wait for it, some until they are ended.
             failed, deadline_s = True, min(deadline_s, time.monotonic() + GRACE_S)
         late = time.monotonic() > deadline_s
         gone = parent_gone(0 if late else POLL_S)
@@ -200,5 +200,5 @@ def serve() -> None:
 if __name__ == "__main__":
     psutil.Process()  # imported for children, which must not import anything near their memory limit
     serve()
-    # Nothing is left to do, and taking torch apart would keep whoever closes this waiting for most of a second.
+    # Nothing is left to do, and taking torch apart would delay the parent by most of a second.
     os._exit(0)

@@ -332,11 +332,11 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
     rows = estimate.max_micro_batch_size
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
-    assert len(estimate.memory_model.rows) <= 5
+    assert len(estimate.fit.rows) <= 5
     sizes = [size for trial in machine.trials for size in trial.measured["sizes"]]
     assert len(sizes) == len(set(sizes))  # none is traced twice
     if budget == LARGE_BYTES:
-        predicted = [peak_bytes(estimate.memory_model, rows, CPU) for rows in (1, 7, 100, 1000)]
+        predicted = [peak_bytes(estimate.fit, rows, CPU) for rows in (1, 7, 100, 1000)]
         assert predicted == pytest.approx([true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01)
 
 
@@ -346,16 +346,16 @@ def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_abov
 
 
 def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
-    assert estimated(other_order_from=100).memory_model.rows.min() > 100
+    assert estimated(other_order_from=100).fit.rows.min() > 100
     with pytest.raises(CannotTrace, match="another order"):
         estimated(unlike=range(100))
 
 
 @pytest.mark.parametrize("unlike", [8, 64, 23_109])
 def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
-    memory_model = estimated(unlike=(unlike,)).memory_model
-    assert unlike not in memory_model.rows
-    assert len(memory_model.rows) > 2
+    fit = estimated(unlike=(unlike,)).fit
+    assert unlike not in fit.rows
+    assert len(fit.rows) > 2
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, 
     def at(rows: int) -> Trace:
         return traced(case, micro_batch_size=rows, global_batch_size=2 * rows, **settings)
 
-    memory_model = fit_memory_model([at(rows) for rows in (40, 80)])
-    assert memory_model is not None
+    fit = fit_memory_model([at(rows) for rows in (40, 80)])
+    assert fit is not None
     trace = at(61)
-    assert tuple(memory_model.events) == trace.events
-    assert max(memory_model.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
+    assert tuple(fit.events) == trace.events
+    assert max(fit.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
 
 
 def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
