@@ -49,10 +49,10 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
     )
 
 
-def efficiency(of: RankCompute, rows: int, micro_batches: int, gradient_sync: GradientSync, nodes: int) -> float:
+def efficiency(of: RankCompute, rows: int, micro_batches: int, sync: GradientSync, nodes: int) -> float:
     """Of so many nodes, each rank with the same work as on one."""
-    alone = step_time(of, rows, micro_batches, gradient_sync, network(1))
-    return alone.step_s / step_time(of, rows, micro_batches, gradient_sync, network(nodes)).step_s
+    alone = step_time(of, rows, micro_batches, sync, network(1))
+    return alone.step_s / step_time(of, rows, micro_batches, sync, network(nodes)).step_s
 
 
 def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:

@@ -162,20 +162,20 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
             before = tuning.steps(ROWS, steps=STEPS, number=2 * len(PREDICTED) * number)
-            for position, (kept, (micro_batches, gradient_sync)) in enumerate(zip(measured, PREDICTED, strict=True)):
+            for position, (kept, (micro_batches, sync)) in enumerate(zip(measured, PREDICTED, strict=True)):
                 turn = 2 * (len(PREDICTED) * number + position) + 1
-                travelled = tuning.steps(ROWS, micro_batches, gradient_sync, steps=STEPS, number=turn)
+                travelled = tuning.steps(ROWS, micro_batches, sync, steps=STEPS, number=turn)
                 after = tuning.steps(ROWS, steps=STEPS, number=turn + 1)
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
         fit = tuning.fits["between nodes"]
         rows = []
-        for kept, (micro_batches, gradient_sync) in zip(measured, PREDICTED, strict=True):
+        for kept, (micro_batches, sync) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
             for one in kept:
                 compute = replace(compute_of(one.around, 0.0).of_rank, slowdown_share=tuning.slowdown_share)
-                time = step_time(compute, ROWS, micro_batches, gradient_sync, tuning.network())
+                time = step_time(compute, ROWS, micro_batches, sync, tuning.network())
                 steps.append(statistics.median(one.travelled.step_s))
                 withouts.append(statistics.median(one.around.step_s))
                 ratios.append(time.step_s / steps[-1])
@@ -183,7 +183,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
             rows.append(
                 {
                     "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches,
-                    "gradient_sync": gradient_sync.name,
+                    "gradient_sync": sync.name,
                     "latency_s": fit.latency_s, "bytes_per_s": fit.bytes_per_s,
                     "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
                     "measured_s": middle, "predicted_s": statistics.median(ratios) * middle,
@@ -202,7 +202,7 @@ def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict
         default = tuning.tried[0]
         row = {
             "hosts": count, "bits_per_s": rate, "tokens_per_rank_and_step": tokens,
-            "chosen": chosen.candidate.gradient_sync.name,
+            "chosen": chosen.candidate.sync.name,
             "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
             "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
         }  # fmt: skip

@@ -120,7 +120,7 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 
     def single(rows: int) -> list[float]:
         recipe = Recipe(nodes=1, global_tokens=rows * ROW_TOKENS, micro_batches=1)
-        return [one_rank.step_s(recipe, steps=1, gradient_sync=False) for _ in range(STEPS)]
+        return [one_rank.step_s(recipe, steps=1, sync=False) for _ in range(STEPS)]
 
     at_most, fewer = single(most), single(max(1, most // 4))
     optimizer_step_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
@@ -136,15 +136,15 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 
 def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most: int) -> float:
     """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
-    gradient_sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
-    backward_s = step_time(compute, most, 1, gradient_sync, network).exchange_s * 1.2
+    sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
+    backward_s = step_time(compute, most, 1, sync, network).exchange_s * 1.2
     rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)))
     recipe = Recipe(
         nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
-        gradient_dtype="bf16", bucket_cap_bytes=gradient_sync.bucket_cap_bytes,
+        gradient_dtype="bf16", bucket_cap_bytes=sync.bucket_cap_bytes,
     )  # fmt: skip
     seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(STEPS))
-    without = step_time(compute, rows, 1, gradient_sync, network)
+    without = step_time(compute, rows, 1, sync, network)
     hidden = without.exchange_s - without.exposed_s
     return min(0.5, max(0.0, (seen - without.step_s) / hidden)) if hidden > 0 else 0.0
 

@@ -100,14 +100,14 @@ class MeasuredGradientSync:
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> GradientSyncRow:
         """Return the candidate's row in the profile."""
-        step_s, gradient_sync = self.step_s, self.candidate.gradient_sync
+        step_s, sync = self.step_s, self.candidate.sync
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
-        further = max(0, self.candidate.split.gradient_accumulation_steps - MOST_MICRO_BATCHES)
+        further = max(0, self.candidate.split.per_step - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return GradientSyncRow(
             **self.candidate.settings,
-            shard_ranks=ranks_per_node if gradient_sync.shard_within_nodes else None,
+            shard_ranks=ranks_per_node if sync.shard_within_nodes else None,
             predicted_step_s=self.candidate.time.step_s,
             step_s=step_s,
             steps=sum(len(figures.step_s) for figures in self.figures),
@@ -218,18 +218,18 @@ class NetworkTuning:
         kept, shown = [], set()
         for number, best in enumerate(sorted(by_kind.values(), key=lambda one: one.time.step_s)):
             # One of each strategy is shown, whatever is predicted of it.
-            if number < CANDIDATES or best.gradient_sync.strategy not in shown:
+            if number < CANDIDATES or best.sync.strategy not in shown:
                 kept.append(best)
-            shown.add(best.gradient_sync.strategy)
-        same = default.gradient_sync, default.split
-        return [default, *(one for one in kept if (one.gradient_sync, one.split) != same)]
+            shown.add(best.sync.strategy)
+        same = default.sync, default.split
+        return [default, *(one for one in kept if (one.sync, one.split) != same)]
 
     def default(self) -> PredictedStep:
         """Return the trainer's default: DDP at the probed micro-batch size."""
         config = self.request.config
-        gradient_sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
+        sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
         split = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
-        found = predict(self.load(), self.network(), gradient_sync, [split])
+        found = predict(self.load(), self.network(), sync, [split])
         assert found is not None
         return found
 
@@ -239,9 +239,9 @@ class NetworkTuning:
         names = "fp32 gradients", f"{half} gradients"
 
         def train(name: str) -> Outcome:
-            gradient_sync = replace(default.gradient_sync, gradient_dtype="fp32" if name == names[0] else half)
-            label = f"equal loss, {gradient_sync.gradient_dtype}"
-            trial = self._trial(gradient_sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
+            sync = replace(default.sync, gradient_dtype="fp32" if name == names[0] else half)
+            label = f"equal loss, {sync.gradient_dtype}"
+            trial = self._trial(sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
             return self.reading.run(trial, label)
 
         verdict = check_loss(names, train)
@@ -255,7 +255,7 @@ class NetworkTuning:
             MeasuredGradientSync(
                 candidate=one,
                 non_padding_tokens=load.non_padding_tokens,
-                further_s=further_s(load.compute, one.split, one.gradient_sync, network),
+                further_s=further_s(load.compute, one.split, one.sync, network),
             )
             for one in candidates
         ]
@@ -270,10 +270,8 @@ class NetworkTuning:
         default, compute = self.tried[0], self.compute
         if default.step_s is None or compute is None:
             return
-        split, gradient_sync = default.candidate.split, default.candidate.gradient_sync
-        time = step_time(
-            compute.of_rank, split.micro_batch_size, split.gradient_accumulation_steps, gradient_sync, network
-        )
+        split, sync = default.candidate.split, default.candidate.sync
+        time = step_time(compute.of_rank, split.size, split.per_step, sync, network)
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
@@ -283,9 +281,9 @@ class NetworkTuning:
         going = [one for one in self.tried if not number or one.figures]
         trials = {}
         for place, one in enumerate(going):
-            gradient_sync = one.candidate.gradient_sync
-            trial = self._trial(gradient_sync, one.candidate.split, EXCHANGE_STEPS, number)
-            trials[place] = trial, f"round {number + 1}: {gradient_sync.name}"
+            sync = one.candidate.sync
+            trial = self._trial(sync, one.candidate.split, EXCHANGE_STEPS, number)
+            trials[place] = trial, f"round {number + 1}: {sync.name}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
@@ -317,8 +315,8 @@ class NetworkTuning:
         config, split, ranks = self.request.config, candidate.split, self.request.ranks
         if micro_batches_of(config, ranks, config.micro_batch_size) == split:
             return config.micro_batch_size
-        found = range(self.request.max_micro_batch_size, split.micro_batch_size, -1)
-        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == split), split.micro_batch_size)
+        found = range(self.request.max_micro_batch_size, split.size, -1)
+        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == split), split.size)
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return non-padding tokens/s over the default's, round by round; None if a round is missing."""
@@ -329,24 +327,21 @@ class NetworkTuning:
         self,
         rows: int,
         micro_batches: int = 1,
-        gradient_sync: GradientSync | None = None,
+        sync: GradientSync | None = None,
         *,
         steps: int = COMPUTE_STEPS,
         number: int = 0,
     ) -> GradientSyncFigures:
         """Measure steps with a gradient synchronisation; without one, steps of one micro-batch that skip it."""
-        label = f"{rows} rows, no synchronisation" if gradient_sync is None else gradient_sync.name
-        split, synchronise = (
-            MicroBatches(gradient_accumulation_steps=micro_batches, micro_batch_size=rows),
-            gradient_sync is not None,
-        )
-        trial = self._trial(gradient_sync or GradientSync(), split, steps, number, synchronise=synchronise)
+        label = f"{rows} rows, no synchronisation" if sync is None else sync.name
+        split, synchronise = (MicroBatches(per_step=micro_batches, size=rows), sync is not None)
+        trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=synchronise)
         outcome = self.reading.run(trial, label)
         return GradientSyncFigures.of(self._measured(outcome, f"a step ({label})"))
 
     def _trial(
         self,
-        gradient_sync: GradientSync,
+        sync: GradientSync,
         split: MicroBatches,
         steps: int,
         number: int = 0,
@@ -354,14 +349,12 @@ class NetworkTuning:
         synchronise: bool = True,
         **train: object,
     ) -> Trial:
-        rows, settings = split.micro_batch_size, self.request.config
-        parallel = parallel_settings(gradient_sync, self.request.ranks_per_node)
+        rows, settings = split.size, self.request.config
+        parallel = parallel_settings(sync, self.request.ranks_per_node)
         changed = settings.model_copy(
             update={
                 "micro_batch_size": rows,
-                "global_batch_size": rows
-                * min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
-                * self.request.ranks,
+                "global_batch_size": rows * min(MOST_MICRO_BATCHES, split.per_step) * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
                 "max_epochs": None,
@@ -386,32 +379,26 @@ class NetworkTuning:
         raise could_not_measure(what, outcome, self.runner)
 
 
-def parallel_settings(gradient_sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
+def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
     """Return the settings of ``[train.parallel]`` that a gradient synchronisation decides."""
     found = {
-        "strategy": gradient_sync.strategy,
-        "shard_ranks": ranks_per_node if gradient_sync.shard_within_nodes else None,
-        "bucket_cap_mib": gradient_sync.bucket_cap_bytes // MIB,
-        "gradient_dtype": gradient_sync.gradient_dtype,
+        "strategy": sync.strategy,
+        "shard_ranks": ranks_per_node if sync.shard_within_nodes else None,
+        "bucket_cap_mib": sync.bucket_cap_bytes // MIB,
+        "gradient_dtype": sync.gradient_dtype,
     }
     # A static graph is DDP's: FSDP2 rejects it.
-    return found | ({"static_graph": False} if gradient_sync.strategy == "fsdp2" else {})
+    return found | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
 
 
-def further_s(compute: RankCompute, split: MicroBatches, gradient_sync: GradientSync, network: Network) -> float:
+def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, network: Network) -> float:
     """Return the predicted time of a step's micro-batches that are not measured, transfers of weights included."""
-    few = min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
-    whole, part = (
-        step_time(compute, split.micro_batch_size, count, gradient_sync, network)
-        for count in (split.gradient_accumulation_steps, few)
-    )
+    few = min(MOST_MICRO_BATCHES, split.per_step)
+    whole, part = (step_time(compute, split.size, count, sync, network) for count in (split.per_step, few))
     return whole.step_s - part.step_s
 
 
 def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:
     """Return the trainer's own batch split: micro-batches of equal size with at most ``rows`` sequences."""
     micro_batches = -(-config.global_batch_size // (rows * ranks))
-    return MicroBatches(
-        gradient_accumulation_steps=micro_batches,
-        micro_batch_size=-(-config.global_batch_size // (micro_batches * ranks)),
-    )
+    return MicroBatches(per_step=micro_batches, size=-(-config.global_batch_size // (micro_batches * ranks)))

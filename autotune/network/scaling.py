@@ -213,15 +213,13 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
     split, few = (
-        MicroBatches(
-            gradient_accumulation_steps=row.gradient_accumulation_steps, micro_batch_size=row.micro_batch_size
-        ),
+        MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size),
         min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES),
     )
     wide = row.gradient_dtype == "fp32"
-    gradient_sync = row.gradient_sync if wide else replace(row.gradient_sync, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.micro_batch_size, few, gradient_sync, steps=steps)
-    further = further_s(known.load.compute, split, gradient_sync, replace(known.network, nodes=row.nodes))
+    sync = row.sync if wide else replace(row.sync, gradient_dtype=tuning.request.half)
+    figures = tuning.steps(row.micro_batch_size, few, sync, steps=steps)
+    further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
         "step_s": step_s,
@@ -287,7 +285,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         "equal_loss": tuning.equal_loss,
     }
     if between is not None:
-        halved = tuning.fastest()[0].candidate.gradient_sync.gradient_dtype != "fp32"
+        halved = tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32"
         among = gradient_syncs(sixteen_bit=halved)
         known = ScalingModel(load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends)
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
@@ -313,5 +311,5 @@ def _choice(tuning: NetworkTuning) -> str:
     if gain is None:
         return "the default: nothing that was measured is proven to be faster"
     interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-    name = chosen.candidate.gradient_sync.name
+    name = chosen.candidate.sync.name
     return f"{name}: {gain.value:.2f} times the default's real tokens/s{interval} at this global batch"

@@ -65,7 +65,7 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
     )  # fmt: skip
     gradient_syncs = table_of(
         "Ways to exchange gradients", found.gradient_syncs,
-        ("gradient_sync", "l", lambda row: row.gradient_sync.name),
+        ("gradient_sync", "l", lambda row: row.sync.name),
         ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
         ("rows", "r", lambda row: str(row.micro_batch_size)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
@@ -94,7 +94,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
         table=table_of(
             "The same as figures", rows,
             ("nodes", "r", lambda row: str(row.nodes)),
-            ("gradient_sync", "l", lambda row: row.gradient_sync.name),
+            ("gradient_sync", "l", lambda row: row.sync.name),
             ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
             ("rows", "r", lambda row: str(row.micro_batch_size)),
             ("step", "r", lambda row: format_seconds(row.step_s)),

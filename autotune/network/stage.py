@@ -126,7 +126,7 @@ def tune_network(
     found = evidence(tuning)
     if tuning.tried:
         chosen = tuning.fastest()[0].candidate
-        changed = add_network(stored.profile, found, chosen.gradient_sync, tuning.micro_batch_size(chosen), runner)
+        changed = add_network(stored.profile, found, chosen.sync, tuning.micro_batch_size(chosen), runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
         changed = add_evidence(stored.profile, "network", found, runner)
@@ -224,9 +224,9 @@ def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
 
 
 def add_network(
-    profile: Profile, found: NetworkEvidence, gradient_sync: GradientSync, rows: int, runner: TrialRunner
+    profile: Profile, found: NetworkEvidence, sync: GradientSync, rows: int, runner: TrialRunner
 ) -> Profile:
     """Return the profile with the chosen gradient synchronisation, and its split of the same global batch."""
-    parallel = profile.train.parallel.model_copy(update=parallel_settings(gradient_sync, found.ranks_per_node))
+    parallel = profile.train.parallel.model_copy(update=parallel_settings(sync, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
     return add_evidence(profile, "network", found, runner, train)

@@ -210,7 +210,7 @@ class GradientSyncSplit(StrictTable):
     """Micro-batches of a measured step that were not measured but added as predicted."""
 
     @property
-    def gradient_sync(self) -> GradientSync:
+    def sync(self) -> GradientSync:
         """Gradient synchronisation without the batch split."""
         return GradientSync(
             strategy=self.strategy,

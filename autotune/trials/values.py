@@ -361,7 +361,7 @@ class LinkFigures(_Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSyncFigures(_Measured):
-    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on the dataset's sequences, from memory."""
+    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on cached batches of the dataset."""
 
     step_s: tuple[float, ...]
     """Time of each step on its slowest rank."""

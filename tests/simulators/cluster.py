@@ -137,9 +137,9 @@ class Simulator:
         tree = 2 * depth * cluster.inter_latency_s + 2 * size_bytes / cluster.inter_bytes_per_s
         return within + min(ring, tree)
 
-    def step_s(self, recipe: Recipe, *, steps: int = 4, gradient_sync: bool = True) -> float:
+    def step_s(self, recipe: Recipe, *, steps: int = 4, sync: bool = True) -> float:
         """Mean seconds of an optimizer step over some steps; without exchange, as if no gradient had to travel."""
-        return float(np.mean([self._one_step(recipe, gradient_sync=gradient_sync) for _ in range(steps)]))
+        return float(np.mean([self._one_step(recipe, sync=sync) for _ in range(steps)]))
 
     def tokens_per_s(self, recipe: Recipe) -> float:
         """What a recipe trains."""
@@ -159,7 +159,7 @@ class Simulator:
                 elements, limit = 0, recipe.bucket_cap_bytes
         return found
 
-    def _one_step(self, recipe: Recipe, *, gradient_sync: bool) -> float:
+    def _one_step(self, recipe: Recipe, *, sync: bool) -> float:
         ranks = recipe.nodes * self.cluster.ranks_per_node
         tokens = recipe.global_tokens / (ranks * recipe.micro_batches)
         quiet = self.micro_batch_s(tokens)
@@ -170,7 +170,7 @@ class Simulator:
         forward, backward = times[-1] * (1 - BACKWARD_SHARE), times[-1] * BACKWARD_SHARE
         began = before + forward
         update = self.model.elements / self.cluster.update_elements_per_s
-        if not gradient_sync or ranks == 1:
+        if not sync or ranks == 1:
             return float((began + backward).max()) + update
         return self._exchanged(recipe, began, backward) + update
 

@@ -52,7 +52,7 @@ def fullest_batch(
 
 
 def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:
-    """Return the tokens to predict of each sequence: the most that the trainer has room for, not a random number.
+    """Return the number of tokens to predict in each sequence: the most that the trainer has room for.
 
     Two shapes depend on it: the head has a slot for each token to predict of the micro-batch, and attention in the last
     layer has as many slots in every sequence as the fullest one needs. With random numbers the fullest sequence would

@@ -44,8 +44,8 @@ class Scaling:
 class MicroBatches(NamedTuple):
     """A rank's batch split: the number of micro-batches in a step, and of sequences in each."""
 
-    gradient_accumulation_steps: int
-    micro_batch_size: int
+    per_step: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +71,9 @@ class Load:
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
-        found = (
-            MicroBatches(gradient_accumulation_steps=count, micro_batch_size=math.ceil(batch / (count * ranks)))
-            for count in counts
-        )
+        found = (MicroBatches(per_step=count, size=math.ceil(batch / (count * ranks))) for count in counts)
         # A split may leave whole micro-batches empty: the trainer would not split the batch like that.
-        return tuple(
-            one for one in found if math.ceil(batch / (one.micro_batch_size * ranks)) == one.gradient_accumulation_steps
-        )
+        return tuple(one for one in found if math.ceil(batch / (one.size * ranks)) == one.per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +82,7 @@ class PredictedStep:
 
     nodes: int
     split: MicroBatches
-    gradient_sync: GradientSync
+    sync: GradientSync
     time: StepTime
     tokens_per_s: float
     efficiency: float | None = None
@@ -99,11 +94,11 @@ class PredictedStep:
     def settings(self) -> dict[str, Any]:
         """Settings of the step, named as in rows of evidence."""
         return {
-            "strategy": self.gradient_sync.strategy,
-            "gradient_dtype": self.gradient_sync.gradient_dtype,
-            "bucket_cap_mib": self.gradient_sync.bucket_cap_bytes // MIB,
-            "gradient_accumulation_steps": self.split.gradient_accumulation_steps,
-            "micro_batch_size": self.split.micro_batch_size,
+            "strategy": self.sync.strategy,
+            "gradient_dtype": self.sync.gradient_dtype,
+            "bucket_cap_mib": self.sync.bucket_cap_bytes // MIB,
+            "gradient_accumulation_steps": self.split.per_step,
+            "micro_batch_size": self.split.size,
         }
 
 
@@ -145,29 +140,22 @@ def gradient_syncs(
 
 
 def predict(
-    load: Load, network: Network, gradient_sync: GradientSync, micro_batch_options: Sequence[MicroBatches] | None = None
+    load: Load, network: Network, sync: GradientSync, micro_batch_options: Sequence[MicroBatches] | None = None
 ) -> PredictedStep | None:
     """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
 
     FSDP2 accumulates micro-batches in the dtype that it sends, so with accumulation it cannot send 16-bit gradients.
     """
     found = [
-        (
-            step_time(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, gradient_sync, network),
-            split,
-        )
+        (step_time(load.compute, split.size, split.per_step, sync, network), split)
         for split in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
-        if not (
-            gradient_sync.strategy == "fsdp2"
-            and gradient_sync.gradient_dtype != "fp32"
-            and split.gradient_accumulation_steps > 1
-        )
+        if not (sync.strategy == "fsdp2" and sync.gradient_dtype != "fp32" and split.per_step > 1)
     ]
     if not found:
         return None
     time, split = min(found, key=lambda one: one[0].step_s)
     rate = load.non_padding_tokens / time.step_s
-    return PredictedStep(nodes=network.nodes, split=split, gradient_sync=gradient_sync, time=time, tokens_per_s=rate)
+    return PredictedStep(nodes=network.nodes, split=split, sync=sync, time=time, tokens_per_s=rate)
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
@@ -201,9 +189,7 @@ class ScalingModel:
     @functools.cached_property
     def one_node_rate(self) -> float | None:
         """Non-padding tokens/s of the fastest candidate on one node, the reference of efficiency."""
-        alone = [
-            predict(self.load, replace(self.network, nodes=1), gradient_sync) for gradient_sync in self.gradient_syncs
-        ]
+        alone = [predict(self.load, replace(self.network, nodes=1), sync) for sync in self.gradient_syncs]
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
@@ -212,24 +198,14 @@ class ScalingModel:
         ``between`` replaces the link between nodes.
         """
         load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
-        found = [
-            one
-            for one in (predict(load, network, gradient_sync) for gradient_sync in self.gradient_syncs)
-            if one is not None
-        ]
+        found = [one for one in (predict(load, network, sync) for sync in self.gradient_syncs) if one is not None]
         if not found:
             return None
         fastest = max(one.tokens_per_s for one in found)
         chosen = next(one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
         if self.one_node_rate is None:
             return chosen
-        bound_s = hidden_bound_s(
-            load.compute,
-            chosen.split.micro_batch_size,
-            chosen.split.gradient_accumulation_steps,
-            chosen.gradient_sync,
-            network,
-        )
+        bound_s = hidden_bound_s(load.compute, chosen.split.size, chosen.split.per_step, chosen.sync, network)
         ideal = nodes * self.one_node_rate
         return replace(
             chosen, efficiency=chosen.tokens_per_s / ideal, bound_efficiency=load.non_padding_tokens / bound_s / ideal
@@ -291,7 +267,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
-        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size)
+        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].size)
     assert known.one_node_rate is not None  # the batch was split over more nodes
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
@@ -305,7 +281,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     return AllRanks(
         tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
         efficiency=replace(share, basis=derived_basis(rate, share)),
-        rows=found.split.micro_batch_size,
+        rows=found.split.size,
         efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
         useful_nodes=useful,
     )

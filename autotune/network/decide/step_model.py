@@ -148,9 +148,7 @@ def computed_s(figures: GradientSyncFigures) -> float:
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
-def step_time(
-    compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
-) -> StepTime:
+def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network) -> StepTime:
     """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
 
     Only the last micro-batch's backward hides DDP's and ZeRO-1's all-reduce; FSDP2 gathers weights in every one.
@@ -161,28 +159,26 @@ def step_time(
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
         exposed = slowdown = transfer_s = 0.0
-    elif gradient_sync.strategy == "fsdp2":
-        exposed, slowdown, transfer_s = _sharded(compute, alone, micro_batches, gradient_sync, network)
+    elif sync.strategy == "fsdp2":
+        exposed, slowdown, transfer_s = _sharded(compute, alone, micro_batches, sync, network)
     else:
-        exposed, slowdown, transfer_s = _bucketed(compute, alone, gradient_sync, network)
-    shards = network.ranks_per_node if gradient_sync.shard_within_nodes else network.ranks
-    if gradient_sync.strategy == "zero1":
+        exposed, slowdown, transfer_s = _bucketed(compute, alone, sync, network)
+    shards = network.ranks_per_node if sync.shard_within_nodes else network.ranks
+    if sync.strategy == "zero1":
         weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
         exposed, transfer_s = exposed + weights, transfer_s + weights
-    update = compute.optimizer_step_s / (1 if gradient_sync.strategy == "ddp" else shards)
+    update = compute.optimizer_step_s / (1 if sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
     return StepTime(compute_s=computed, **parts, exchange_s=transfer_s)
 
 
-def _bucketed(
-    compute: RankCompute, alone: float, gradient_sync: GradientSync, network: Network
-) -> tuple[float, float, float]:
+def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: Network) -> tuple[float, float, float]:
     """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
     forward = alone * compute.forward_share
     backward = alone - forward
-    width = ELEMENT_BYTES[gradient_sync.gradient_dtype]
+    width = ELEMENT_BYTES[sync.gradient_dtype]
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
-    for bucket in buckets(compute.gradients, gradient_sync.bucket_cap_bytes):
+    for bucket in buckets(compute.gradients, sync.bucket_cap_bytes):
         leaves = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * width, network)
         # Until backward ends; later transfers disturb nothing.
@@ -193,15 +189,15 @@ def _bucketed(
 
 
 def _sharded(
-    compute: RankCompute, alone: float, micro_batches: int, gradient_sync: GradientSync, network: Network
+    compute: RankCompute, alone: float, micro_batches: int, sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
     """Return FSDP2's seconds as ``_bucketed``: weights come before each pass over the layers, gradients after the last.
 
     Left out: nothing hides the first layer's weights and the last one's gradient.
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
-    gradient_bytes = compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype])
-    within = gradient_sync.shard_within_nodes
+    gradient_bytes = compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype])
+    within = sync.shard_within_nodes
     gather = gather_s(weights_bytes, replace(network, nodes=1) if within else network)
     send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
     forward = alone * compute.forward_share
@@ -228,10 +224,10 @@ def expected_largest(ranks: int) -> float:
 
 
 def hidden_bound_s(
-    compute: RankCompute, rows: float, micro_batches: int, gradient_sync: GradientSync, network: Network
+    compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network
 ) -> float:
     """Return the step's time if every micro-batch's backward hid synchronisation: a lower bound in this dtype."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
-    transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[gradient_sync.gradient_dtype]), network)
+    transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype]), network)
     return micro_batches * alone + max(0.0, transfer_s - backward) + compute.optimizer_step_s

@@ -64,13 +64,13 @@ class Cluster:
             raise BadInput("these two do not go together", next_step="Change one of them.")
         rows, ranks = config.micro_batch_size, self.network.ranks
         micro_batches = config.global_batch_size // (rows * ranks)
-        gradient_sync = GradientSync(
+        sync = GradientSync(
             strategy=parallel.strategy,
             gradient_dtype=parallel.gradient_dtype,
             bucket_cap_bytes=parallel.bucket_cap_mib * MIB,
         )
         compute = replace(COMPUTE, slowdown_share=self.slowdown_share)
-        time = step_time(compute, rows, micro_batches, gradient_sync, self.network)
+        time = step_time(compute, rows, micro_batches, sync, self.network)
         own_s, steps = micro_batches * COMPUTE.forward_backward_s(rows), measured["steps"]
         second = time.step_s if measured["synchronise"] else own_s + 0.01
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss

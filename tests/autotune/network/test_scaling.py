@@ -123,12 +123,12 @@ def test_links_and_computing_are_found_again_and_come_before_assumptions(two_nod
 
 def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_the_same_global_batch(two_nodes):
     chosen, gain = two_nodes.fastest()
-    assert chosen.candidate.gradient_sync.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
+    assert chosen.candidate.sync.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
     assert gain.low > 1.2
     assert "0.00% apart, within 1%" in two_nodes.equal_loss
     for split in (one.candidate.split for one in two_nodes.tried):
-        assert split.micro_batch_size <= 8
-        assert split.micro_batch_size * split.gradient_accumulation_steps * 2 == CONFIG.global_batch_size
+        assert split.size <= 8
+        assert split.size * split.per_step * 2 == CONFIG.global_batch_size
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     measured = Cluster(**cluster)
     tuning = tuned(tmp_path, measured, config=with_rows(16, warmup_steps=10_000))
     assert said in tuning.equal_loss
-    assert {one.candidate.gradient_sync.gradient_dtype for one in tuning.tried} == {"fp32"}
+    assert {one.candidate.sync.gradient_dtype for one in tuning.tried} == {"fp32"}
     checks = [trial.measured["config"] for trial in measured.trials if trial.measured.get("steps") == 48]
     assert {config["warmup_steps"] for config in checks} == {8}  # the check does not wait for a long warm-up
 
@@ -200,7 +200,7 @@ def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_pa
     tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
     assert tuning.micro_batch_size(default) == 4
-    other = replace(default, split=default.split._replace(gradient_accumulation_steps=1, micro_batch_size=5))
+    other = replace(default, split=default.split._replace(per_step=1, size=5))
     assert tuning.micro_batch_size(other) == 8  # as large as gives the same, for other numbers of ranks
 
 
@@ -214,7 +214,7 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
 def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
     tuning = tuned(tmp_path, config=with_rows(160), max_micro_batch_size=4)
     default, found = tuning.tried[0], scaling.evidence(tuning)
-    assert (default.candidate.split.gradient_accumulation_steps, default.figures[0].gradient_accumulation_steps) == (
+    assert (default.candidate.split.per_step, default.figures[0].gradient_accumulation_steps) == (
         20,
         4,
     )

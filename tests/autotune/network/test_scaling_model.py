@@ -31,8 +31,8 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
     found = load(rows, most).micro_batch_options(ranks)
     assert bool(found) == (rows >= ranks)
     for split in found:
-        assert split.micro_batch_size <= most
-        step, micro = split.gradient_accumulation_steps, split.micro_batch_size * ranks
+        assert split.size <= most
+        step, micro = split.per_step, split.size * ranks
         assert micro * step >= rows > micro * (step - 1)
 
 
@@ -67,7 +67,7 @@ def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_
     every = scaling_model.gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
     assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [{"fp32"}, {"fp32", "bf16"}]
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
-    assert model(None, fast, every).at(2).gradient_sync == GradientSync(bucket_cap_bytes=25 * MIB)  # nothing to send
+    assert model(None, fast, every).at(2).sync == GradientSync(bucket_cap_bytes=25 * MIB)  # nothing to send
 
 
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])

@@ -23,9 +23,9 @@ SLOW = replace(CARD, bytes_per_s=4e6)
 """1 s for each part of ``compute`` between two nodes."""
 
 
-def step(micro_batches=1, *, over=None, rows=1, of=None, **gradient_sync):
+def step(micro_batches=1, *, over=None, rows=1, of=None, **sync):
     return step_model.step_time(
-        of or compute(), rows, micro_batches, GradientSync(**gradient_sync), over or network(2, between=SLOW)
+        of or compute(), rows, micro_batches, GradientSync(**sync), over or network(2, between=SLOW)
     )
 
 
@@ -101,11 +101,11 @@ def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))
 def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
-    one, gradient_sync, over = compute(), GradientSync(strategy=strategy), network(nodes)
+    one, sync, over = compute(), GradientSync(strategy=strategy), network(nodes)
     bound_s = micro_batches * one.forward_backward_s(rows)
     if strategy != "fsdp2":
-        bound_s = step_model.hidden_bound_s(one, rows, micro_batches, gradient_sync, over) - 1e-9
-    assert step_model.step_time(one, rows, micro_batches, gradient_sync, over).step_s >= bound_s
+        bound_s = step_model.hidden_bound_s(one, rows, micro_batches, sync, over) - 1e-9
+    assert step_model.step_time(one, rows, micro_batches, sync, over).step_s >= bound_s
 
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
