@@ -1,7 +1,6 @@
 """``autotune advise``: recommended changes with their evidence, ranked by expected gain."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,10 +30,6 @@ def advise(
     ] = None,
     data: ProfileData = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as are meant. Default: as measured.")] = None,
-    hf_args: Annotated[
-        Path | None,
-        typer.Option("--hf-args", help="Look at another trainer's settings: transformers' arguments, as JSON."),
-    ] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List what is looked for, and nothing else.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Write the safe changes into a new profile.")] = False,
     out: Annotated[
@@ -49,7 +44,7 @@ def advise(
     """
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
-    from autotune.advice.read_context import context_of, read_foreign
+    from autotune.advice.read_context import context_of
     from autotune.advice.sections import advice_text, rules_text
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
@@ -74,8 +69,6 @@ def advise(
     now = context_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
-    if hf_args is not None:
-        now = replace(now, foreign=read_foreign(hf_args))
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:

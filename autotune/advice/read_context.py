@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedNodes, TrainingContext
+from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
@@ -19,13 +19,10 @@ from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import profile_sha256, read_profile_tables
-from trainer.config.tables import read_json
 from trainer.config.train_config import Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
 from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
-
-MOST_FOREIGN_BYTES = 2**20
 
 
 def context_of(
@@ -170,22 +167,6 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
         on_network=disk.is_network,
         vocab_size=None if manifest is None else manifest.vocab_size,
     )
-
-
-def read_foreign(path: Path) -> ForeignSettings:
-    """Read the settings of another trainer: the JSON of transformers' ``TrainingArguments``.
-
-    Raises:
-        BadInput, TrainerError: If the file does not hold them.
-    """
-    said = read_json(path, max_bytes=MOST_FOREIGN_BYTES)
-    if not isinstance(said, dict) or not {"optim", "fp16", "bf16"} & set(said):
-        raise BadInput(
-            f"{path} holds no training arguments of transformers: none of optim, fp16 and bf16 is in it",
-            next_step="Write them with TrainingArguments(…).to_json_string().",
-        )
-    precision = next((name for name in ("bf16", "fp16") if said.get(name) is True), "fp32")
-    return ForeignSettings(precision=precision, is_foreach=said.get("optim") == "adamw_torch")
 
 
 _SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")

@@ -1,4 +1,4 @@
-"""Advice that promises storage or memory, followed for real."""
+"""Advice that promises storage, followed for real."""
 
 import itertools
 import json
@@ -17,31 +17,12 @@ from tests.simulators.programs import run_program
 
 PROGRAMS, PROGRAM_BYTES = Path("/usr/bin"), 60 * 2**20
 TEXTS = Path("/usr/share/common-licenses")
-WEIGHTS = 30_000_000
 TIMEOUT_S = 600
-
-_OPTIMIZER = """
-import sys, torch
-def peak():
-    with open("/proc/self/clear_refs", "w") as file: file.write("5")
-def high():
-    words = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
-    return int(words["VmHWM"].split()[0]) * 1024, int(words["VmRSS"].split()[0]) * 1024
-kind, weights = sys.argv[1], int(sys.argv[2])
-parameters = [torch.nn.Parameter(torch.zeros(weights // 10)) for _ in range(10)]
-optimizer = torch.optim.AdamW(parameters, **{kind: True})
-for one in parameters: one.grad = torch.ones_like(one)
-optimizer.step()
-before = high()[1]
-peak()
-optimizer.step()
-print(high()[0] - before)
-"""
 
 
 def followed(scratch: Path) -> list[dict[str, Any]]:
-    """Raw data of two kinds turned into token ids, and an optimizer that makes no copy."""
-    return [_raw(scratch, "elf", _programs(scratch)), _raw(scratch, "text", _texts(scratch)), _foreach()]
+    """Raw data of two kinds turned into token ids."""
+    return [_raw(scratch, "elf", _programs(scratch)), _raw(scratch, "text", _texts(scratch))]
 
 
 def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
@@ -59,20 +40,6 @@ def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
         advice.gain.high,
         source["token_bytes"] / source["raw_bytes"],
     )
-
-
-def _foreach() -> dict[str, Any]:
-    """The copy of all weights that the foreach optimizer makes, of what the rule says: four bytes a weight."""
-    peaks = {
-        kind: int(
-            run_program(
-                [sys.executable, "-c", _OPTIMIZER, kind, str(WEIGHTS)], timeout_s=TIMEOUT_S,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-        )
-        for kind in ("foreach", "fused")
-    }  # fmt: skip
-    return _row("foreach-optimizer", 1.0, 0.9, 1.1, (peaks["foreach"] - peaks["fused"]) / (4 * WEIGHTS))
 
 
 def _row(rule: str, promised: float, low: float | None, high: float | None, delivered: float) -> dict[str, Any]:

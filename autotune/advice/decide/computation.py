@@ -54,18 +54,14 @@ def full_precision(now: TrainingContext) -> Advice | None:
 
 def half_precision(now: TrainingContext) -> Advice | None:
     """Find fp16, whose largest number is 65,504, although bf16 is available."""
-    foreign = now.foreign
-    exchanged = now.train is not None and now.train.device == "cuda" and now.train.parallel.gradient_dtype == "fp16"
-    if not exchanged and (foreign is None or foreign.precision != "fp16"):
+    if now.train is None or now.train.device != "cuda" or now.train.parallel.gradient_dtype != "fp16":
         return None
-    where = "gradients travel in" if exchanged else "the other trainer computes in"
     return Advice(
-        claim=f"{where} fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast and has the "
-        "range of fp32",
+        claim="gradients travel in fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast "
+        "and has the range of fp32",
         evidence=(figure("largest number of fp16", 65504, "count", "IEEE 754 binary16", known="assumed"),),
-        cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps; in "
-        "transformers it is bf16=True, fp16=False",
-        changes=(SettingChange(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else (),
+        cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better if fp16 skips steps",
+        changes=(SettingChange(key="parallel.gradient_dtype", old="fp16", new="bf16"),),
         would_change="a GPU before Ampere, which has no bf16",
     )
 
@@ -233,27 +229,4 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
         evidence=evidence,
         cost="a larger global batch has fewer updates, and is another recipe",
         would_change="a larger global batch",
-    )
-
-
-def foreach_optimizer(now: TrainingContext) -> Advice | None:
-    """Find an optimizer that copies all weights at each step while little memory is left."""
-    foreign, profile, train = now.foreign, now.profile, now.train
-    if foreign is None or not foreign.is_foreach or now.parameters is None or profile is None or train is None:
-        return None
-    copy_bytes, budget_bytes = 4 * now.parameters, profile.constraints.memory_budget_bytes
-    peak = now.peak_bytes(train.micro_batch_size)
-    if peak is None or peak + copy_bytes < 0.95 * budget_bytes:
-        return None
-    return Advice(
-        claim="the foreach optimizer of the other trainer makes a copy as large as the weights at every step, and the "
-        "memory is nearly full",
-        evidence=(
-            figure("copy", copy_bytes, "bytes", "4 bytes a weight", known="predicted"),
-            figure("peak with a fused one", peak, "bytes", "autotune probe", known=profile.fingerprint.bytes_known),
-            figure("budget", budget_bytes, "bytes", "the profile", known="assumed"),
-        ),
-        gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes)),
-        cost="none: the same update in one kernel; in transformers it is optim=adamw_torch_fused",
-        would_change="activations that are freed before the update and leave room for the copy",
     )

@@ -65,15 +65,6 @@ class IntendedNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSettings:
-    """Settings of another trainer, as its user gave them."""
-
-    precision: str = "fp32"
-    is_foreach: bool = False
-    """True if the optimizer copies all weights at each step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
     """Everything that is known about one training, past or planned."""
 
@@ -88,7 +79,6 @@ class TrainingContext:
     trials: tuple[FinishedTrial, ...] = ()
     data: DataFacts | None = None
     spread: IntendedNodes | None = None
-    foreign: ForeignSettings | None = None
     missing: tuple[tuple[str, str], ...] = ()
     """Names of what was not measured, each with the command that measures it."""
 

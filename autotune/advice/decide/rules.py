@@ -136,7 +136,6 @@ RULES = (
     AdviceRule(name="launch-bound", looks=computation.launch_bound, covers=("launch-bound",)),
     AdviceRule(name="memory-bound", looks=computation.memory_bound, covers=("memory",)),
     AdviceRule(name="optimizer-bound", looks=computation.optimizer_bound, covers=("optimizer step",)),
-    AdviceRule(name="foreach-optimizer", looks=computation.foreach_optimizer),
     AdviceRule(name="compute-bound", looks=computation.compute_bound, covers=("compute",)),
     AdviceRule(name="too-big-for-ddp", looks=batch_size.too_big, covers=("R5",)),
     AdviceRule(name="gradient-sync", looks=communication.gradient_sync, covers=("R4", "network")),

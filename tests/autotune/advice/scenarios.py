@@ -1,8 +1,7 @@
 """For each rule of advice a training in which following it is worth what it promises, and one in which it is silent.
 
 All of these are worlds of arithmetic (``tests.simulators.worlds``); ``benchmarks.advice`` follows some rules for
-real, by training on this machine. If a rule's own arithmetic is all there is to a world, as in the memory of a foreach
-optimizer, ``tests.simulators.sizes`` measures it.
+real, by training on this machine, and ``tests.simulators.sizes`` measures what storage takes.
 """
 
 import random
@@ -13,7 +12,7 @@ import numpy as np
 
 from autotune.advice.decide.apply import apply_changes
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
-from autotune.advice.decide.context import DataFacts, ForeignSettings, IntendedNodes, TrainingContext
+from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
@@ -203,17 +202,6 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     assert ran_well.run is not None
     young = replace(ran_well, run=replace(ran_well.run, steps=ran_well.run.steps[:1]), bottleneck=None)
     yield Scenario(TOO_LITTLE, "a run of one step", young, ran_well)
-
-    tight = replace(gpu, memory_bytes=12 * 10**9)
-    most = max_micro_batch_size(tight, good)
-    full = replace(tuned(tight, good, micro_batch_size=most), trials=(_step_trial(tight, good, most),))
-    foreach, own = (replace(full, foreign=ForeignSettings(is_foreach=is_foreach)) for is_foreach in (True, False))
-    peak = memory_bytes(tight, good, most)
-    # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
-    yield Scenario(
-        "foreach-optimizer", "another trainer's optimizer in a full memory", foreach, own,
-        lambda _: peak / (peak + 4 * tight.parameters),
-    )  # fmt: skip
 
     big = World(layers=24, hidden=1024, ranks_per_node=8, memory_bytes=9 * 10**9, launch_s=1.2e-5)
     roomy = replace(big, memory_bytes=94 * 10**9)

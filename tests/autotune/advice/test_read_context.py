@@ -1,11 +1,9 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.advice.read_context import data_facts, profile_of_run, read_foreign
-from autotune.errors import BadInput
+from autotune.advice.read_context import data_facts, profile_of_run
 from autotune.launch.sections import status_text
 from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
 from autotune.memory.estimate import assumed_contents, contents_of
@@ -19,7 +17,6 @@ from tests.simulators.worlds import World, run_of, settings
 from tests.trainer.checkpoint.checkpoints import end_of, header_of
 from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
 from trainer.data.dataset import read_manifest
-from trainer.errors import TrainerError
 
 
 def test_a_dataset_is_prepared_and_raw_files_are_told_by_kind_the_largest_first(make_dataset, tmp_path):
@@ -32,21 +29,6 @@ def test_a_dataset_is_prepared_and_raw_files_are_told_by_kind_the_largest_first(
     facts = data_facts(raw, FakeHost())
     assert (facts.prepared, facts.kinds[0], facts.raw_bytes) == (False, "jsonl", 100 * 18 + 60)
     assert data_facts(tmp_path / "none", FakeHost()) is None
-
-
-def test_arguments_of_transformers_are_read_and_something_else_is_refused_with_the_next_step(tmp_path):
-    path = tmp_path / "args.json"
-    path.write_text(json.dumps({"optim": "adamw_torch", "fp16": True, "bf16": False}))
-    found = read_foreign(path)
-    assert (found.is_foreach, found.precision) == (True, "fp16")
-    for said in ("[]", "{}", '{"other": 1}'):
-        path.write_text(said)
-        with pytest.raises(BadInput) as refused:
-            read_foreign(path)
-        assert "TrainingArguments" in refused.value.next_step
-    path.write_text("{" * 5000)
-    with pytest.raises(TrainerError):
-        read_foreign(path)
 
 
 def test_the_profile_of_a_run_is_found_by_what_it_says_whatever_was_overridden(tmp_path):

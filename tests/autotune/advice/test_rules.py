@@ -51,8 +51,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
         assert advice.claim
         assert advice.cost
         assert advice.would_change
-        said_in_words = rule in ("half-precision", "foreach-optimizer")  # of another trainer
-        assert advice.severity in ("must", "note") or advice.changes or advice.command or said_in_words
+        assert advice.severity in ("must", "note") or advice.changes or advice.command
         if scenario.delivered is None:
             # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.
             assert advice.gain is None or rule == "tokenise-ahead"
@@ -87,12 +86,11 @@ def test_good_settings_are_left_alone_and_that_is_not_said_beside_something_to_d
     assert [one.rule for one in advise(TrainingContext(train=None))] == [TOO_LITTLE]
 
 
-@pytest.mark.parametrize("rule", ["beyond-memory", "foreach-optimizer"])
 @pytest.mark.parametrize(("driver", "known"), [("580.1", "measured"), ("0.0 (nullgpu)", "allocator")])
-def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(every, rule, driver, known):
-    now = next(one.speaks for one in every if one.rule == rule)
+def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(every, driver, known):
+    now = next(one.speaks for one in every if one.rule == "beyond-memory")
     now = replace(now, profile=but(now.profile, fingerprint={"driver": driver}))
-    [found] = [one for one in advise(now) if one.rule == rule]
+    [found] = [one for one in advise(now) if one.rule == "beyond-memory"]
     assert [one.known for one in found.evidence if "peak" in one.name] == [known]
 
 
