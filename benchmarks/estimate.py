@@ -54,7 +54,7 @@ UNLIMITED_BYTES = 2**60
 COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
 _FRESH = """\
 import pathlib, sys
-from autotune.trials.jobs.child import run_job
+from autotune.trials.jobs.server import run_job
 from autotune.trials.jobs.server import preload_trainer
 preload_trainer()
 sys.exit(0 if run_job("tests.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)

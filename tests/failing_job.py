@@ -15,8 +15,7 @@ import torch
 
 from autotune.memory.jobs import step
 from autotune.trials.jobs.budget import CpuBudget
-from autotune.trials.jobs.child import run_job
-from autotune.trials.jobs.server import preload_model, preload_trainer
+from autotune.trials.jobs.server import preload_model, preload_trainer, run_job
 
 
 def run(measured, place):

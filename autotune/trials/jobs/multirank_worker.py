@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from autotune.base.process import end_with_parent
-from autotune.trials.jobs.child import run_job
+from autotune.trials.jobs.server import run_job
 from trainer.config.train_config import TrainConfig
 from trainer.files import write_atomically
 

@@ -7,7 +7,7 @@ import torch
 
 from autotune.errors import BadInput, MachineLacks
 from autotune.trials.fork_server import classify
-from autotune.trials.jobs.child import run_job
+from autotune.trials.jobs.server import run_job
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, OutOfMemory
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
