@@ -1,16 +1,13 @@
 """``autotune network``: links between ranks, their cost in a step, and the fastest gradient synchronisation."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autotune.console.options import SweepOptions, grouped, parsed
 from autotune.console.slurm_job import JobOptions, JobRequest, profile_job
 from autotune.errors import UsageError
-
-if TYPE_CHECKING:
-    from autotune.network.scaling import Assumed
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 
@@ -55,7 +52,8 @@ def network(
     Measures links and steps, writes the fastest. With --predict: tokens/s on one node to many, same global batch.
     """
     from autotune.base.document import answer_json
-    from autotune.network.scaling import known_of, ranks_of
+    from autotune.base.units import parse_bits_per_s, parse_seconds
+    from autotune.network.scaling import Assumed, known_of, ranks_of
     from autotune.network.sections import network_text, scaling_text
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.store import read_profile, require_local_probe
@@ -89,9 +87,11 @@ def network(
         )
         if job.submitted(context, asked):
             return
+        rate = bandwidth and parsed(parse_bits_per_s, bandwidth, "--bandwidth")
+        assumed = rate and Assumed(bits_per_s=rate, latency_s=parsed(parse_seconds, latency, "--latency"))
         known = known_of(
             profile,
-            assumed=_assumed(bandwidth, latency),
+            assumed=assumed or None,
             ranks_per_node=sweep.ranks,
             global_batch_tokens=global_batch_tokens,
             sixteen_bit=sixteen_bit,
@@ -122,15 +122,3 @@ def _counts(nodes: str | None, *, several: bool) -> list[int]:
     if len(parts) > 1 and not several:
         raise UsageError(f"--nodes {nodes}: several numbers require --predict", next_step="Name one: --nodes 2")
     return sorted({int(part) for part in parts})
-
-
-def _assumed(bandwidth: str | None, latency: str) -> "Assumed | None":
-    from autotune.base.units import parse_bits_per_s, parse_seconds
-    from autotune.network.scaling import Assumed
-
-    if bandwidth is None:
-        return None
-    return Assumed(
-        bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth"),
-        latency_s=parsed(parse_seconds, latency, "--latency"),
-    )

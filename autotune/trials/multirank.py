@@ -55,7 +55,11 @@ class MultirankMachine(StartedMachine):
             if process.poll() is not None:
                 self._process = None
                 results = [_read(file) for file in sorted(place.glob("rank-*.json"))]
-                failed = [_account(one) for one in results if one and one["status"] != "measured"]
+                failed = [
+                    {"result": one, "exit_code": 0, "killed": False, "ended_s": one["ended_s"], "log_tail": ""}
+                    for one in results
+                    if one and one["status"] != "measured"
+                ]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
                 self._kill()
@@ -138,10 +142,6 @@ class MultirankMachine(StartedMachine):
             except subprocess.TimeoutExpired:
                 continue
             break
-
-
-def _account(result: dict[str, Any]) -> dict[str, Any]:
-    return {"result": result, "exit_code": 0, "killed": False, "ended_s": result["ended_s"], "log_tail": ""}
 
 
 def _read(file: Path) -> dict[str, Any]:

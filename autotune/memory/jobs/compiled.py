@@ -92,7 +92,10 @@ class Compiled:
             rest = iter(inputs[len(names) :])
             leaves = [next(rest) if other is _TENSOR else other for other in others]
             args, opened = pytree.tree_unflatten(leaves, spec)
-            kwargs = {name: _closed(value) for name, value in opened.items()}
+            kwargs = {
+                name: value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
+                for name, value in opened.items()
+            }
             if self._module is None:
                 return self._function(*args, **kwargs)
             # Dynamo marks what is checkpointed instead of tracing how it is computed again.
@@ -252,10 +255,6 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
     if not is_dataclass(value) or isinstance(value, type):
         return value
     return {_CLASS: type(value), **{one.name: getattr(value, one.name) for one in fields(value)}}
-
-
-def _closed(value: Any) -> Any:  # noqa: ANN401 - an argument
-    return value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
 
 
 def _first(value: Any) -> Any:  # noqa: ANN401 - what a node computes
