@@ -31,7 +31,7 @@ GPU, RANKS = "h100-nvl-94gb", 2
 REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}
 """Of the paper, arXiv 2509.05258, recommendation 5."""
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "as the paper's trainer": ("--precision", "fp32", "--layout", "padded", "--head", "dense", "--no-accumulate"),
+    "as the paper's trainer": ("--precision", "fp32", "--layout", "padded", "--mlm-head", "dense", "--no-accumulate"),
     "tuned": ("--attention-dropout", "0"),
     "tuned, full checkpointing": ("--attention-dropout", "0", "--activation-checkpointing", "full"),
 }
