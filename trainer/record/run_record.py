@@ -33,8 +33,8 @@ from trainer.health.events import EventRow, utc_now
 from trainer.health.watchdog import REQUEUE
 
 
-def code_sha256(package: Path = Path(__file__).parent) -> str:
-    """Return the SHA-256 of all Python sources below a directory, by default this package's."""
+def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
+    """Return the SHA-256 of all Python sources below a directory, by default the trainer's."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())

@@ -16,7 +16,7 @@ from autotune.trials.values import Crashed, Measured, OutOfMemory, StepFigures, 
 
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 TINY = {
     "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from tests.trainer.test_preflight import CONFIG
 from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_to_nearest_cpus
 from trainer.distributed.ranks import join_ranks, set_cuda_defaults
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RANK = """
 import json, os, sys
 from pathlib import Path

@@ -2,13 +2,16 @@ import errno
 import json
 import os
 import platform
+import shutil
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import trainer
 from tests.conftest import write_dataset
 from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
@@ -262,3 +265,11 @@ def test_the_driver_of_a_gpu_is_as_nvml_says_it(monkeypatch, version):
     assert driver_of(SimpleNamespace(device=torch.device("cpu"))) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert driver_of(SimpleNamespace(device=torch.device("cuda", 0))) is None
+
+
+def test_the_code_of_a_run_is_all_of_the_trainers(tmp_path):
+    package = tmp_path / "trainer"
+    shutil.copytree(Path(trainer.__file__).parent, package)
+    assert run_record.code_sha256(package) == run_record.code_sha256()
+    (package / "loop.py").write_text("")
+    assert run_record.code_sha256(package) != run_record.code_sha256()
