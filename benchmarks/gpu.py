@@ -159,7 +159,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, 300)
 
     yield command("doctor", "doctor --json", 5, 60)
-    confirm = "from benchmarks import gpu; gpu.prove()"
+    confirm = "from benchmarks import gpu; gpu.confirm()"
     yield Stage(name="arithmetic", words=("-c", confirm), least_s=10, most_s=120)
     for model in sizes.models:
         profile, run = f"{PROFILES}/{model}.toml", f"{RUNS}/{model}"
@@ -176,7 +176,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         if model == sizes.models[0]:
             yield command(f"workers-{model}", f"workers {timed} {sizes.window}", 60, 240, profile)
             yield command(f"network-{model}", f"network {timed}", 60, 240, profile)
-            yield command(f"scale-{model}", f"scale {read} --bandwidth 100Gbit --json", 10, 60, profile)
+            yield command(f"scale-{model}", f"network --predict {read} --bandwidth 100Gbit --json", 10, 60, profile)
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
         yield from memory(name, options, "--trial-timeout 80")
@@ -497,7 +497,7 @@ def _memory(name: str, estimated: Mapping[str, Any], probe: ProbeEvidence) -> di
     return {
         "configuration": name,
         "estimated_least": found.get("micro_batch_size_low"),
-        "estimated": found.get("rows"),
+        "estimated": found.get("micro_batch_size"),
         "estimated_most": found.get("micro_batch_size_high"),
         "traced": probe.traced_micro_batch_size,
         "largest": probe.feasible_max,

@@ -23,7 +23,6 @@ class Shape:
 
     nodes: int = 1
     gpus: int = 0
-    """GPUs per node."""
     cpus: int = 1
     """CPU cores of each node's single task."""
     memory_mib: int | None = None

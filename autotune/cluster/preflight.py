@@ -23,7 +23,6 @@ class NodeFacts:
     """Hash of the dataset; None if there is none."""
     dataset_place: str
     dataset_missing: str | None = None
-    """Reason for a missing dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,9 +172,7 @@ class Ended:
     """End of a job, or of one start of a training run."""
 
     code: int
-    """Exit code for the command."""
     words: str = ""
-    """Message about the end."""
 
 
 def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:

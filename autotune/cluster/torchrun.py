@@ -16,14 +16,13 @@ from autotune.base.process import start
 from autotune.errors import MachineLacks
 from trainer.files import write_atomically
 
-Version = tuple[int, int]
 Start = Callable[[Sequence[str]], list[str]]
 Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
 Meeting = tuple[int, str, str]
 """Rendezvous of the torchruns of several nodes: number of nodes, ``address:port`` of the first, and a name."""
 
-_SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
+_SHUTDOWN_TIMEOUT_SINCE = (2, 13)
 _FIRST_PORT, _PORTS = 20000, 10000
 """First candidate port and their range, below the ports of outgoing connections in Linux (32768 and above)."""
 _STEP = 1009
@@ -62,15 +61,10 @@ def torchrun_command(
             f"--rdzv-id={name}", "--local-addr=$address",
         ]  # fmt: skip
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
-    if shutdown_s is not None and version_of(torch_version) >= _SHUTDOWN_TIMEOUT_SINCE:
+    version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
+    if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
     return [*words, *arguments]
-
-
-def version_of(text: str) -> Version:
-    """Return the first two numbers of a version; (0, 0) if there are none."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def on_this_node(ranks: int, torch_version: str) -> Start:

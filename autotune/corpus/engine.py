@@ -59,7 +59,6 @@ class Workers:
     count: int | None = None
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with a site."""
     scheduler: str | None = None
-    """Address of a dask scheduler."""
     site: Path | None = None
     """Site file; workers are jobs of its SLURM cluster."""
 

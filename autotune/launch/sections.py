@@ -1,6 +1,6 @@
 """Runs and tunings as tables for the console."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autotune.base.document import Block, Paragraph, table_of
 from autotune.base.render import console_text
@@ -24,7 +24,7 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
         "", tunings,
         ("tuning", "l", lambda one: one.directory),
         ("trials", "r", lambda one: format_count(one.trials)),
-        ("outcomes", "l", lambda one: _counted(one.outcomes)),
+        ("outcomes", "l", lambda one: ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in sorted(one.outcomes.items()))),
         ("newest (UTC)", "l", lambda one: one.newest_utc),
         ("newest trial", "l", lambda one: one.newest),
     )  # fmt: skip
@@ -38,7 +38,3 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
     blocks += [tuned] if tunings else []
     blocks += [Paragraph(words=(line,)) for line in notes]
     return console_text(blocks)
-
-
-def _counted(outcomes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(outcomes.items()))

@@ -42,7 +42,6 @@ class TrainRequest:
     torch_version: str
     code_sha256: str
     directory: Path
-    """Base directory of relative paths."""
     nodes: int = 1
     chain: int = 1
     """Number of jobs that follow one another."""

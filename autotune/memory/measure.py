@@ -56,7 +56,6 @@ class ProbeRequest:
     data: Path
     reports: Path
     memory_bytes: int | None = None
-    """Memory budget of a rank."""
     as_card: GpuModel | None = None
     """Smaller GPU whose memory is imitated."""
     ranks: int | None = None
@@ -81,7 +80,6 @@ class Probe:
     """Complete settings; their ``global_batch_size`` is what the chosen micro-batch splits."""
     manifest: Manifest
     memory_budget_bytes: int
-    """Memory budget of a rank."""
     device_used_before_bytes: int | list[int] | None = None
     """Memory used on each GPU before this program, by NVML; None on a CPU."""
     local_ranks: int = 1

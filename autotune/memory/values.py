@@ -212,7 +212,6 @@ class StateBytes:
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    """Activations kept for backward."""
     head_and_loss_bytes: int
     temporaries_bytes: int
     """Blocks that are allocated and released within a step."""
@@ -281,7 +280,6 @@ class PredictedModel:
     """Settings of the step; batch sizes are ignored."""
     parameters: int
     attention: str
-    """Attention kernel of the trace."""
     attention_reason: str
     budget_bytes: int
     micro_batch_size: int

@@ -85,7 +85,6 @@ class MeasuredGradientSync:
     further_s: float
     """Predicted time of the micro-batches that are not measured: a measured step has four at most."""
     figures: list[GradientSyncFigures] = field(default_factory=list)
-    """Figures of each round."""
     outcome: str = "not measured"
 
     @property

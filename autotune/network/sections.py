@@ -101,7 +101,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
             ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
             ("efficiency", "r", lambda row: format_share(row.efficiency)),
             ("by the links, 98 %", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
-            ("limited by", "l", _limit),
+            ("limited by", "l", lambda row: f"{row.limit}: {format_share(row.limit_share)}".removesuffix(": n/a")),
             ("source", "l", lambda row: f"measured{_added(row)}" if row.measured else "predicted"),
         ),
     )  # fmt: skip
@@ -195,10 +195,6 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     elif found.gradient_syncs:
         yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
     yield f"exchange: {found.choice}"
-
-
-def _limit(row: ScalingRow) -> str:
-    return row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}"
 
 
 def _added(row: GradientSyncSplit) -> str:

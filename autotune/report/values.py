@@ -29,7 +29,6 @@ class ReportedProfile:
     """Number of corrupt lines of its trial log, which were left out."""
     dataset: Manifest | None = None
     dataset_lacking: str = "no dataset was found"
-    """Reason for the missing dataset."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
     """Advice in reading order."""

@@ -293,7 +293,6 @@ class GpuUseFigures(GpuUse):
     used_bytes: int | None = None
     temperature_c: int | None = None
     lacking: str | None = None
-    """Reason for missing utilisation."""
     gpm_windows: int = 0
     gpm_lacking: str | None = None
 

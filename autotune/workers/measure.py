@@ -43,7 +43,6 @@ class TimedWindow:
     name: str
     config: TrainConfig
     cached: bool = False
-    """True if batches are cached."""
 
 
 class WorkersDied(Exception):

@@ -58,7 +58,7 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
         (("advise",), "evidence"),
         (("report",), "report.html"),
         (("profile", "verify"), "content:"),
-        (("profile", "show"), "micro_batch_size"),
+        (("profile", "show", "--explain"), "micro_batch_size"),
     ],
 )
 def test_what_was_measured_is_planned_with_and_told(desk, words, said):
@@ -88,7 +88,7 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --minutes 2.5 --max-micro-batch-size 16 --window 0.5 --skip workers --skip baseline"
+    words = "--explore --minutes 4 --max-micro-batch-size 16 --window 0.5 --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]
     assert explored["windows"] > 0

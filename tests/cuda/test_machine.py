@@ -35,7 +35,7 @@ def memory():
 NVML = """
 import pynvml
 pynvml.nvmlInit()
-gpu_model = pynvml.nvmlDeviceGetHandleByIndex(0)
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
 """
 
 
@@ -129,7 +129,7 @@ def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes
     program = """
 import pynvml
 pynvml.nvmlInit()
-gpu_model = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
+card = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
 print(*(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card) for _ in range(4)))
 print(pynvml.nvmlDeviceGetMinorNumber(card))
 pynvml.nvmlDeviceGetIndex(card)

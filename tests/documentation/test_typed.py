@@ -45,7 +45,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"(autotune train .*) --slurm", r"\1 --slurm --dry-run", _NO_CLUSTER),
         (
             r"^(autotune tune --model tiny/config.json --data demo/data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 2",
             _NO_CARD,
         ),
         (

@@ -49,7 +49,6 @@ class TensorShard:
     local: torch.Tensor
     """This rank's part of the tensor; writing into it changes the training."""
     shape: tuple[int, ...]
-    """Shape of the whole tensor."""
     begin: int
     """Offset of ``local`` in the first dimension of the whole tensor."""
     keeper: bool

@@ -20,7 +20,6 @@ class Family:
     head: tuple[str, ...]
     """Attributes that turn hidden states into logits, in this order."""
     layer: Literal["bert", "modernbert"]
-    """Structure of a layer."""
     positions_after_pad: bool = False
     """True if position ids start at the padding id plus one."""
 

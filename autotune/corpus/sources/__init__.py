@@ -194,7 +194,6 @@ class Input:
     """Input of a preparation: every source with its files, cut into partitions in reading order."""
 
     kinds: list[str]
-    """Kinds of source, each once."""
     found: tuple[Found, ...]
     partitions: tuple[Partition, ...]
 

@@ -248,7 +248,6 @@ class AllRanks:
     """Throughput of all ranks; empty if no rate is known, or the batch has fewer sequences than there are ranks."""
 
     tokens_per_s: PlanFigure | None = None
-    """Non-padding tokens/s of all ranks."""
     efficiency: PlanFigure | None = None
     """Throughput of all nodes relative to perfect scaling from one node; None on one node."""
     rows: int = 0
