@@ -39,9 +39,15 @@ class ImportEdge:
 
 
 def tracked(root: Path = ROOT) -> list[str]:
-    """Return the paths of all files that git tracks and that exist, relative to ``root``."""
-    said = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True, text=True).stdout
-    return [path for path in said.split("\0") if path and (root / path).is_file()]
+    """Return the paths of all files that git tracks and that exist, relative to ``root``; without git, of all files."""
+    command = ["git", "ls-files", "-z"]
+    said = subprocess.run(command, cwd=root, capture_output=True, check=False, text=True)
+    if said.returncode:
+        every = (path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file())
+        return [
+            str(path) for path in every if not any(part.startswith((".", "__", "build")) for part in path.parts[:-1])
+        ]
+    return [path for path in said.stdout.split("\0") if path and (root / path).is_file()]
 
 
 class Sources:
