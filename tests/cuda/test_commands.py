@@ -88,7 +88,8 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --minutes 2.5 --max-micro-batch-size 4 --precision bf16 --window 0.2 --skip workers --skip baseline"
+    words = "--explore --minutes 2.5 --max-micro-batch-size 4 --precision bf16 --window 0.2"
+    words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]
     assert explored["windows"] > 0
