@@ -62,7 +62,7 @@ soak: $(STAMP) $(CUDA) $(CUDA_LOWEST) ## run every fault loop in full, propertie
 	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
 	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(BY_FILE) --hypothesis-profile thorough -m 'not slow and not soak and not system' \
-		tests/autotune/decide tests/trainer $(PYTEST_ARGS)
+		tests/autotune tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 
