@@ -11,7 +11,7 @@ Windows use cached batches, as DataLoader workers are tuned later, for the setti
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
@@ -23,6 +23,7 @@ from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, L
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import FeedFigures, Measured, Outcome, Trial
 from autotune.workers.measure import feed_trial
+from trainer.config.train_config import Precision
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the starting configuration."""
@@ -54,6 +55,8 @@ class Exploration:
     rounds: int = 0
     taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Seconds of windows, start-up included, without and with compiled layers."""
+    predicting_s: float = 0.0
+    """Seconds of memory predictions, each a trace of a model."""
     stopped_because: str = ""
 
     def __post_init__(self) -> None:
@@ -104,7 +107,7 @@ class Exploration:
         for cell in sorted(worth, key=lambda one: -worth[one]):
             if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
                 continue
-            if cell in self.known.tried or self.request.fits(cell):
+            if cell in self.known.tried or self._fits(cell):
                 return cell
             self.known.rule_out(cell)
         return None
@@ -115,8 +118,25 @@ class Exploration:
         compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
         return max(LEAST_S, compiled if cell.compile else plain)
 
+    def _fits(self, cell: Configuration) -> bool:
+        began_s = self.runner.clock.monotonic_s()
+        fits = self.request.fits(cell)
+        self.predicting_s += self.runner.clock.monotonic_s() - began_s
+        return fits
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.request.training.request.budget_s - self.reading.seconds - self.predicting_s
+
     def _searching_s_left(self) -> float:
-        return self.request.training.request.budget_s / 2 - self.reading.seconds
+        return self.left_s - self.request.training.request.budget_s / 2
+
+    def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
+        """Return the most promising configurations: as many as the time left can verify, and at least one."""
+        every = self.known.finalists(precisions)
+        window_s = max(map(self._takes_s, every), default=LEAST_S)
+        return every[: max(1, int(self.left_s / (FIRST_VERIFYING * window_s)) - 1)]
 
     def _hopeless(self, log_ratio: float) -> bool:
         """Return whether a short window is too far below the best for a full window to make up."""
@@ -199,10 +219,10 @@ def confirm(search: Exploration) -> ConfirmedChoice:
     If the loss check rejects it, compare the finalists that have the starting configuration's precision.
     """
     known = search.known
-    first = confirm_one_of(known.finalists({cell.precision for cell in known.cells}), search)
+    first = confirm_one_of(search.finalists({cell.precision for cell in known.cells}), search)
     if first.refused is None:
         return first
-    second = confirm_one_of(known.finalists({known.starting.precision}), search)
+    second = confirm_one_of(search.finalists({known.starting.precision}), search)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
@@ -241,8 +261,7 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
         leader = left[0] if left else ran[0]
         ratio = ratio_of(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
-        late = search.reading.seconds >= search.request.training.request.budget_s
-        if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):
+        if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (search.left_s <= 0 or proven)):
             break
     return leader, ratio
 

@@ -215,6 +215,25 @@ def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_pro
     assert found.adopted
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_rest_of_it_allows(tmp_path, seed):
+    minutes, verified = 2, {}
+
+    def note(search, trial):
+        if search.stopped_because and not trial.measured.get("losses"):
+            verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
+
+    search = exploring(
+        tmp_path, CLOSE, note, noise=0.1, seed=seed, minutes=minutes, fits=lambda _: not search.runner.clock.sleep(5)
+    )
+    search.run()
+    confirm(search)
+    assert search.predicting_s >= 5 * len(search.known.tried) - 5
+    assert 2 <= len(next(iter(verified.values()))) <= 1 + 3 < 1 + FINALISTS
+    assert len(verified) >= FIRST_VERIFYING
+    assert search.left_s >= -15  # the windows in progress, and two of a loss check
+
+
 COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 
 
