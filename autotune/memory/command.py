@@ -17,7 +17,7 @@ from autotune.console.options import (
     make_request,
 )
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import AutotuneError, ExceedsMemory, UsageError
+from autotune.errors import AutotuneError, ExceedsMemory
 
 
 @grouped
@@ -41,7 +41,6 @@ def probe(
     accumulate: Annotated[
         bool, typer.Option(help="Let steps have several micro-batches, which needs more memory than one.")
     ] = True,
-    granularity: Annotated[int, typer.Option(min=1, help="Try multiples of this many rows only.")] = 1,
     headroom: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")
     ] = HEADROOM_SHARE,
@@ -58,12 +57,6 @@ def probe(
     from autotune.memory.stage import probe_models
     from autotune.trials.session import open_session
 
-    if granularity > options.max_micro_batch_size:
-        raise UsageError(
-            f"--granularity {granularity} leaves nothing to try up to "
-            f"--max-micro-batch-size {options.max_micro_batch_size}",
-            next_step=f"Use --max-micro-batch-size {granularity} or more.",
-        )
     requests = options.probes(
         job.reports,
         {
@@ -74,7 +67,6 @@ def probe(
         },
         as_card=None if as_gpu is None else find_gpu_model(as_gpu),
         accumulate=accumulate,
-        granularity_rows=granularity,
         headroom_share=headroom,
     )
     names = [request.config.model.name for request in requests]

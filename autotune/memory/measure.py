@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,11 +60,9 @@ class ProbeRequest:
     ranks: int | None = None
     accumulate: bool = True
     """True if a step has several micro-batches on each rank; two stand for any larger number."""
-    granularity_rows: int = 1
-    """Granule of micro-batch sizes: only multiples of it are tried."""
     headroom_share: float = HEADROOM_SHARE
     max_micro_batch_size: int = MAX_ROWS
-    """Largest size to try, at least one granule."""
+    """Largest size to try."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
     """True if memory is predicted first; otherwise trials alone guide the search."""
@@ -116,7 +113,7 @@ class Probe:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """State of a running probe. Sizes are counted in granules of ``granule`` sequences."""
+    """State of a running probe."""
 
     probe: Probe
     runner: TrialRunner
@@ -124,14 +121,11 @@ class Search:
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
     prediction: Prediction | None = None
-    traced_bytes: Callable[[int], float] | None = None
-    """Predicted peak by number of sequences, before any trial."""
 
-    name: str = field(init=False)
-    granule: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name, self.granule = self.probe.config.model.name, self.probe.request.granularity_rows
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.probe.config.model.name
 
     def predict(self) -> None:
         """Trace the model; if that fails, let trials alone guide the search."""
@@ -146,47 +140,41 @@ class Search:
                 self.not_traced = error.message
                 return
         fit, usual = self.estimate.fit, expected.usual
-        by_rows = self.traced_bytes = functools.cache(lambda rows: float(peak_bytes(fit, rows, usual)))
         self.prediction = Prediction(
-            peak_bytes=lambda granules: by_rows(granules * self.granule),
+            peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual))),
             unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
         )
 
-    def predicted_rows(self) -> int | None:
-        """Return the largest micro-batch that the trace alone predicts; None without a trace."""
-        return None if self.estimate is None else self.estimate.max_micro_batch_size // self.granule * self.granule
-
     def find(self) -> None:
         """Try sizes until the largest is verified on both sides."""
-        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size // self.granule
+        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size
         while True:
-            size = next_rows(self.tried, budget, most, self.prediction)
-            if size is None:
-                size = bracket(self.tried).feasible_max
-                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
+            rows = next_rows(self.tried, budget, most, self.prediction)
+            if rows is None:
+                rows = bracket(self.tried).feasible_max
+                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == rows and one.fits]
                 if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
                     return
-            self._try(size)
+            self._try(rows)
 
-    def _try(self, size: int) -> None:
-        rows, before = size * self.granule, [one.fits for one in self.tried if one.micro_batch_size == size]
+    def _try(self, rows: int) -> None:
+        before = [one.fits for one in self.tried if one.micro_batch_size == rows]
         label = f"{rows} rows" + (f", try {len(before) + 1}" if before else "")
         trial = step_trial(self.probe, rows, FIT_STEPS, self.probe.memory_budget_bytes, attempt=len(before))
         try:
             outcome = self.runner.run(trial, f"{self.name}: {label}")
         except OutOfTime as error:
             found = bracket(self.tried)
-            known = f"{found.feasible_max * self.granule} rows fit" if found.feasible_max else "no size is known to fit"
-            known += "" if found.infeasible_min is None else f", {found.infeasible_min * self.granule} do not"
+            known = f"{found.feasible_max} rows fit" if found.feasible_max else "no size is known to fit"
+            known += "" if found.infeasible_min is None else f", {found.infeasible_min} do not"
             raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
         if isinstance(outcome, Measured):
-            self.tried.append(
-                SizeTrial(micro_batch_size=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes)
-            )
+            peak = StepFigures.of(outcome).peak_bytes
+            self.tried.append(SizeTrial(micro_batch_size=rows, fits=True, peak_bytes=peak))
         elif isinstance(outcome, OutOfMemory):
-            self.tried.append(SizeTrial(micro_batch_size=size, fits=False))
+            self.tried.append(SizeTrial(micro_batch_size=rows, fits=False))
         elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
-            self.tried.append(SizeTrial(micro_batch_size=size, fits=None))
+            self.tried.append(SizeTrial(micro_batch_size=rows, fits=None))
         else:
             raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
 
@@ -202,7 +190,7 @@ class Search:
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
         """Choose the split of the global batch; if the chosen size was not measured, add it to the curve."""
         limit, rows, ranks = curve[-1].micro_batch_size, self.probe.config.global_batch_size, self.probe.local_ranks
-        sizes = range(self.granule, limit + 1, self.granule)
+        sizes = range(1, limit + 1)
         for _ in range(_MOST_CHOICES):
             choice = choose_micro_batch(curve, feasible_max, global_batch_size=rows, ranks=ranks, sizes=sizes)
             if any(point.micro_batch_size == choice.micro_batch_size for point in curve):
@@ -256,14 +244,13 @@ class Search:
         )
 
     def does_not_fit(self) -> ExceedsMemory:
-        """Return the error that not even the smallest size fits: its memory, the largest term, and remedies."""
-        probe, rows = self.probe, self.granule
+        """Return the error that not even one sequence fits: its memory, the largest term, and remedies."""
+        probe = self.probe
         tokens, budget = probe.config.seq_length_tokens, format_bytes(probe.memory_budget_bytes)
-        trial = step_trial(probe, rows, FIT_STEPS, None)
-        outcome = self.runner.run(trial, f"{self.name}: {rows} rows without a limit")
+        outcome = self.runner.run(step_trial(probe, 1, FIT_STEPS, None), f"{self.name}: 1 row without a limit")
         need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
         helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
-        if terms := self.terms_bytes(rows):
+        if terms := self.terms_bytes(1):
             term, size = max(terms.items(), key=lambda item: item[1])
             need += f", of which {term} {format_bytes(size)} (predicted)"
             if is_activations(term) and probe.config.activation_checkpointing != "full":
@@ -273,9 +260,8 @@ class Search:
                 largest = int(self.estimate.fit.largest_parameter_bytes)
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
                 helps += [] if shared is None else [f"share the state by {shared}"]
-        what = "not even one row" if rows == 1 else f"not even {rows} rows"
         return ExceedsMemory(
-            f"{what} of {tokens} tokens of {self.name} fits {budget}{need}",
+            f"not even one row of {tokens} tokens of {self.name} fits {budget}{need}",
             next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
         )
 
@@ -294,31 +280,28 @@ def probe_model(
     ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the chosen micro-batch as well.
 
     Raises:
-        ExceedsMemory: If not even the smallest size fits.
+        ExceedsMemory: If not even one sequence fits.
         Undecided: If trials failed for a reason unrelated to memory.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)
     search.predict()
     search.find()
-    found, granule = bracket(search.tried), search.granule
-    if not found.feasible_max:
+    found, estimate, prediction = bracket(search.tried), search.estimate, search.prediction
+    if not (feasible_max := found.feasible_max):
         raise search.does_not_fit()
-    feasible_max = found.feasible_max * granule
-    limit = max(1, with_headroom(feasible_max, probe.request.headroom_share) // granule)
-    curve = [] if runner.pretended else search.curve([size * granule for size in curve_sizes(limit)])
-    choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit * granule)
+    limit = with_headroom(feasible_max, probe.request.headroom_share)
+    curve = [] if runner.pretended else search.curve(curve_sizes(limit))
+    choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit)
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
-        infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
+        infeasible_min=found.infeasible_min,
         # The second trial of a size says no less than the first.
-        feasible_peak_bytes=max(
-            one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == found.feasible_max
-        ),
-        predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
-        traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
-        traced_micro_batch_size=search.predicted_rows(),
+        feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == feasible_max),
+        predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
+        traced_peak_bytes=None if prediction is None else round(prediction.peak_bytes(feasible_max)),
+        traced_micro_batch_size=None if estimate is None else estimate.max_micro_batch_size,
         traced_terms_bytes=search.terms_bytes(feasible_max),
-        parameters=None if search.estimate is None else search.estimate.parameters,
+        parameters=None if estimate is None else estimate.parameters,
         not_traced=search.not_traced,
         local_ranks=probe.local_ranks,
         gradient_accumulation_steps=probe.micro_batches,

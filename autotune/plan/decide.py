@@ -1,8 +1,4 @@
-"""Steps, time, cost and compute of a training, from facts about its model, data and machines. Pure arithmetic.
-
-Model size N and tokens D of the lowest loss for given compute C are those of Hoffmann et al. 2022 (arXiv 2203.15556):
-N = √(C/120), D = 20·N, with C = 6·N·D FLOPs (Kaplan et al. 2020). ``docs/plan.md`` says for which models it was fitted.
-"""
+"""Steps, time, cost and compute of a training, from facts about its model, data and machines. Pure arithmetic."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,36 +11,10 @@ from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
 from autotune.plan.values import Fleet, Goal, GoalKind, PlanFigure, derived
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-TOKENS_PER_PARAMETER = 20
-FAR_RATIO = 4.0
-"""Factor from the optimal tokens per parameter that causes a warning: even the three methods' exponents differ then."""
-FITTED_PARAMETERS = (70e6, 16e9)
-AUTHORS = "Hoffmann et al. 2022"
-OPTIMUM_SOURCE = f"{AUTHORS}, arXiv 2203.15556: C = 6·N·D, D = 20·N"
-OPTIMUM_LIMITS = "fitted on decoder models, under one pass"
-
+"""Of training, after Kaplan et al. 2020, arXiv 2001.08361."""
 SECONDS_PER_HOUR = 3600.0
 MOST_PASSES = 40
 LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that fail, energy, disk"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimal:
-    """Compute-optimal model size and number of tokens."""
-
-    parameters: float
-    tokens: float
-
-    @property
-    def was_fitted(self) -> bool:
-        """True if models of this size were among those that were fitted."""
-        return FITTED_PARAMETERS[0] <= self.parameters <= FITTED_PARAMETERS[1]
-
-
-def optimal_for(flops: float) -> Optimal:
-    """Return the compute-optimal model size and tokens for a positive number of FLOPs."""
-    parameters = math.sqrt(flops / (FLOPS_PER_PARAMETER_AND_TOKEN * TOKENS_PER_PARAMETER))
-    return Optimal(parameters=parameters, tokens=TOKENS_PER_PARAMETER * parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +64,6 @@ class Plan:
     """GPU-hours; on a CPU, CPU-hours."""
     cost: PlanFigure | None = None
     flops_6n: PlanFigure | None = None
-    optimal: Optimal | None = None
-    """Compute-optimal model size and tokens for ``flops_6n``."""
     by_nodes: tuple[NodesRow, ...] = ()
     """Predictions on fewer nodes and on the intended number; empty on one node."""
 
@@ -127,7 +95,6 @@ def plan_of(known: Plan) -> Plan:
     told = f"wall time of {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
     hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
     told = "at the price that you gave"
-    by_6n = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
     plan = replace(
         known,
         tokens=tokens,
@@ -137,11 +104,12 @@ def plan_of(known: Plan) -> Plan:
         wall_s=wall,
         device_hours=hours,
         cost=None if price is None else _if_known(lambda one: one * price, hours, source=told),
-        flops_6n=by_6n,
-        optimal=None if by_6n is None else optimal_for(by_6n.value),
+        flops_6n=_if_known(
+            lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D"
+        ),
         by_nodes=tuple(_by_nodes(known, tokens.value)),
     )
-    return replace(plan, warnings=(*known.warnings, *_warnings(plan, tokens.value)))
+    return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
 
 
 def _if_known(compute: Callable[..., float], *of: PlanFigure | None, source: str) -> PlanFigure | None:
@@ -200,7 +168,7 @@ def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
         )
 
 
-def _warnings(plan: Plan, tokens: float) -> Iterator[str]:
+def _warnings(plan: Plan) -> Iterator[str]:
     efficiency, useful = plan.all_ranks.efficiency, plan.all_ranks.useful_nodes or 1
     if efficiency is not None and efficiency.value < USEFUL_EFFICIENCY:
         are = "one node is" if useful == 1 else f"{useful} nodes are"
@@ -215,20 +183,6 @@ def _warnings(plan: Plan, tokens: float) -> Iterator[str]:
             f"{plan.passes.value:,.0f} passes over the data: of decoder models hardly anything is gained by the "
             f"{MOST_PASSES}th (Muennighoff et al. 2023, arXiv 2305.16264); BERT, which masks anew, took about "
             f"{MOST_PASSES} (Devlin et al. 2018). More data, or a validation loss that still falls, decides."
-        )
-    if plan.parameters is None:
-        return
-    ratio = tokens / plan.parameters.value / TOKENS_PER_PARAMETER
-    if not 1 / FAR_RATIO <= ratio <= FAR_RATIO:
-        more = ratio > 1
-        means = (
-            "for that compute a larger model on fewer tokens would reach a lower loss; a small one is cheaper to use"
-            if more
-            else "for that compute a smaller model on more tokens would reach a lower loss"
-        )
-        yield (
-            f"{format_amount(float(f'{ratio if more else 1 / ratio:.3g}'))} times {'more' if more else 'fewer'} tokens "
-            f"than are compute-optimal for this size, by {AUTHORS}: {means}."
         )
 
 

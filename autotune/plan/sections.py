@@ -10,7 +10,7 @@ from autotune.base.units import format_amount, format_bytes, format_count, forma
 from autotune.base.wording import bounds_with_confidence
 from autotune.memory.sections import shares_table
 from autotune.memory.values import MemoryPlan
-from autotune.plan.decide import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, Plan
+from autotune.plan.decide import LEFT_OUT, Plan
 from autotune.plan.values import PlanFigure
 
 WIDTH = 100
@@ -80,13 +80,6 @@ def _sources(plan: Plan) -> Iterator[str]:
     ):
         if figure is not None:
             yield f"{name}: {inert(figure.source)}"
-    if plan.optimal is not None and plan.flops_6n is not None:
-        yield (
-            f"compute-optimal for {plan.flops_6n.value:.3g} FLOPs, predicted: "
-            f"{format_amount(plan.optimal.parameters)} parameters on {format_amount(plan.optimal.tokens)} tokens "
-            f"({OPTIMUM_SOURCE}); {OPTIMUM_LIMITS}"
-            + ("" if plan.optimal.was_fitted else "; no model of that size was fitted")
-        )
 
 
 def _by_nodes(plan: Plan) -> str:

@@ -117,7 +117,7 @@ def probed(case: Case) -> dict[str, Any]:
         found: dict[str, Any] = {
             "gpu": case.gpu,
             "compiled": case.compiled,
-            "predicted_rows": search.predicted_rows(),
+            "predicted_rows": None if search.estimate is None else search.estimate.max_micro_batch_size,
             "largest_micro_batch_size": state.feasible_max,
             "proven": state.closed,
             "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
@@ -131,9 +131,9 @@ def probed(case: Case) -> dict[str, Any]:
             ):
                 outside = done.outcome.figures["non_pytorch_bytes"]
                 found["allocator_peak_bytes"] = done.outcome.figures["peak_bytes"] - outside
-                if search.traced_bytes is not None:
-                    traced = search.traced_bytes(state.feasible_max)
-                    found["predicted_peak_bytes"] = round(traced) - expected.usual.non_pytorch_bytes
+                if search.prediction is not None:
+                    traced = round(search.prediction.peak_bytes(state.feasible_max))
+                    found["predicted_peak_bytes"] = traced - expected.usual.non_pytorch_bytes
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 

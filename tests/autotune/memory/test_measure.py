@@ -131,14 +131,6 @@ def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_an
     assert found.traced_peak_bytes is None
 
 
-def test_sizes_are_multiples_of_the_granularity(probe):
-    machine = FakeMachine(simulate)
-    found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
-    assert bracket(found) == (32, 40)
-    assert all(rows_of(trial) % 8 == 0 for trial in machine.trials if trial.job == "step")
-    assert [point.micro_batch_size for point in found.curve] == [8, 16, 24]
-
-
 def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
     def warm(trial):
         outcome = simulate(trial)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autotune.errors import BadInput
 from autotune.memory.values import MemoryPlan, Share, StateBytes
 from autotune.network.decide.scaling_model import AllRanks
-from autotune.plan.decide import Plan, optimal_for, plan_of
+from autotune.plan.decide import Plan, plan_of
 from autotune.plan.values import Fleet, Goal, PlanFigure
 
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
@@ -81,14 +81,13 @@ def test_more_tokens_take_no_less_of_anything(tokens, factor):
     assert less.steps.value == max(1, math.ceil(tokens / 500_000))  # all tokens, and no more than they must
     for name in ("steps", "wall_s", "device_hours", "cost", "flops_6n", "passes"):
         assert getattr(more, name).value >= getattr(less, name).value
-    assert more.optimal.parameters >= less.optimal.parameters
 
 
 def test_without_a_rate_or_parameters_the_rest_is_known():
-    figures = ["steps", "wall_s", "cost", "device_hours", "flops_6n", "optimal"]
+    figures = ["steps", "wall_s", "cost", "device_hours", "flops_6n"]
     for changes, missing in (
         ({"total": None}, ["wall_s", "cost", "device_hours"]),
-        ({"memory": None}, ["flops_6n", "optimal"]),
+        ({"memory": None}, ["flops_6n"]),
     ):
         found = plan_of(known(**changes))
         assert [name for name in figures if getattr(found, name) is None] == missing
@@ -118,8 +117,6 @@ NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (F
     [
         ({"amount": 2e9}, ""),
         ({"amount": 41e9}, "Muennighoff et al. 2023"),
-        ({"amount": 1e8}, "smaller model on more tokens"),
-        ({"amount": 1e11}, "larger model on fewer"),
         ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes are 50.0 % efficient (assumed), below 90 %; at this batch "
          "2 nodes are useful. What would help: autotune network --predict."),
         ({"ranks": SLOW}, "this batch one node is useful"),
@@ -142,11 +139,3 @@ def test_the_same_tokens_are_shown_on_fewer_nodes():
     assert (first.nodes, first.efficiency, first.device_hours) == (1, 1.0, 16)
     assert {one.cost for one in plan_of(known(**there, price_per_device_hour=None)).by_nodes} == {None}
     assert plan_of(known(**there, total=None)).by_nodes == ()
-
-
-def test_the_compute_optimum_has_known_sizes_and_takes_just_that_compute():
-    for compute, known_sizes in ((6e23, [70.7e9, 1.41e12]), (1e24, [91.3e9, 1.83e12]), (5.88e23, [70e9, 1.4e12])):
-        found, twice = optimal_for(compute), optimal_for(4 * compute)
-        assert [found.parameters, found.tokens] == pytest.approx(known_sizes, rel=0.004)
-        assert 6 * found.parameters * found.tokens == pytest.approx(compute)
-        assert [twice.parameters, twice.tokens] == pytest.approx([2 * found.parameters, 2 * found.tokens])
