@@ -10,8 +10,6 @@ TRIAL_TIMEOUT_S = 600.0
 """Timeout of one trial, in seconds."""
 WINDOW_S = 2.0
 """Duration of one timed window, in seconds."""
-JOINT_TRIALS = 12
-"""Trials that vary DataLoader workers, prefetching and pinning together, if no number of workers is enough."""
 BASELINE_ROUNDS = 10
 """Maximum number of timed windows per recipe."""
 VOCAB_SIZE = 30_522

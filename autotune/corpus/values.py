@@ -135,7 +135,7 @@ class RowContents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsHold:
+class SequenceMeans:
     """Average contents of a sequence; None if unknown."""
 
     non_padding_tokens: float | None

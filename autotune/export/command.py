@@ -41,12 +41,12 @@ def export(
     from autotune.base.files import write_atomically
     from autotune.export.decide import export_profile
     from autotune.launch.training_job import default_ranks
-    from autotune.memory.estimate import rows_hold
+    from autotune.memory.estimate import sequence_means
     from autotune.profiles.store import read_profile
 
     stored = read_profile(profile)
     ranks_per_node = ranks or default_ranks(stored.profile)
-    found = export_profile(stored.profile, rows_hold(stored, data), nodes=nodes, ranks_per_node=ranks_per_node)
+    found = export_profile(stored.profile, sequence_means(stored, data), nodes=nodes, ranks_per_node=ranks_per_node)
     answer, arguments = answer_json(found), json.dumps(found.arguments, indent=2)
     if not as_json:
         sys.stderr.write(_export_text(found) + "\n")

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.corpus.values import RowsHold
+from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
@@ -17,7 +17,7 @@ Equivalence = Literal["same", "near", "none"]
 """``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
 Scalar = str | int | float | bool | None
 Value = Scalar | dict[str, Scalar]
-"""Values that a JSON file of settings can hold."""
+"""Values that a JSON file of settings can means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class Export:
     warnings: tuple[str, ...]
 
 
-def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_node: int) -> Export:
+def export_profile(profile: Profile, means: SequenceMeans, *, nodes: int, ranks_per_node: int) -> Export:
     """Translate every setting of a profile; if the samples per sequence are not known, one is assumed."""
-    train, batch = profile.train, exported_batch(profile, hold, nodes * ranks_per_node)
+    train, batch = profile.train, exported_batch(profile, means, nodes * ranks_per_node)
     settings = (*_model(train), *_batch(train, batch), *_recipe(train), *_loading_and_saving(profile, batch))
     settings += (*_parallel(train, batch.ranks), *_absent(train))
     return Export(
@@ -81,31 +81,31 @@ def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_no
         arguments={one.argument: one.value for one in settings if one.argument and one.value is not None},
         calls=_calls(train),
         settings=settings,
-        warnings=tuple(_warnings(train, batch, hold)),
+        warnings=tuple(_warnings(train, batch, means)),
     )
 
 
-def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatch:
+def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
     """Return the optimizer step of a profile, and the nearest one of whole samples.
 
     It keeps, in this order: at most as many sequences in a micro-batch as were verified to fit; the non-padding tokens
     of an optimizer step, as near as whole micro-batches of all ranks allow.
     """
     train, rows = profile.train, profile.train.global_batch_size
-    if train.global_batch_tokens is not None and hold.non_padding_tokens:
-        rows = max(1, round(train.global_batch_tokens / hold.non_padding_tokens))
-    elif train.global_batch_samples is not None and hold.samples:
-        rows = max(1, round(train.global_batch_samples / hold.samples))
-    samples = max(1, round(rows * (hold.samples or 1.0)))
+    if train.global_batch_tokens is not None and means.non_padding_tokens:
+        rows = max(1, round(train.global_batch_tokens / means.non_padding_tokens))
+    elif train.global_batch_samples is not None and means.samples:
+        rows = max(1, round(train.global_batch_samples / means.samples))
+    samples = max(1, round(rows * (means.samples or 1.0)))
     steps = max(1, math.ceil(samples / (train.micro_batch_size * ranks)))
     each = min(train.micro_batch_size, max(1, round(samples / (steps * ranks))))
     exported = each * steps * ranks
-    known = hold.non_padding_tokens / hold.samples if hold.non_padding_tokens and hold.samples else None
+    known = means.non_padding_tokens / means.samples if means.non_padding_tokens and means.samples else None
     return ExportedBatch(
         ranks=ranks,
         rows_per_step=rows,
-        samples_per_row=hold.samples,
-        tokens_per_step=hold.non_padding_tokens and rows * hold.non_padding_tokens,
+        samples_per_row=means.samples,
+        tokens_per_step=means.non_padding_tokens and rows * means.non_padding_tokens,
         per_device_batch_size=each,
         gradient_accumulation_steps=steps,
         exported_samples_per_step=exported,
@@ -304,11 +304,11 @@ def _calls(train: TrainConfig) -> tuple[str, ...]:
     )
 
 
-def _warnings(train: TrainConfig, batch: ExportedBatch, hold: RowsHold) -> list[str]:
+def _warnings(train: TrainConfig, batch: ExportedBatch, means: SequenceMeans) -> list[str]:
     each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
     if train.layout == "packed" and batch.samples_per_row is None:
         found.append(
-            f"A packed row holds several samples, and how many is not known ({hold.source}): the export takes one for "
+            f"A packed row holds several samples, and how many is not known ({means.source}): the export takes one for "
             "each row, so its step sees fewer tokens. Name the dataset with --data."
         )
     elif train.layout == "packed":

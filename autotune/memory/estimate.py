@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.corpus.values import RowContents, RowsHold
+from autotune.corpus.values import RowContents, SequenceMeans
 from autotune.errors import NotCheckable
 from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_micro_batch_size
 from autotune.memory.values import Trace, TraceRequest
@@ -150,7 +150,7 @@ def _laid_out(data: Path, config: TrainConfig) -> tuple[RowStatistics, Manifest]
         return row_statistics(config, dataset), dataset.manifest
 
 
-def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
+def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
     """Return non-padding tokens and samples per sequence, from a part of the dataset or, without it, from the profile.
 
     Raises:
@@ -161,8 +161,8 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
         packed = profile.train.layout == "packed"
         source = "the dataset is not here" if packed else "one sample in each row"
         tokens = profile.mean_tokens_per_sequence
-        return RowsHold(non_padding_tokens=tokens, samples=None if packed else 1.0, source=source)
+        return SequenceMeans(non_padding_tokens=tokens, samples=None if packed else 1.0, source=source)
     found, manifest = _laid_out(directory, profile.train)
     other = manifest.dataset_hash != profile.fingerprint.dataset_hash
     source = "another dataset than the profile was tuned on" if other else "rows of the dataset, a part laid out"
-    return RowsHold(non_padding_tokens=found.mean_non_padding_tokens, samples=found.mean_samples, source=source)
+    return SequenceMeans(non_padding_tokens=found.mean_non_padding_tokens, samples=found.mean_samples, source=source)

@@ -25,7 +25,6 @@ def network(
             f"default: {DEFAULT_NODES}.",
         ),
     ] = None,
-    links_only: Annotated[bool, typer.Option("--links-only", help="Measure messages, and no training step.")] = False,
     minutes: Annotated[float, typer.Option(min=0.1, help="Time for all measurements.")] = 15.0,
     predict: Annotated[
         bool,
@@ -39,12 +38,6 @@ def network(
         int | None,
         typer.Option(min=1, help="With --predict: non-padding tokens of a step, all ranks. Default: the profile's."),
     ] = None,
-    sixteen_bit: Annotated[
-        bool,
-        typer.Option(
-            "--16-bit-gradients", help="With --predict: as if a check had found the loss with 16-bit gradients equal."
-        ),
-    ] = False,
     job: JobOptions,
 ) -> None:
     """Find the fastest gradient synchronisation.
@@ -94,7 +87,6 @@ def network(
             assumed=assumed or None,
             ranks_per_node=sweep.ranks,
             global_batch_tokens=global_batch_tokens,
-            sixteen_bit=sixteen_bit,
         )
         scaled = scale_profile(
             stored, known, counts, data=sweep.data, reports=job.reports, trial_timeout_s=sweep.trial_timeout
@@ -106,12 +98,9 @@ def network(
     count = counts[0] if counts else None
     purpose = f"Measures the network between nodes, and how {model} trains best over it."
     asked = profile_job("network", purpose, stored, request)
-    expected_minutes = 4 if links_only else asked.expected_minutes
-    if job.submitted_or_refused(
-        context, replace(asked, nodes=count or 2, expected_minutes=expected_minutes, with_srun=False)
-    ):
+    if job.submitted_or_refused(context, replace(asked, nodes=count or 2, with_srun=False)):
         return
-    measured, _ = tune_network(stored, request, count or nodes_here(), links_only=links_only)
+    measured, _ = tune_network(stored, request, count or nodes_here())
     print(answer_json(measured) if job.as_json else network_text(measured, sweep.profile))
 
 

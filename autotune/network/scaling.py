@@ -50,11 +50,10 @@ def known_of(
     assumed: Assumed | None = None,
     ranks_per_node: int | None = None,
     global_batch_tokens: float | None = None,
-    sixteen_bit: bool = False,
 ) -> ScalingModel:
     """Return the scaling model of a probed profile; arguments that are None are taken from the profile.
 
-    ``assumed`` replaces measured links between nodes; ``sixteen_bit`` allows 16-bit gradients without a check.
+    ``assumed`` replaces measured links between nodes.
 
     Raises:
         ProfileRejected: If the profile was not probed, or was probed on a pretended GPU.
@@ -81,7 +80,7 @@ def known_of(
         ),
         network=network,
         ends=ends,
-        gradient_syncs=gradient_syncs(sixteen_bit=sixteen_bit or train.parallel.gradient_dtype != "fp32"),
+        gradient_syncs=gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32"),
         sources=(compute_source, link_source),
     )
 
@@ -141,7 +140,7 @@ def ranks_of(profile: Profile) -> int:
 
 def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     evidence = profile.evidence.network
-    if evidence is not None and evidence.compute is not None:
+    if evidence is not None:
         return evidence.compute.of_rank, "computing: measured, steps of all ranks in which nothing travelled"
     if not probe.curve:
         raise ProfileRejected(
@@ -250,40 +249,18 @@ def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Sca
 TABLE_NODES = 128
 """Largest number of nodes in the scaling table of a profile."""
 _AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport")
-_OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "matmul_flops_per_s")
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return the evidence of links and, if steps were measured, of gradient synchronisations and scaling.
+    """Return the evidence of links, gradient synchronisations and scaling.
 
     Scaling is predicted for ``counts`` of nodes, or for powers of two if there are none.
     """
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None
-    of_links: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
-    found = NetworkEvidence(
-        **of_links,
-        links=list(tuning.fits.values()),
-        all_reduce_factor=tuning.all_reduce_factor,
-        warnings=link_warnings(links, None if between is None else between.bytes_per_s),
-        matmul_flops_per_s=list(links.matmul_flops_per_s),
-        choice="only the links were measured",
-        windows=len(tuning.runner.finished),
-        seconds=round(tuning.runner.seconds, 3),
-    )
-    if tuning.compute is None or not tuning.tried:
-        return found
+    assert tuning.compute is not None
     default, config, load = tuning.tried[0], tuning.request.config, tuning.load()
-    of_steps: dict[str, Any] = {
-        "default_micro_batch_size": config.micro_batch_size,
-        "compute": tuning.compute.model_copy(update={"slowdown_share": tuning.slowdown_share}),
-        "gradient_syncs": [
-            one.evidence(links.ranks_per_node, None if one is default else tuning.against_default(one))
-            for one in tuning.tried
-        ],
-        "choice": _choice(tuning),
-        "equal_loss": tuning.equal_loss,
-    }
+    more: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
     if between is not None:
         halved = tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32"
         among = gradient_syncs(sixteen_bit=halved)
@@ -291,17 +268,26 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
         scaling = predict_scaling(config.model.name, known, counts or powers)
-        of_steps |= {
+        more |= {
             "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
         }  # fmt: skip
-    return found.model_copy(update=of_steps)
-
-
-def links_in_place_of(before: NetworkEvidence | None, links: NetworkEvidence) -> NetworkEvidence:
-    """Return the evidence with new links; steps are kept if the numbers of nodes and ranks per node are unchanged."""
-    if before is None or (before.nodes, before.ranks_per_node) != (links.nodes, links.ranks_per_node):
-        return links
-    return before.model_copy(update={name: getattr(links, name) for name in _OF_LINKS})
+    return NetworkEvidence(
+        links=list(tuning.fits.values()),
+        all_reduce_factor=tuning.all_reduce_factor,
+        warnings=link_warnings(links, None if between is None else between.bytes_per_s),
+        matmul_flops_per_s=list(links.matmul_flops_per_s),
+        default_micro_batch_size=config.micro_batch_size,
+        compute=tuning.compute.model_copy(update={"slowdown_share": tuning.slowdown_share}),
+        gradient_syncs=[
+            one.evidence(links.ranks_per_node, None if one is default else tuning.against_default(one))
+            for one in tuning.tried
+        ],
+        choice=_choice(tuning),
+        equal_loss=tuning.equal_loss,
+        windows=len(tuning.runner.finished),
+        seconds=round(tuning.runner.seconds, 3),
+        **more,
+    )
 
 
 def _choice(tuning: NetworkTuning) -> str:

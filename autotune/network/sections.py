@@ -31,8 +31,6 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
     following = (
         f"{command('network', profile=profile, predict=True)}, or {command('train', profile=profile, slurm=True)}"
     )
-    if not found.gradient_syncs:
-        following = f"{command('network', profile=profile)} (with training steps, which decide)"
     pairs = (("profile", (str(profile),)), ("next", (following,)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
 
@@ -141,8 +139,6 @@ def _point(row: ScalingRow) -> Point:
 def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
     """Return a table of a step without gradient synchronisation, on which predictions rest."""
     compute = found.compute
-    if compute is None:
-        return ()
     rows: list[list[str | None]] = [
         ["rows of the micro-batch", str(compute.micro_batch_size)],
         ["forward and backward of it", format_seconds(compute.micro_batch_s)],
@@ -192,7 +188,7 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
         yield f"equal loss: {found.equal_loss}"
     if found.useful_nodes is not None:
         yield from _useful_lines(found.useful_nodes, found.levers)
-    elif found.gradient_syncs:
+    else:
         yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
     yield f"exchange: {found.choice}"
 

@@ -18,7 +18,7 @@ from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
-from autotune.network.scaling import evidence, links_in_place_of, measured_row, predict_scaling, with_measured
+from autotune.network.scaling import evidence, measured_row, predict_scaling, with_measured
 from autotune.network.values import GradientSync, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
@@ -86,12 +86,7 @@ def open_multirank(
 
 
 def tune_network(
-    stored: StoredProfile,
-    request: SweepRequest,
-    nodes: int,
-    display: Display | None = None,
-    *,
-    links_only: bool = False,
+    stored: StoredProfile, request: SweepRequest, nodes: int, display: Display | None = None
 ) -> tuple[NetworkEvidence, float]:
     """Measure with ranks that run together, and write the result into the profile.
 
@@ -115,21 +110,12 @@ def tune_network(
             nodes,
             local_ranks(bench.site, ranks),
         )
-        with bench.stage(
-            "network", stored.path, stored.profile.train.model, request, 1 if links_only else 20
-        ) as runner:
+        with bench.stage("network", stored.path, stored.profile.train.model, request, 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
-            if links_only:
-                tuning.measure_links()
-            else:
-                tuning.run()
+            tuning.run()
     found = evidence(tuning)
-    if tuning.tried:
-        chosen = tuning.fastest()[0].candidate
-        changed = add_network(stored.profile, found, chosen.sync, tuning.micro_batch_size(chosen), runner)
-    else:  # links alone change nothing about how it trains
-        found = links_in_place_of(stored.profile.evidence.network, found)
-        changed = add_evidence(stored.profile, "network", found, runner)
+    chosen = tuning.fastest()[0].candidate
+    changed = add_network(stored.profile, found, chosen.sync, tuning.micro_batch_size(chosen), runner)
     write_atomically(stored.path, profile_to_toml(changed))
     return found, bench.server.waited_s
 

@@ -284,10 +284,10 @@ class NetworkEvidence(StrictTable):
     """Warnings about slow links, slow ranks, or an interface below its nominal speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
     """Matmul FLOP/s of each rank while all ranks multiply."""
-    default_micro_batch_size: Positive | None = None
-    """Probed micro-batch size, which the default has; None if no training step was measured."""
-    compute: ComputeEvidence | None = None
-    gradient_syncs: list[GradientSyncRow] = Field(default_factory=list)
+    default_micro_batch_size: Positive
+    """Probed micro-batch size, which the default has."""
+    compute: ComputeEvidence
+    gradient_syncs: list[GradientSyncRow]
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
     """Largest number of nodes that is at least 90 % efficient at this global batch; predicted."""

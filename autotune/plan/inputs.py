@@ -331,8 +331,8 @@ def _on_all(
     evidence, scaled = Evidence() if profile is None else profile.evidence, None
     network, probe = evidence.network, evidence.probe
     line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
-    computed = network is not None and network.compute is not None
-    if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):
+    computed = network is not None or (probe is not None and probe.curve and probe.parameters is not None)
+    if profile is not None and probe is not None and computed:
         scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
     per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
     compute = RankCompute(  # a rank whose sequences cost what the rate says, and nothing else

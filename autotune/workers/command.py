@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.base.defaults import JOINT_TRIALS, WINDOW_S
+from autotune.base.defaults import WINDOW_S
 from autotune.console.options import SweepOptions, Window, grouped, parsed
 from autotune.console.slurm_job import JobOptions, profile_job
 from autotune.errors import UsageError
@@ -33,9 +33,6 @@ def workers(
         str | None,
         typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),
     ] = None,
-    joint_trials: Annotated[
-        int, typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together.")
-    ] = JOINT_TRIALS,
     job: JobOptions,
 ) -> None:
     """Find the fewest DataLoader workers that suffice.
@@ -65,7 +62,7 @@ def workers(
         return
     device = "cpu" if step_time else train.device
     with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:
-        found = count_workers(bench, stored, request, joint_trials=joint_trials)
+        found = count_workers(bench, stored, request)
     print(answer_json(found) if job.as_json else workers_text(found, sweep.profile, request.data))
 
 

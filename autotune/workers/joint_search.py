@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 PREFETCH_CHOICES = (1, 2, 4, 8)
+MOST_TRIALS = 12
 VERIFYING_ROUNDS = 12
 """Limit of rounds that compare the best of the search with the best of workers alone."""
 
@@ -30,7 +31,7 @@ def gap_remains(choice: WorkersChoice) -> bool:
     return best.high is not None and best.high < ENOUGH_SHARE
 
 
-def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoice | None:
+def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS) -> JointChoice | None:
     """Search after a sweep, then compare the best with the best of workers alone, window by window.
 
     Each of the ``trials`` is a window beside one on cached batches. None if time or the space leave nothing to try.

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 
-from autotune.base.defaults import JOINT_TRIALS
 from autotune.base.files import write_atomically
 from autotune.errors import OutOfTime
 from autotune.machine.measured_device import local_ranks
@@ -18,9 +17,7 @@ from autotune.workers.values import SweepRequest, WorkersEvidence
 from trainer.config.train_config import DataSettings, Tag, tagged
 
 
-def count_workers(
-    bench: Session, stored: StoredProfile, request: SweepRequest, *, joint_trials: int = JOINT_TRIALS
-) -> WorkersEvidence:
+def count_workers(bench: Session, stored: StoredProfile, request: SweepRequest) -> WorkersEvidence:
     """Find the smallest number of DataLoader workers at the probed micro-batch size, and write it into the profile.
 
     Raises:
@@ -40,9 +37,9 @@ def count_workers(
     with bench.stage("workers", stored.path, stored.profile.train.model, request, 24) as runner:
         sweep = Sweep(training=training, runner=runner)
         choice, joint = sweep.run(), None
-        if joint_trials and gap_remains(choice) and not sweep.time_is_over:
+        if gap_remains(choice) and not sweep.time_is_over:
             with contextlib.suppress(OutOfTime):
-                joint = search_joint(sweep, choice, joint_trials)
+                joint = search_joint(sweep, choice)
     found = measure.evidence(sweep, choice, bench.site).model_copy(update={"joint": joint})
     write_atomically(stored.path, profile_to_toml(add_workers(stored.profile, found, runner)))
     return found

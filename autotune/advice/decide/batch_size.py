@@ -68,7 +68,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.network is not None and now.network.gradient_syncs:  # it chose this size, which also hides the all-reduce
+    if now.network is not None:  # it chose this size, which also hides the all-reduce
         return None
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:

@@ -78,7 +78,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
         shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
-    elif workers.local_ranks > 1 and (network is None or network.compute is None):
+    elif workers.local_ranks > 1 and network is None:
         untold.append("waiting for gradients: autotune network tells it")
     if train.layout in TRIMMED_LAYOUTS:
         untold.append("padding: rows are as wide as what they hold, which a run tells")
@@ -88,7 +88,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
-        jitter_share = network.compute.jitter_share if network is not None and network.compute is not None else 0.0
+        jitter_share = network.compute.jitter_share if network is not None else 0.0
         # Where ranks are uneven from step to step, they wait for programs that hand out work unevenly.
         is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
         parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
@@ -151,7 +151,7 @@ def _weigh(
 def _exchange(profile: Profile) -> tuple[float, float] | None:
     """Return the shares of a step that wait for gradients and that synchronisation adds; None if not measured."""
     network, parallel = profile.evidence.network, profile.train.parallel
-    if network is None or network.compute is None:
+    if network is None:
         return None
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.gradient_syncs:

@@ -50,7 +50,7 @@ def network_bound(now: TrainingContext) -> Advice | None:
     waits = now.loss("network", MATTERS_SHARE)
     if now.train is None or waits is None:
         return None
-    if now.network is not None and now.network.gradient_syncs and now.run is None:
+    if now.network is not None and now.run is None:
         return None
     return Advice(
         claim=f"{waits.share:.0%} of the step waits for gradients",

@@ -17,7 +17,7 @@ from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
-from autotune.network.values import GradientSyncRow, NetworkEvidence
+from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
 from tests.autotune.profiles.examples import but
 from tests.simulators import worlds
@@ -323,6 +323,12 @@ def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
         )  # fmt: skip
     network = NetworkEvidence(
         nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], matmul_flops_per_s=[1.0, 1.0],
+        default_micro_batch_size=64,
+        compute=ComputeEvidence(
+            micro_batch_size=64, micro_batch_s=0.9 * rows[0].step_s, fixed_s=0.0, optimizer_step_s=0.001,
+            forward_share=0.33, jitter_share=0.01, slowdown_share=0.05, gradient_elements=[85_000_000],
+            gradient_ready_shares=[1.0],
+        ),
         gradient_syncs=rows, choice="", windows=3, seconds=1.0,
     )  # fmt: skip
     return replace(now, profile=but(now.profile, evidence={"network": network}))

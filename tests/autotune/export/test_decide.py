@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.corpus.values import RowsHold
+from autotune.corpus.values import SequenceMeans
 from autotune.export.decide import export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
@@ -14,7 +14,7 @@ UNMEASURED = {"probe": None, "workers": None}
 
 
 def _hold(non_padding_tokens, samples):
-    return RowsHold(non_padding_tokens=non_padding_tokens, samples=samples, source="told")
+    return SequenceMeans(non_padding_tokens=non_padding_tokens, samples=samples, source="told")
 
 
 def _export(hold=None, ranks=1, evidence=None, **changes):

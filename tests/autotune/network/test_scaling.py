@@ -224,16 +224,3 @@ def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_bat
     assert [(row.nodes, row.measured) for row in found.scaling][:2] == [(1, False), (2, False)]
     assert all(row.efficiency_low <= row.efficiency + 1e-9 for row in found.scaling)
     assert any("global batch" in lever for lever in found.levers)
-
-
-def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):
-    before = scaling.evidence(two_nodes)
-    tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path)
-    tuning.measure_links()
-    alone = scaling.evidence(tuning)
-    assert (alone.compute, alone.gradient_syncs, alone.useful_nodes) == (None, [], None)
-    assert alone.links[0].scope == "between nodes"
-    found = scaling.links_in_place_of(before, alone)
-    assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
-    assert found.gradient_syncs == before.gradient_syncs
-    assert scaling.links_in_place_of(before.model_copy(update={"nodes": 8}), alone).gradient_syncs == []

@@ -236,21 +236,19 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
 
 
 @pytest.mark.parametrize(
-    ("asked", "links_only", "said", "last"),
+    ("asked", "said", "last"),
     [
-        ({}, False, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
+        ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
                      "seful nodes at this global batch (at least 90 % efficient, predicted):"),
          "next: autotune network --profile p.toml --predict, or autotune train --profile p.toml --slurm"),
-        ({}, True, ("only the links were measured",),
-         "next: autotune network --profile p.toml (with training steps, which decide)"),
-        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4}, False,
+        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
          ("xchange: the default: nothing that was measured is proven to be faster",), "next: "),
     ],
-    ids=["steps", "links alone", "the default is kept"],
+    ids=["steps", "the default is kept"],
 )  # fmt: skip
-def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, links_only, said, last):
+def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last):
     tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
-    tuning.measure_links() if links_only else tuning.run()
+    tuning.run()
     text = network_text(network_evidence(tuning), Path("p.toml"))
     for words in said:
         assert words in text
