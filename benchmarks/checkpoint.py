@@ -77,7 +77,7 @@ def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repea
     """Blocks of steps with and without saves, in turns."""
     from benchmarks.saves import SavingTrainer
 
-    trainer = SavingTrainer(place / "stall", model, device, row_tokens=ROW_TOKENS, rows=ROWS)
+    trainer = SavingTrainer(place / "stall", model, device, seq_length_tokens=ROW_TOKENS, rows=ROWS)
     kinds: dict[str, Callable[[], None]] = {
         "none": lambda: None,
         "synchronous": lambda: trainer.save(asynchronous=False),

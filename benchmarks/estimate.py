@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.base.tables import text_table
 from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, peak_bytes
-from autotune.memory.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, estimate_model
+from autotune.memory.estimate import DOCUMENTS_PER_PACKED_SEQUENCE, FIRST_SIZES, estimate_model
 from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured, Outcome, Trial
@@ -113,14 +113,14 @@ def speed(_: int) -> Figures:
     shape = model_settings("bert-120m")
     small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
     times_s: dict[str, list[float]] = {"law_s": [], "mem_tracker_s": []}
-    rows = FIRST_ROWS
+    rows = FIRST_SIZES
     for repeat in range(-1, SPEED_REPEATS):
         # What is imported or made ready with the first call is nobody's.
         model = small if repeat < 0 else shape
         config = TrainConfig(model=model, layout="packed", device="cuda", seq_length_tokens=ROW_TOKENS)
         sizes = rows[:1] if repeat < 0 else rows
         started_s = time.perf_counter()
-        fit_memory_model(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_ROW)
+        fit_memory_model(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_SEQUENCE)
         traced_s = time.perf_counter()
         for micro_batch_size in sizes:
             fake_peak_bytes(model, VOCAB_SIZE, micro_batch_size, ROW_TOKENS)
@@ -151,7 +151,7 @@ def fit_memory_model(
     )
     cpu = MemoryOverheads(kind="cpu")
     return estimate_model(
-        request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_ROWS[-1]
+        request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_SIZES[-1]
     ).fit
 
 

@@ -30,8 +30,8 @@ from autotune.search.stage import explore_request
 from autotune.search.values import Configuration
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session
-from autotune.trials.values import FeedFigures, Measured
-from autotune.workers.measure import feed_trial
+from autotune.trials.values import Measured, TrainingFigures
+from autotune.workers.measure import training_trial
 from autotune.workers.values import SweepRequest
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
@@ -213,10 +213,10 @@ def _read_group(
     names = [cell.name for cell in cells]
     for cell in cells if number % 2 == 0 else reversed(cells):
         config = request.config_of(cell)
-        trial = feed_trial(request.training, config, number, names, cached=True)
+        trial = training_trial(request.training, config, number, names, cached=True)
         outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
         if isinstance(outcome, Measured):
-            rates[cell] = request.rate_of(cell, FeedFigures.of(outcome))
+            rates[cell] = request.rate_of(cell, TrainingFigures.of(outcome))
             taken.setdefault(cell, []).append(runner.finished[-1].seconds)
     if not all(map(math.isfinite, rates.values())) or cells[0] not in rates:
         raise ValueError(f"group {number} could not be read: {cells[0].name}")

@@ -135,12 +135,12 @@ def corpus(directory: Path) -> Path:
 
 
 def _tuning(
-    machine: MultirankMachine, place: Path, data: Path, *, count: int, rows: int, row_tokens: int
+    machine: MultirankMachine, place: Path, data: Path, *, count: int, rows: int, seq_length_tokens: int
 ) -> NetworkTuning:
     """At a global batch of so many rows a rank."""
     config = TrainConfig(
         model=ModelSettings(name="bert-4x256", config=MODEL),
-        seq_length_tokens=row_tokens,
+        seq_length_tokens=seq_length_tokens,
         micro_batch_size=rows,
         global_batch_size=rows * count,
         layout="packed",
@@ -157,7 +157,7 @@ def _tuning(
 
 def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
     with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count=count, rows=ROWS, row_tokens=SEQ_LENGTH_TOKENS)
+        tuning = _tuning(machine, place, data, count=count, rows=ROWS, seq_length_tokens=SEQ_LENGTH_TOKENS)
         tuning.measure_links()
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
@@ -196,7 +196,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
 def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict[str, Any]:
     """What the tuning chooses where the network is the limit, against the default, rounds against each other."""
     with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count=count, rows=1, row_tokens=tokens)
+        tuning = _tuning(machine, place, data, count=count, rows=1, seq_length_tokens=tokens)
         tuning.run()
         chosen, gain = tuning.fastest()
         default = tuning.tried[0]

@@ -32,7 +32,7 @@ from trainer.config.train_config import TrainConfig
 
 TRIALS_BAR = 2.5
 TIME_BAR = 1.0
-MAX_ROWS = 8192
+MAX_MICRO_BATCH_SIZE = 8192
 TRIAL_TIMEOUT_S = 300.0
 PROOFS = 2
 """Further processes that must agree with an answer before it counts as exact."""
@@ -112,7 +112,7 @@ def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
 def _probe(case: Case) -> Probe:
     config = TrainConfig.model_validate({"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"})
     request = ProbeRequest(
-        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0, max_micro_batch_size=MAX_ROWS,
+        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0, max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
         trial_timeout_s=TRIAL_TIMEOUT_S,
     )  # fmt: skip
     return Probe(

@@ -55,13 +55,15 @@ class SavingTrainer:
         rows: Of a micro-batch, which is a whole step.
     """
 
-    def __init__(self, place: Path, model: str, device: Literal["cpu", "cuda"], *, row_tokens: int, rows: int) -> None:
-        lengths = np.minimum(real_lengths(2000, seed=0), row_tokens)
+    def __init__(
+        self, place: Path, model: str, device: Literal["cpu", "cuda"], *, seq_length_tokens: int, rows: int
+    ) -> None:
+        lengths = np.minimum(real_lengths(2000, seed=0), seq_length_tokens)
         data = write_learnable_corpus(place / "data", lengths, lengths[:10], vocab_size=22_016)
         settings: ModelSettings = model_settings(model)
         config = TrainConfig(
             model=settings,
-            seq_length_tokens=row_tokens,
+            seq_length_tokens=seq_length_tokens,
             micro_batch_size=rows,
             global_batch_size=rows,
             layout="packed",

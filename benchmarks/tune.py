@@ -179,7 +179,7 @@ def _request(grid: Grid) -> ExploreRequest:
         training=training,
         cells=(grid.starting, *(cell for cell in grid.ratios if cell != grid.starting)),
         global_batch_size=rows,
-        real_shares=dict.fromkeys(rows),
+        non_padding_shares=dict.fromkeys(rows),
         most_trials=60,
     )
 

@@ -137,7 +137,7 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most: int) -> float:
     """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
     sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
-    backward_s = step_time(compute, most, 1, sync, network).exchange_s * 1.2
+    backward_s = step_time(compute, most, 1, sync, network).sync_s * 1.2
     rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)))
     recipe = Recipe(
         nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
@@ -145,7 +145,7 @@ def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most
     )  # fmt: skip
     seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(STEPS))
     without = step_time(compute, rows, 1, sync, network)
-    hidden = without.exchange_s - without.exposed_s
+    hidden = without.sync_s - without.exposed_s
     return min(0.5, max(0.0, (seen - without.step_s) / hidden)) if hidden > 0 else 0.0
 
 

@@ -12,7 +12,7 @@ TrainerError
 
 import re
 
-HOST_REFUSES = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed")
+HOST_OUT_OF_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed")
 """Messages of C++, the allocator and libraries if host memory cannot be allocated."""
 
 

@@ -28,7 +28,7 @@ PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, err
 """Error numbers of temporary file system failures, which may be over when the job restarts, on other nodes."""
 
 
-class DamagedFile(Exception):
+class CorruptFile(Exception):
     """A file was changed since it was written; the message gives the difference."""
 
 
@@ -95,18 +95,18 @@ def _write_all(fd: int, chunk: memoryview) -> None:
 
 
 def check_file(path: Path, entry: FileEntry) -> None:
-    """Compare a file with its entry; raise ``DamagedFile`` if it differs, ``OSError`` if it cannot be read."""
+    """Compare a file with its entry; raise ``CorruptFile`` if it differs, ``OSError`` if it cannot be read."""
     status = path.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
-        raise DamagedFile(f"{path} is not a file")
+        raise CorruptFile(f"{path} is not a file")
     if status.st_size != entry.bytes:
-        raise DamagedFile(f"{path} has {status.st_size:,} bytes instead of {entry.bytes:,}")
+        raise CorruptFile(f"{path} has {status.st_size:,} bytes instead of {entry.bytes:,}")
     checksum = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_READ_AT_ONCE_BYTES):
             checksum = crc32(chunk, checksum)
     if checksum != entry.crc32:
-        raise DamagedFile(f"{path} is not as it was written: its checksum differs")
+        raise CorruptFile(f"{path} is not as it was written: its checksum differs")
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 SEQ_LENGTH_TOKENS = 512
 """Positions in a sequence."""
-MAX_ROWS = 16_384
+MAX_MICRO_BATCH_SIZE = 16_384
 """Largest micro-batch size that is tried."""
 HEADROOM_SHARE = 0.03
 """Share of the largest micro-batch size that is left unused."""

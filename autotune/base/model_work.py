@@ -65,21 +65,21 @@ def flops_per_token(work: ModelWork, lengths: Int64, masking_probability: float)
     return work.step_flops(lengths, round(masking_probability * ordinary)) / tokens
 
 
-def typical_lengths(samples: LengthDistribution, row_tokens: int) -> Int64:
+def typical_lengths(samples: LengthDistribution, seq_length_tokens: int) -> Int64:
     """Return lengths that represent those of a dataset, special tokens included, cut to a sequence; shape (N,).
 
     Quantiles in equal steps: their mean and the mean of their squares are those of the dataset to within its bins.
     """
     shares = (np.arange(_TYPICAL_LENGTHS) + 0.5) / _TYPICAL_LENGTHS
     found = [samples.percentile_tokens(float(share)) or 0.0 for share in shares]
-    most = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    most = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     cut: Int64 = np.minimum(np.round(found), most).astype(np.int64)
     return cut + SPECIAL_TOKENS_PER_SAMPLE
 
 
-def assumed_lengths(row_tokens: int) -> Int64:
+def assumed_lengths(seq_length_tokens: int) -> Int64:
     """Return lengths for an unknown dataset: documents of half a sequence each."""
-    return np.array([max(SPECIAL_TOKENS_PER_SAMPLE + 1, row_tokens // 2)], dtype=np.int64)
+    return np.array([max(SPECIAL_TOKENS_PER_SAMPLE + 1, seq_length_tokens // 2)], dtype=np.int64)
 
 
 def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
@@ -128,7 +128,7 @@ def _shape(train: TrainConfig) -> tuple[int, int, int]:
     return hidden, count_of_model(train, "num_hidden_layers", LAYERS), int(of_layer)
 
 
-def place_share(train: TrainConfig, parameters: int | None) -> float:
+def position_share(train: TrainConfig, parameters: int | None) -> float:
     """Return the share of a step's matmuls that grows with all positions, padding included.
 
     The rest grows with the positions to predict: a sparse head, and ten of the last layer's twelve parts. Counted in

@@ -35,7 +35,7 @@ def baseline(
     train = stored.profile.train
     request = sweep.request(stored, job.reports, minutes, window_s=window_s)
     purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."
-    if job.submitted_or_refused(context, profile_job("baseline", purpose, stored, request)):
+    if job.submitted_or_rejected(context, profile_job("baseline", purpose, stored, request)):
         return
     with open_session(train.device, request.data) as bench:
         found = compare_recipes(bench, stored, request, rounds=rounds)

@@ -20,8 +20,8 @@ from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.memory.values import StepRequest
 from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
-from autotune.trials.values import FeedFigures, HostOutOfMemory, Measured, Outcome, OutOfMemory, Trial, describe
-from autotune.workers.measure import TrainingWindows, feed_trial
+from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemory, TrainingFigures, Trial, describe
+from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset
 from trainer.data.global_batch import in_rows, mean_row
@@ -56,7 +56,7 @@ class BaselineRunner:
     training: TrainingWindows
     """Training windows of the tuned configuration."""
     others: tuple[Recipe, ...]
-    real_shares: dict[RecipeName, float | None]
+    non_padding_shares: dict[RecipeName, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
     most_rounds: int
     memory_budget_bytes: int
@@ -71,7 +71,7 @@ class BaselineRunner:
     """Recipes that are compared, the tuned one first."""
     fallen: dict[RecipeName, str] = field(default_factory=dict)
     """Reasons why recipes dropped out."""
-    rounds: list[dict[RecipeName, FeedFigures]] = field(default_factory=list)
+    rounds: list[dict[RecipeName, TrainingFigures]] = field(default_factory=list)
     reading: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class BaselineRunner:
         )
 
     def _goes_on(self) -> bool:
-        done, others = len(self.rounds), [name for name in self._standing() if name != TUNED]
+        done, others = len(self.rounds), [name for name in self._remaining() if name != TUNED]
         if done == 0:
             return True
         if done >= self.most_rounds or not others:
@@ -111,13 +111,13 @@ class BaselineRunner:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
         # With enough windows to say how fast each trains.
-        told = all(of_windows(self._rates(name)).interval().low is not None for name in self._standing())
+        told = all(of_windows(self._rates(name)).interval().low is not None for name in self._remaining())
         return not (precise and told) and self.runner.seconds < self.training.request.budget_s
 
     def _rates(self, name: RecipeName) -> list[float]:
         return [self._rate(name, one[name]) for one in self.rounds if name in one]
 
-    def _standing(self) -> list[RecipeName]:
+    def _remaining(self) -> list[RecipeName]:
         return [name for name in self.recipes if name not in self.fallen]
 
     def _fit(self, name: RecipeName) -> None:
@@ -161,26 +161,26 @@ class BaselineRunner:
 
     def _measure_round(self) -> None:
         """Measure one window of each recipe."""
-        number, names = len(self.rounds), self._standing()
+        number, names = len(self.rounds), self._remaining()
         trials = {}
         for name in names:
-            trial = feed_trial(self.training, self.recipes[name].config, number, names, min_steps=MIN_STEPS)
+            trial = training_trial(self.training, self.recipes[name].config, number, names, min_steps=MIN_STEPS)
             trials[name] = (trial, f"{name}, round {number + 1}")
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
             if name == TUNED and not isinstance(outcome, Measured):
                 raise could_not_measure("the window of the tuned settings", outcome, self.runner)
 
-        found: dict[RecipeName, FeedFigures] = {}
+        found: dict[RecipeName, TrainingFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():
             if isinstance(outcome, Measured):
-                found[name] = FeedFigures.of(outcome)
+                found[name] = TrainingFigures.of(outcome)
             else:
                 self.fallen[name] = f"{describe(outcome)} in round {number + 1}"
         self.rounds.append(found)
 
-    def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
-        share = self.real_shares[name]
+    def _rate(self, name: RecipeName, figures: TrainingFigures) -> float:
+        share = self.non_padding_shares[name]
         return figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
 
     def _speedup(self, name: RecipeName) -> Interval:

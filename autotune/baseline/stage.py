@@ -28,13 +28,13 @@ def compare_recipes(
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        recipes, real_shares = compare_with(train, dataset, *training.limits.most())
+        recipes, non_padding_shares = compare_with(train, dataset, *training.limits.most())
     trials = len(recipes) + (len(recipes) + 1) * rounds
     with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
         found = BaselineRunner(
             training=training,
             others=recipes,
-            real_shares=real_shares,
+            non_padding_shares=non_padding_shares,
             most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
             micro_batches=probe.gradient_accumulation_steps,

@@ -21,7 +21,7 @@ class NodeFacts:
     code_sha256: str
     dataset_hash: str | None
     """Hash of the dataset; None if there is none."""
-    dataset_place: str
+    dataset_dir: str
     dataset_missing: str | None = None
 
 
@@ -56,7 +56,7 @@ def problems_of(
         ]
     processors = "The step was not given the processors of its job: does srun in the script say --cpus-per-task?"
     code = "Install the version of this package there that the job was submitted with; or submit the job again."
-    data = f"Give every node the dataset of the profile at {node.dataset_place}: autotune data verify."
+    data = f"Give every node the dataset of the profile at {node.dataset_dir}: autotune data verify."
     dataset = node.dataset_hash or node.dataset_missing
     checks += [
         ("allotted_cpus", cpus, node.allotted_cpus, processors, node.allotted_cpus < cpus),

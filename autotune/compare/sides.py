@@ -12,8 +12,8 @@ from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_soun
 from autotune.base.units import format_bytes
 from autotune.compare.decide import (
     DATA_WAIT,
+    LARGEST_MICRO_BATCH,
     MFU,
-    MOST_ROWS,
     PEAK_MEMORY,
     SAMPLES,
     STEP_RATE,
@@ -35,7 +35,7 @@ from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
-from autotune.trials.values import FeedFigures, Measured, StepFigures, TrialRecord
+from autotune.trials.values import Measured, StepFigures, TrainingFigures, TrialRecord
 from trainer.config.tables import canonical_sha256, flat_table
 from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
@@ -127,7 +127,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         circumstances={name: value for name, value in known.items() if value is not None},
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
-        readings=tuple(_profile_readings(profile)),
+        readings=tuple(_profile_figures(profile)),
         headlines=tuple(
             Reading(
                 metric=TRAINING_RATE,
@@ -140,15 +140,17 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     )
 
 
-def _profile_readings(profile: Profile) -> Iterable[Reading]:
+def _profile_figures(profile: Profile) -> Iterable[Reading]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
-        yield Reading(metric=MOST_ROWS, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
+        yield Reading(
+            metric=LARGEST_MICRO_BATCH, of="under the budget", estimate=of_one(probe.feasible_max), exact=True
+        )
         of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
         yield Reading(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
-            estimate = of_bounds(point.slot_rate, point.timed_steps)
+            estimate = of_bounds(point.padded_rate, point.timed_steps)
             yield Reading(metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'row')}, {what}", estimate=estimate)
     if workers is not None:
         if rates := _positive(workers.cached_padded_tokens_per_s):
@@ -238,7 +240,7 @@ def _tuning_side(path: Path) -> Side:
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(_what(record), []).append(record)
-    readings = [one for of, group in groups.items() for one in _trial_readings(of, group)]
+    readings = [one for of, group in groups.items() for one in _trial_figures(of, group)]
     config = records[-1].trial.config
     settings = flat_table(config)
     keeps_up = [one for one in readings if one.metric is WINDOW_RATE] or [
@@ -301,7 +303,7 @@ def _by_allocator(driver: str | None) -> str:
     return ", allocator" if is_pretended(driver) else ""
 
 
-def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
+def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
     measured = [
@@ -316,7 +318,7 @@ def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
         if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
             yield Reading(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
-    windows = [FeedFigures.of(outcome) for outcome in rated]
+    windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := _positive(one.padded_tokens_per_s for one in windows):
         yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from autotune.base.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
+from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class StepOptions:
         float | None,
         typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
     ] = None
-    max_micro_batch_size: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_ROWS
+    max_micro_batch_size: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_MICRO_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,7 +144,7 @@ class JobOptions(SlurmOptions):
     here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False
     reports: Reports = REPORTS
 
-    def submitted_or_refused(self, context: typer.Context, request: JobRequest) -> bool:
+    def submitted_or_rejected(self, context: typer.Context, request: JobRequest) -> bool:
         """Do as ``submitted``, but keep measurements off login nodes, which many people share, unless ``here`` is set.
 
         Raises:

@@ -37,16 +37,16 @@ app = typer.Typer(
 def inspect(
     *,
     directory: Dataset,
-    row_tokens: Annotated[
+    seq_length_tokens: Annotated[
         list[int] | None, typer.Option(min=8, max=2**20, help="A row length to consider; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show sizes, sample lengths, padding and packing."""
-    from autotune.corpus.verify import DEFAULT_ROW_TOKENS
+    from autotune.corpus.verify import DEFAULT_SEQ_LENGTHS_TOKENS
     from autotune.corpus.verify import inspect as inspect_dataset
 
-    found = inspect_dataset(directory, row_tokens or DEFAULT_ROW_TOKENS)
+    found = inspect_dataset(directory, seq_length_tokens or DEFAULT_SEQ_LENGTHS_TOKENS)
     if as_json:
         print(answer_json({**counts_of(directory, found.manifest), **plain(found)}))
     else:
@@ -130,7 +130,7 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     return "\n".join([*lines, following])
 
 
-_PADDED_ROW_TOKENS = 512
+_PADDED_TOKENS = 512
 """Sequence length to which the paper recipe pads every sample."""
 
 
@@ -253,7 +253,7 @@ def prepare(
         )
     # What storing masks, a byte a token, would add; and rows padded to the paper's width, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples
-    padded = samples * _PADDED_ROW_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
+    padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
         answer = counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size,
@@ -269,7 +269,7 @@ def prepare(
         print(answer_json(answer))
         return
     facts = facts_of(manifest) | {
-        "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
+        "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_TOKENS} take "
         f"{format_bytes(padded)}",
         "samples": f"{format_count(manifest.train.samples)} to train, "
         f"{format_count(manifest.validation.samples)} for validation",

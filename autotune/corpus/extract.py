@@ -207,7 +207,7 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
         return list(zip(slices, outcome, strict=False))
     take_back(directory, before)
     if len(slices) == 1:
-        note_refused(directory, slices[0], outcome)
+        note_unread(directory, slices[0], outcome)
         return [(slices[0], outcome)]
     read: list[tuple[Slice, Outcome]] = []
     piece = request["piece"]
@@ -265,7 +265,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
                 raise
             take_back(directory, before)
             refused = Unread(reason=reason_of(error))
-            note_refused(directory, Slice(**fields), refused)
+            note_unread(directory, Slice(**fields), refused)
             outcomes.append(refused)
             continue
         outcomes.append(done)
@@ -276,7 +276,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     return outcomes
 
 
-def note_refused(directory: Path, part: Slice, refused: Unread) -> None:
+def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
     """Add an unread slice to the list of rejects."""
     try:
         whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size

@@ -39,7 +39,7 @@ def dataset_text(found: Inspected) -> str:
     every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
     rows = table_of(
         "", found.rows,
-        ("row tokens", "l", lambda row: format_count(row.row_tokens)),
+        ("row tokens", "l", lambda row: format_count(row.seq_length_tokens)),
         ("padding", "l", lambda row: format_share(row.padded_waste)),
         ("samples cut", "l", lambda row: format_share(row.cut_samples)),
         ("tokens lost", "l", lambda row: format_share(row.cut_tokens)),
@@ -147,14 +147,14 @@ def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[Report
 
 
 def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
-    row_tokens = one.profile.train.seq_length_tokens
+    seq_length_tokens = one.profile.train.seq_length_tokens
     bins = _doublings(spread.edges, spread.counts)
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
     # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
     columns = tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn)
     most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
-    fits = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
     return Chart(
         title="Lengths of samples",
@@ -181,13 +181,16 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
 
 
 def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution) -> Table:
-    row_tokens = one.profile.train.seq_length_tokens
+    seq_length_tokens = one.profile.train.seq_length_tokens
     lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
     rows: list[Row] = [
         *_every_fact(manifest, lengths).items(),
         ["mean tokens of a sample", count(spread.mean_tokens() or 0.0)],
-        ["longer than a row holds", format_share(spread.truncated_share(row_tokens - SPECIAL_TOKENS_PER_SAMPLE))],
-        [f"waste, one sample to a row of {row_tokens}", format_share(spread.padding_waste(row_tokens))],
+        [
+            "longer than a row holds",
+            format_share(spread.truncated_share(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)),
+        ],
+        [f"waste, one sample to a row of {seq_length_tokens}", format_share(spread.padding_waste(seq_length_tokens))],
     ]
     return facts("The dataset", rows)
 

@@ -56,18 +56,18 @@ class LengthDistribution:
         shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
         return sum(shares) / self.samples
 
-    def padding_waste(self, row_tokens: int) -> float | None:
-        """Return the share of a batch that is padding when every sample is cut and padded to ``row_tokens``.
+    def padding_waste(self, seq_length_tokens: int) -> float | None:
+        """Return the share of a batch that is padding when every sample is cut and padded to ``seq_length_tokens``.
 
         Special tokens are not padding. None without samples.
 
         Raises:
             ValueError: If a sequence has no room beside the special tokens.
         """
-        if row_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
-            raise ValueError(f"a row of {row_tokens} tokens holds nothing beside the special tokens")
-        mean = self.mean_tokens(row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
-        return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / row_tokens
+        if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
+            raise ValueError(f"a row of {seq_length_tokens} tokens holds nothing beside the special tokens")
+        mean = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+        return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
 
     def _bins(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last whole number of each bin, and its count; the open-ended one ends at its edge."""
@@ -87,10 +87,10 @@ def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowLength:
+class SeqLengthEffect:
     """Effect of a sequence length on a random choice of samples, as shares except for ``packing_gain``."""
 
-    row_tokens: int
+    seq_length_tokens: int
     padded_waste: float
     """Share of positions that are padding, with one sample in each sequence."""
     cut_samples: float
@@ -112,11 +112,11 @@ class Inspected:
     percentiles: dict[int, int]
     mean_tokens: float
     longest_tokens: int
-    rows: tuple[RowLength, ...]
+    rows: tuple[SeqLengthEffect, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowContents:
+class SequenceContents:
     """Contents of sequences, from a part of a dataset; or assumed without a dataset."""
 
     vocab_size: int

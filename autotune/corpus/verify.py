@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
+from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLengthEffect
 from autotune.corpus.workplace import StageMeter
 from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_rows, permute
 from trainer.data.dataset import (
@@ -33,7 +33,7 @@ from trainer.staging.copying import in_threads
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
-DEFAULT_ROW_TOKENS = (128, 512, 1024, 2048)
+DEFAULT_SEQ_LENGTHS_TOKENS = (128, 512, 1024, 2048)
 SAMPLED = 65_536
 """Number of samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
 
@@ -193,7 +193,7 @@ def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
     return [Fault(file=name, what="is no part of the dataset") for name in names if name not in expected]
 
 
-def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> Inspected:
+def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
     """Return sample lengths and the effect of sequence lengths, from the manifest and the offsets of some samples.
 
     Raises:
@@ -212,23 +212,23 @@ def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> 
         percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in (10, 50, 75, 90, 99)} if some else {},
         mean_tokens=float(lengths.mean()) if some else 0.0,
         longest_tokens=int(lengths.max(initial=0)),
-        rows=tuple(_row_length(lengths, tokens) for tokens in row_tokens) if some else (),
+        rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens) if some else (),
     )
 
 
-def _row_length(lengths: npt.NDArray[np.int64], row_tokens: int) -> RowLength:
+def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -> SeqLengthEffect:
     framed = lengths + SPECIAL_TOKENS_PER_SAMPLE
-    cut = np.minimum(framed, row_tokens)
-    block = max(MIN_BLOCK_SAMPLES, row_tokens)  # as the input pipeline packs them
+    cut = np.minimum(framed, seq_length_tokens)
+    block = max(MIN_BLOCK_SAMPLES, seq_length_tokens)  # as the input pipeline packs them
     blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
-    rows = sum(int(pack_rows(part, row_tokens).max()) + 1 for part in blocks)
+    rows = sum(int(pack_rows(part, seq_length_tokens).max()) + 1 for part in blocks)
     real = int(cut.sum())
-    padded = real / (len(cut) * row_tokens)
-    packed = real / (rows * row_tokens)
-    return RowLength(
-        row_tokens=row_tokens,
+    padded = real / (len(cut) * seq_length_tokens)
+    packed = real / (rows * seq_length_tokens)
+    return SeqLengthEffect(
+        seq_length_tokens=seq_length_tokens,
         padded_waste=1 - padded,
-        cut_samples=float((framed > row_tokens).mean()),
+        cut_samples=float((framed > seq_length_tokens).mean()),
         cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
         packed_efficiency=packed,
         packing_gain=packed / padded,

@@ -73,10 +73,10 @@ def _export_text(export: "Export") -> str:
     ]
     lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
     batch = export.batch
-    tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_real_tokens_per_step))
+    tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_tokens_per_step))
     return "\n\n".join(
         [
-            f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.rows_per_step:,} rows with "
+            f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.sequences_per_step:,} rows with "
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
             f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} on each "
             "rank",

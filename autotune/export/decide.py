@@ -39,15 +39,15 @@ class ExportedBatch:
     """Optimizer step in both trainers. Here a sequence may hold many samples; there it is one sample."""
 
     ranks: int
-    rows_per_step: int
-    samples_per_row: float | None
+    sequences_per_step: int
+    samples_per_sequence: float | None
     """Samples of a sequence, on average; None if sequences are packed and the dataset is not here."""
     tokens_per_step: float | None
     """Non-padding tokens of this trainer's optimizer step over all ranks."""
     per_device_batch_size: int
     gradient_accumulation_steps: int
     exported_samples_per_step: int
-    exported_real_tokens_per_step: float | None
+    exported_tokens_per_step: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,13 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
     known = means.non_padding_tokens / means.samples if means.non_padding_tokens and means.samples else None
     return ExportedBatch(
         ranks=ranks,
-        rows_per_step=rows,
-        samples_per_row=means.samples,
+        sequences_per_step=rows,
+        samples_per_sequence=means.samples,
         tokens_per_step=means.non_padding_tokens and rows * means.non_padding_tokens,
         per_device_batch_size=each,
         gradient_accumulation_steps=steps,
         exported_samples_per_step=exported,
-        exported_real_tokens_per_step=known and exported * known,
+        exported_tokens_per_step=known and exported * known,
     )
 
 
@@ -148,7 +148,7 @@ def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
     each, steps = batch.per_device_batch_size, batch.gradient_accumulation_steps
     packed, bucketed = train.layout == "packed", train.layout == "bucketed"
     other = packed or each != train.micro_batch_size
-    rounded = packed or batch.exported_samples_per_step != batch.rows_per_step
+    rounded = packed or batch.exported_samples_per_step != batch.sequences_per_step
     return (
         _row("micro_batch_size", "per_device_train_batch_size", each, near=other and "samples, one in each row"),
         _row("global_batch_size", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches"),
@@ -306,14 +306,14 @@ def _calls(train: TrainConfig) -> tuple[str, ...]:
 
 def _warnings(train: TrainConfig, batch: ExportedBatch, means: SequenceMeans) -> list[str]:
     each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
-    if train.layout == "packed" and batch.samples_per_row is None:
+    if train.layout == "packed" and batch.samples_per_sequence is None:
         found.append(
             f"A packed row holds several samples, and how many is not known ({means.source}): the export takes one for "
             "each row, so its step sees fewer tokens. Name the dataset with --data."
         )
     elif train.layout == "packed":
         found.append(
-            f"{rows} packed rows are not {rows} samples: a row holds {batch.samples_per_row:.2f} samples on average. "
+            f"{rows} packed rows are not {rows} samples: a row holds {batch.samples_per_sequence:.2f} samples on average. "
             "The export accumulates until a step has as many non-padding tokens."
         )
     if each < rows:

@@ -44,7 +44,7 @@ class TrainOptions:
     ) -> "TrainRequest":
         """Read and check profile and dataset; ``torch_of_profile`` if ranks run its torch, not the one here."""
         from autotune.launch.training_job import TrainRequest, default_ranks
-        from autotune.profiles.approval import refuse_other_settings, require_approved
+        from autotune.profiles.approval import reject_other_settings, require_approved
         from autotune.profiles.store import read_profile
         from trainer.config.resolve import resolve
         from trainer.data.dataset import read_manifest
@@ -58,7 +58,7 @@ class TrainOptions:
         assignments = self.assignments or []
         resolved = resolve(self.profile, assignments=assignments, data=self.data, expect_sha256=approved_sha256)
         if approved is not None:
-            refuse_other_settings(approved, resolved.config)
+            reject_other_settings(approved, resolved.config)
         there, tuned_on = read_manifest(resolved.data_dir).dataset_hash, stored.fingerprint.dataset_hash
         if tuned_on != there:
             raise ProfileRejected(

@@ -29,7 +29,7 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
         ("newest trial", "l", lambda one: one.newest),
     )  # fmt: skip
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
-    lost = [(one.directory, one.damaged_lines) for one in tunings if one.damaged_lines]
+    lost = [(one.directory, one.corrupt_lines) for one in tunings if one.corrupt_lines]
     notes = [f"{directory}: {lines} lines of its trial log cannot be read" for directory, lines in lost]
     notes += [] if runs or tunings else ["no runs and no tunings here"]
     notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]

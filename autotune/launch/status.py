@@ -57,7 +57,7 @@ def tuning_status(report_directory: Path) -> TuningStatus:
         outcomes=dict(Counter(str(record.outcome.get("kind", "other")) for record in trials)),
         newest_utc=newest.time_utc if newest else None,
         newest=newest.label if newest else None,
-        damaged_lines=damaged,
+        corrupt_lines=damaged,
     )
 
 

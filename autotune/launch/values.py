@@ -30,4 +30,4 @@ class TuningStatus:
     outcomes: Mapping[str, int]
     newest_utc: str | None
     newest: str | None
-    damaged_lines: int
+    corrupt_lines: int

@@ -150,23 +150,23 @@ def _check_described(
 
 
 def memory_budget(
-    site: MeasuredDevice, asked_bytes: int | None, as_card: GpuModel | None = None, *, ranks: int = 1
+    site: MeasuredDevice, asked_bytes: int | None, as_gpu: GpuModel | None = None, *, ranks: int = 1
 ) -> int:
     """Return a rank's budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
-    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_card`` is a smaller GPU than
+    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_gpu`` is a smaller GPU than
     the one that is here, whose memory is imitated.
 
     Raises:
         BadInput: If the request exceeds the memory, or a GPU is to be imitated without a GPU.
     """
-    if as_card is not None:
+    if as_gpu is not None:
         if site.gpu is None:
             raise BadInput(
-                f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
-                next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
+                f"--as-gpu {as_gpu.key} needs a larger GPU to measure on, and this is a CPU",
+                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key}",
             )
-        asked_bytes = as_card.budget_bytes(asked_bytes)
+        asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
@@ -253,6 +253,6 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
         nvlinked=linked,
         code_sha256=code_sha256(),
         dataset_hash=dataset,
-        dataset_place=str(data_dir),
+        dataset_dir=str(data_dir),
         dataset_missing=missing,
     )

@@ -65,7 +65,7 @@ def probe(
             "compile": compile,
             "parallel": {"strategy": strategy},
         },
-        as_card=None if as_gpu is None else find_gpu_model(as_gpu),
+        as_gpu=None if as_gpu is None else find_gpu_model(as_gpu),
         accumulate=accumulate,
         headroom_share=headroom,
     )
@@ -81,7 +81,7 @@ def probe(
         on_gpus=options.device != "cpu",
         reports=job.reports,
     )
-    if job.submitted_or_refused(context, asked):
+    if job.submitted_or_rejected(context, asked):
         return
     with open_session(options.device, options.data) as bench:
         probed = probe_models(bench, requests, out)

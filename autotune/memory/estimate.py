@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.corpus.values import RowContents, SequenceMeans
+from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.errors import NotCheckable
 from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_micro_batch_size
 from autotune.memory.values import Trace, TraceRequest
@@ -16,9 +16,9 @@ from autotune.trials.fork_server import Machine
 from autotune.trials.values import Measured, TimedOut
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
 from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
-from trainer.data.global_batch import RowStatistics, row_statistics
+from trainer.data.global_batch import SequenceStatistics, sequence_statistics
 
-FIRST_ROWS = 8, 64
+FIRST_SIZES = 8, 64
 BELOW_SHARE = 0.8
 """Share of the predicted largest micro-batch that is also traced, so that sizes near it lie between two traces."""
 CLOSE_SHARE = 0.005
@@ -28,7 +28,7 @@ SHIFTS = 3
 """Attempts to trace with one sequence more each, if no trace matches the largest: compiled layers write over blocks
 that are of the same size by chance."""
 TRACE_TIMEOUT_S = 120.0
-DOCUMENTS_PER_PACKED_ROW = 4.0
+DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence, assumed without a dataset; functions of programs: about 2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 PACKED_FULL_SHARE = 0.997
@@ -68,7 +68,7 @@ def estimate_model(
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
         BadInput: If the configuration cannot be built.
     """
-    fit, traces, told = _extended(request, machine, (), FIRST_ROWS)
+    fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
     for number in range(MOST_ROUNDS):
         # A single sequence is a view; several are copied.
         rows = max(2, largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size))
@@ -117,27 +117,27 @@ def _cannot(request: TraceRequest, why: str) -> CannotTrace:
     )
 
 
-def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> RowContents:
+def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> SequenceContents:
     """Return the assumptions without a dataset: packed sequences are nearly full, others hold one unpadded sample."""
     packed = layout == "packed"
-    return RowContents(
+    return SequenceContents(
         vocab_size=vocab_size,
         special_ids=DEFAULT_SPECIAL_IDS,
         mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
         mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 sequences, as BERT's was
-        documents=DOCUMENTS_PER_PACKED_ROW if packed else 1.0,
+        documents=DOCUMENTS_PER_PACKED_SEQUENCE if packed else 1.0,
         dataset_hash=None,
     )
 
 
 @functools.cache
-def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowContents:
+def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
     """Return the contents of a dataset's sequences, from a part of it; raise ``TrainerError`` if it is no dataset."""
     any_model = ModelSettings(name="any", config={"model_type": "bert"})  # sequences do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
     documents = rows.most_documents if layout == "packed" else 1.0
     said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}
-    return RowContents(
+    return SequenceContents(
         mean_non_padding_tokens=rows.mean_non_padding_tokens,
         mean_samples=rows.mean_samples,
         documents=documents,
@@ -145,9 +145,9 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> RowConten
     )
 
 
-def _laid_out(data: Path, config: TrainConfig) -> tuple[RowStatistics, Manifest]:
+def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Manifest]:
     with contextlib.closing(TokenDataset.open(data)) as dataset:
-        return row_statistics(config, dataset), dataset.manifest
+        return sequence_statistics(config, dataset), dataset.manifest
 
 
 def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:

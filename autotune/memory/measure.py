@@ -7,12 +7,19 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
+from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.machine.gpu_models import GpuModel
-from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_rows, predict_bytes
+from autotune.memory.decide.batch_search import (
+    MAX_FAILURES,
+    Prediction,
+    SizeTrial,
+    bracket,
+    next_micro_batch_size,
+    predict_bytes,
+)
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
@@ -31,7 +38,7 @@ from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, StepFigures, Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Manifest
-from trainer.data.global_batch import RowStatistics
+from trainer.data.global_batch import SequenceStatistics
 
 FIT_STEPS = (1, 1)
 """Warm-up and timed steps of a trial that tests if a size fits, with an evaluation after each: the last step finds the
@@ -55,13 +62,13 @@ class ProbeRequest:
     data: Path
     reports: Path
     memory_bytes: int | None = None
-    as_card: GpuModel | None = None
+    as_gpu: GpuModel | None = None
     """Smaller GPU whose memory is imitated."""
     ranks: int | None = None
     accumulate: bool = True
     """True if a step has several micro-batches on each rank; two stand for any larger number."""
     headroom_share: float = HEADROOM_SHARE
-    max_micro_batch_size: int = MAX_ROWS
+    max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
     """Largest size to try."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
@@ -81,7 +88,7 @@ class Probe:
     """Memory used on each GPU before this program, by NVML; None on a CPU."""
     local_ranks: int = 1
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
-    rows: RowStatistics | None = None
+    rows: SequenceStatistics | None = None
     """Statistics of the dataset's sequences; None for full sequences of one document."""
     expected: Expected | None = None
     """Overheads of a traced step on this device; None if nothing is traced."""
@@ -149,7 +156,7 @@ class Search:
         """Try sizes until the largest is verified on both sides."""
         budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size
         while True:
-            rows = next_rows(self.tried, budget, most, self.prediction)
+            rows = next_micro_batch_size(self.tried, budget, most, self.prediction)
             if rows is None:
                 rows = bracket(self.tried).feasible_max
                 peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == rows and one.fits]

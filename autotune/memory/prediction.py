@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS
+from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE
 from autotune.base.model_work import largest_parameter_bytes
 from autotune.base.units import format_bytes, parse_bytes
-from autotune.corpus.values import RowContents
+from autotune.corpus.values import SequenceContents
 from autotune.errors import AutotuneError, BadInput, ExceedsMemory, UsageError
 from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, find_gpu_model, gpu_model_of
 from autotune.machine.nvml import NvmlMonitor
@@ -127,7 +127,7 @@ def find_target(asked: PredictionRequest) -> Target:
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
-    gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
+    gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _gpu_here() if budget is None else None
     if gpu_model is not None:
         return Target(
             name=gpu_model.name,
@@ -144,7 +144,7 @@ def find_target(asked: PredictionRequest) -> Target:
     return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
 
 
-def _card_here() -> GpuModel | None:
+def _gpu_here() -> GpuModel | None:
     with contextlib.closing(NvmlMonitor()) as monitor:
         gpus = visible_devices(monitor.devices(), os.environ)
     return gpu_model_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
@@ -152,14 +152,14 @@ def _card_here() -> GpuModel | None:
 
 def _estimated(
     config: TrainConfig,
-    contents: RowContents,
+    contents: SequenceContents,
     machine: Machine,
     budget_bytes: int,
     usual: MemoryOverheads,
     *,
     ranks: int,
     micro_batches: int = 2,
-    max_micro_batch_size: int = MAX_ROWS,
+    max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE,
 ) -> MemoryEstimate:
     request = TraceRequest(
         config=config,
@@ -224,7 +224,7 @@ class _Tracer:
             shares=shared,
         )
 
-    def contents(self, config: TrainConfig) -> RowContents:
+    def contents(self, config: TrainConfig) -> SequenceContents:
         """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
         if self.asked.data is None:
             return assumed_contents(self.asked.vocab_size, config.layout, config.seq_length_tokens)
@@ -330,7 +330,7 @@ def traced(
     train: TrainConfig,
     fleet: Fleet,
     gpu_model: GpuModel | None,
-    contents: RowContents,
+    contents: SequenceContents,
     update: Update,
     *,
     rows_per_rank: int,
@@ -371,22 +371,26 @@ def traced(
     )
 
 
-def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_proven: bool) -> MemoryPlan:
+def shared(
+    memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_verified: bool
+) -> MemoryPlan:
     """Return the plan with the memory under every way of sharing the model among the ranks."""
     tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
-    proven_bytes = memory.state.total_bytes if is_proven else 0  # a trial says that it fits, whatever a trace predicts
+    verified_bytes = (
+        memory.state.total_bytes if is_verified else 0
+    )  # a trial says that it fits, whatever a trace predicts
     found = shares(
         memory.state,
         fleet.ranks,
         largest_layer_bytes=memory.largest_bytes,
         tensor_ranks=tensor,
         pipeline_stages=stages,
-        budget_bytes=max(fleet.memory_bytes, proven_bytes),
+        budget_bytes=max(fleet.memory_bytes, verified_bytes),
     )
     return replace(memory, shares=found)
 
 
-def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
+def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
     """Return the largest micro-batch that fits if all ranks share the state; at least one sequence."""
     whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
     of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_size

@@ -268,7 +268,7 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
             "The same as figures (rows full)", probe.curve,
             ("rows", "r", lambda point: str(point.micro_batch_size)),
             ("slot tokens/s", "r", lambda point: count(point.padded_tokens_per_s)),
-            ("95 % interval", "r", lambda point: bounds(point.slot_rate.low, point.slot_rate.high, count)),
+            ("95 % interval", "r", lambda point: bounds(point.padded_rate.low, point.padded_rate.high, count)),
             ("of the best", "r", lambda point: format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)),
             ("step (median)", "r", lambda point: format_seconds(point.step_s)),
             ("steps timed", "r", lambda point: str(point.timed_steps)),

@@ -30,7 +30,7 @@ from autotune.trials.values import FinishedTrial
 from trainer.config.tables import parse_table
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import row_statistics
+from trainer.data.global_batch import sequence_statistics
 from trainer.health.events import utc_now
 
 
@@ -65,7 +65,7 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
         BadInput: If the global batch has fewer sequences than there are ranks.
     """
     probe = settled_probe(bench, request)
-    rows = row_statistics(probe.config, TokenDataset(request.data, bench.manifest))
+    rows = sequence_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_batch_size = global_batch_size_of(tokens, rows.mean_non_padding_tokens)
     split_global_batch(global_batch_size, 1, probe.local_ranks)
@@ -93,7 +93,7 @@ def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
         request=request,
         config=config.model_copy(update=settled),
         manifest=bench.manifest,
-        memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_card, ranks=together),
+        memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_gpu, ranks=together),
         device_used_before_bytes=bench.used_before(together),
         local_ranks=together,
         expected=expected if request.traced else None,

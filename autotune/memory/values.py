@@ -152,7 +152,7 @@ class CurvePoint(StrictTable):
     padded_tokens_per_s_high: PositiveFloat | None = None
 
     @property
-    def slot_rate(self) -> Interval:
+    def padded_rate(self) -> Interval:
         """Tokens/s including padding, with their bounds."""
         low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
         return Interval.of(self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE)

@@ -98,7 +98,7 @@ def network(
     count = counts[0] if counts else None
     purpose = f"Measures the network between nodes, and how {model} trains best over it."
     asked = profile_job("network", purpose, stored, request)
-    if job.submitted_or_refused(context, replace(asked, nodes=count or 2, with_srun=False)):
+    if job.submitted_or_rejected(context, replace(asked, nodes=count or 2, with_srun=False)):
         return
     measured, _ = tune_network(stored, request, count or nodes_here())
     print(answer_json(measured) if job.as_json else network_text(measured, sweep.profile))

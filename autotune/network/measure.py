@@ -271,7 +271,7 @@ class NetworkTuning:
             return
         split, sync = default.candidate.split, default.candidate.sync
         time = step_time(compute.of_rank, split.size, split.per_step, sync, network)
-        hidden = time.exchange_s - time.exposed_s
+        hidden = time.sync_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 

@@ -162,7 +162,7 @@ def scale_profile(
     The prediction is written before anything is measured, so that it cannot be fitted afterwards.
     """
     place = report_directory(stored.path, reports)
-    predicted = predict_scaling(stored.profile.train.model.name, known, counts, _rows_per_epoch(stored, data))
+    predicted = predict_scaling(stored.profile.train.model.name, known, counts, _sequences_per_epoch(stored, data))
     kept = {"predicted_utc": utc_now(), **plain(predicted)}
     write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
     there, measured = nodes_here(), {}
@@ -199,7 +199,7 @@ def _on_nodes(
             return measured_row(NetworkTuning(request=request, runner=runner), known, row, steps=8)
 
 
-def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
+def _sequences_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
     """Return the number of sequences in one pass over the dataset; None if it is not here."""
     directory, probe = stored.data_here(data), stored.profile.evidence.probe
     if probe is None or directory is None:

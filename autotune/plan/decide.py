@@ -36,11 +36,11 @@ class Plan:
     model: str
     goal: Goal
     fleet: Fleet
-    tokens_per_row: PlanFigure
+    tokens_per_sequence: PlanFigure
     """Non-padding tokens of a sequence, on average."""
     tokens_per_pass: PlanFigure | None
     """Non-padding tokens of one pass over the dataset."""
-    batch_rows: int
+    global_batch_size: int
     """Sequences of an optimizer step over all ranks."""
     price_per_device_hour: float | None
     rank_tokens_per_s: PlanFigure | None = None
@@ -79,7 +79,7 @@ def plan_of(known: Plan) -> Plan:
     Raises:
         BadInput: If the goal cannot become tokens: no dataset for passes, no rate for hours, no model size for FLOPs.
     """
-    goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_row, known.batch_rows
+    goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_sequence, known.global_batch_size
     told = f"{rows:,} rows of {per_row.value:,.4g} real tokens ({per_row.source})"
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)

@@ -13,12 +13,12 @@ from autotune.base.model_work import (
     work_of_shape,
 )
 from autotune.base.units import format_amount
-from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, RowContents
+from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, SequenceContents
 from autotune.errors import UsageError
 from autotune.launch.training_job import default_ranks
 from autotune.machine.gpu_models import GPU_MODELS, GpuModel, find_gpu_model, gpu_model_of
 from autotune.memory.estimate import assumed_contents, contents_of
-from autotune.memory.prediction import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
+from autotune.memory.prediction import max_micro_batch_size_shared, memory_of_probe, shared, strategy_that_fits, traced
 from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, gradient_syncs, spread
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
@@ -90,7 +90,7 @@ class _Subject:
 class _Rows:
     """Contents of sequences."""
 
-    contents: RowContents
+    contents: SequenceContents
     tokens: PlanFigure
     """Non-padding tokens of a sequence, on average."""
     tokens_per_pass: PlanFigure | None = None
@@ -113,29 +113,29 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
             f"--price-per-gpu-hour: {fleet.name} has no GPU", next_step="Leave it out, or name a card with --gpu."
         )
     rows = _rows(subject, asked)
-    wanted = _batch_rows(subject, rows.tokens.value, asked.global_batch_tokens)
+    wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
     known = Plan(
         model=train.model.name,
         goal=goal,
         fleet=fleet,
-        tokens_per_row=rows.tokens,
+        tokens_per_sequence=rows.tokens,
         tokens_per_pass=rows.tokens_per_pass,
-        batch_rows=max(wanted, fleet.ranks),
+        global_batch_size=max(wanted, fleet.ranks),
         price_per_device_hour=asked.price_per_device_hour,
     )
     proven = None if measured is None else memory_of_probe(measured)
     found = proven or traced(
-        train, fleet, subject.gpu_model, rows.contents, update, rows_per_rank=-(-known.batch_rows // fleet.ranks)
+        train, fleet, subject.gpu_model, rows.contents, update, rows_per_rank=-(-known.global_batch_size // fleet.ranks)
     )
     if isinstance(found, MemoryPlan):
-        memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_proven=proven is not None)
+        memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_verified=proven is not None)
         known = replace(known, memory=memory)
     else:
         known = replace(known, memory_missing=found.message)
-    own_batch = asked.global_batch_tokens is None and known.batch_rows == wanted
+    own_batch = asked.global_batch_tokens is None and known.global_batch_size == wanted
     known = _with_rate(known, subject, rows, asked, own_batch=own_batch)
-    if known.batch_rows != wanted:
-        least = format_amount(known.batch_rows * rows.tokens.value)
+    if known.global_batch_size != wanted:
+        least = format_amount(known.global_batch_size * rows.tokens.value)
         cannot = (
             f"A global batch of {wanted:,} rows cannot be dealt to {fleet.ranks:,} ranks. The figures are for "
             f"{fleet.ranks:,} rows, {least} real tokens: the least there can be. Choose: --global-batch-tokens."
@@ -158,7 +158,7 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     if memory is not None:
         strategy, max_micro_batch_size = strategy_that_fits(memory, strategy), max(1, memory.max_micro_batch_size)
         if strategy == "fsdp2":
-            max_micro_batch_size = max(max_micro_batch_size, most_rows_shared(memory, known.fleet))
+            max_micro_batch_size = max(max_micro_batch_size, max_micro_batch_size_shared(memory, known.fleet))
     every = _as_measured(subject) if own_batch and asked.links is None else None
     every = every or _on_all(
         known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
@@ -190,18 +190,18 @@ def _subject(asked: PlanRequest) -> _Subject:
                 next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile "
                 "PROFILE.toml.",
             )
-        return _Subject(train=source, gpu_model=gpu_model, fleet=_on_card(gpu_model, asked))
+        return _Subject(train=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked))
     profile = source.profile
-    train, there, own_card = profile.train, profile.fingerprint, None
+    train, there, own_gpu = profile.train, profile.fingerprint, None
     if there.gpu_name is not None and there.gpu_total_bytes is not None and not there.gpu_mig:
-        own_card = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
-    if gpu_model is not None and gpu_model is not own_card:
+        own_gpu = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
+    if gpu_model is not None and gpu_model is not own_gpu:
         measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
         said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {gpu_model.name}."
         if train.device == "cpu":
             train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
             said += " It is planned with bf16 there."
-        return _Subject(train=train, stored=source, gpu_model=gpu_model, fleet=_on_card(gpu_model, asked), said=said)
+        return _Subject(train=train, stored=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked), said=said)
     on_cpu = there.device == "cpu"
     fleet = Fleet(
         device=there.device,
@@ -211,28 +211,28 @@ def _subject(asked: PlanRequest) -> _Subject:
         cpus_per_rank=there.allotted_cpus / default_ranks(profile) if on_cpu else None,
         memory_bytes=profile.constraints.memory_budget_bytes,
     )
-    return _Subject(train=train, stored=source, measured=profile, gpu_model=own_card, fleet=fleet)
+    return _Subject(train=train, stored=source, measured=profile, gpu_model=own_gpu, fleet=fleet)
 
 
-def _on_card(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
+def _fleet_of(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
     ranks, size = asked.ranks_per_node or 1, gpu_model.budget_bytes()
     return Fleet(device="cuda", name=gpu_model.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 
 
 def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
     """Read the given dataset, or else the profile's if it is here; otherwise assume the contents."""
-    train, row_tokens = subject.train, subject.train.seq_length_tokens
+    train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
     if directory is not None:
-        contents, manifest = contents_of(directory, train.layout, row_tokens), read_manifest(directory)
+        contents, manifest = contents_of(directory, train.layout, seq_length_tokens), read_manifest(directory)
         histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
         in_all, told = (
             count * contents.mean_non_padding_tokens / contents.mean_samples,
             "samples by what those laid out hold",
         )
-        room = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+        room = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
         is_open = samples.counts[-1] and samples.edges[-1] < room  # it does not say how many exceed a sequence
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
@@ -247,7 +247,7 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         )
     probe = None if profile is None else profile.evidence.probe
     of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
-    contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, row_tokens)
+    contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, seq_length_tokens)
     if probe is not None:
         told = "rows of the dataset that was probed with"
         tokens = PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told)
@@ -258,19 +258,19 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
     return _Rows(contents=contents, tokens=tokens)
 
 
-def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) -> int:
+def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: float | None) -> int:
     """Return the global batch in sequences: as asked for, else as in the profile, else as ``probe`` would choose."""
     train, stored = subject.train, subject.stored
     if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
             return train.global_batch_size
         tokens = train.global_batch_tokens or stored.profile.constraints.global_batch_tokens
-    return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_row))
+    return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_sequence))
 
 
 def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
     """Return the non-padding tokens/s of one rank on one node, or the reason why they are not known."""
-    train, fleet, tokens_per_row = subject.train, subject.fleet, rows.tokens.value
+    train, fleet, tokens_per_sequence = subject.train, subject.fleet, rows.tokens.value
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
         ranks = measured.ranks
@@ -291,7 +291,7 @@ def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> Pla
         lengths = assumed_lengths(length) if rows.samples is None else typical_lengths(rows.samples, length)
         flops = flops_per_token(work, lengths, train.masking_probability)
     # That share is of non-padding tokens; padded sequences cost their padding as well.
-    full = tokens_per_row / train.seq_length_tokens if train.layout == "padded" else 1.0
+    full = tokens_per_sequence / train.seq_length_tokens if train.layout == "padded" else 1.0
     return PlanFigure(
         value=full * MFU * peak / flops,
         basis="assumed",
@@ -334,14 +334,14 @@ def _on_all(
     computed = network is not None or (probe is not None and probe.curve and probe.parameters is not None)
     if profile is not None and probe is not None and computed:
         scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
-    per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
+    per_row, parameters = known.tokens_per_sequence.value, 1 if known.memory is None else known.memory.parameters.value
     compute = RankCompute(  # a rank whose sequences cost what the rate says, and nothing else
         sequence_s=per_row / rate.value, micro_batch_s=0.0, optimizer_step_s=0.0,
         gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
     load = Load(
         compute=compute if scaled is None else scaled.load.compute,
-        global_batch_size=known.batch_rows,
+        global_batch_size=known.global_batch_size,
         tokens_per_sequence=per_row,
         max_micro_batch_size=max_micro_batch_size,
     )

@@ -142,7 +142,7 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     raise ProfileRejected(f"{profile} {why}", next_step=next_step)
 
 
-def refuse_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
+def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
     """Reject any setting that differs from the approved one: none is known to be harmless.
 
     Raises:

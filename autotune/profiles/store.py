@@ -100,9 +100,9 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
-def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
+def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int) -> dict[str, Any]:
     """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
-    own = own_records(read_trial_records(runner.trial_log.directory)[0], made_on, row_tokens)
+    own = own_records(read_trial_records(runner.trial_log.directory)[0], made_on, seq_length_tokens)
     until = max((record.time_utc for record in own), default=None)
     return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
 

@@ -346,7 +346,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
             }
             for done in one.trials
         ],
-        "damaged_trial_log_lines": one.damaged_lines,
+        "corrupt_trial_log_lines": one.corrupt_lines,
         "commands": commands(one),
         "approval": one.approval,
     }
@@ -358,7 +358,7 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
         return None
     histogram = manifest.train.length_histogram
     spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
-    row_tokens = one.profile.train.seq_length_tokens
+    seq_length_tokens = one.profile.train.seq_length_tokens
     return {
         "dataset_hash": manifest.dataset_hash,
         "train_samples": manifest.train.samples,
@@ -368,9 +368,9 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
         "used_vocab_size": manifest.used_vocab_size,
         "length_histogram": histogram,
         "source": manifest.source,
-        "row_tokens": row_tokens,
+        "seq_length_tokens": seq_length_tokens,
         "mean_tokens": spread.mean_tokens(),
-        "padding_waste_share": spread.padding_waste(row_tokens),
+        "padding_waste_share": spread.padding_waste(seq_length_tokens),
     }
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.values import Bottleneck, Cause
 from autotune.base.document import (
     LONG_TABLE_ROWS,
@@ -101,7 +101,7 @@ def _tables(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
         run, profile = one.run, profile_of(one, profiles)
         steps = run.steps
         # Of the last start, without its first, which pays for the start; all, where that is all there is.
-        later = rows_of_this_start(run) or steps
+        later = steps_of_this_start(run) or steps
         seconds = sum(step.step_s for step in later)
         full = sum(step.non_padding_tokens for step in later) / max(1, sum(step.padded_tokens for step in later))
         rows.append(

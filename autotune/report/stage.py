@@ -12,7 +12,7 @@ from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_with_approval
 from autotune.profiles.store import StoredProfile, read_trials
 from autotune.report.values import ReportedProfile, ReportedRun
-from trainer.config.tables import refuse_infinite
+from trainer.config.tables import reject_infinite
 from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig
 
@@ -79,7 +79,7 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         intact=stored.intact,
         content_sha256=stored.file_sha256,
         trials=finished,
-        damaged_lines=damaged,
+        corrupt_lines=damaged,
         dataset=manifest,
         dataset_lacking=lacking,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
@@ -93,7 +93,7 @@ def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Ho
     """Return a run, and which of these profiles it was started from."""
     run = read_measured_run(directory)
     for table in (run.startup, run.end):
-        refuse_infinite(None if table is None else table.model_dump(), str(directory))
+        reject_infinite(None if table is None else table.model_dump(), str(directory))
     header = run.header
     by_hash = [one for one in profiles if one.content_sha256 == header.profile_sha256]
     same = header.dataset_hash, header.name

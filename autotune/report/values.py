@@ -25,7 +25,7 @@ class ReportedProfile:
     content_sha256: str
     """Hash of the file as it is; runs name the profile by it."""
     trials: tuple[FinishedTrial, ...]
-    damaged_lines: int
+    corrupt_lines: int
     """Number of corrupt lines of its trial log, which were left out."""
     dataset: Manifest | None = None
     dataset_lacking: str = "no dataset was found"

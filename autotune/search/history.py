@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
 from autotune.search.values import Configuration
-from autotune.trials.values import Contaminated, FeedFigures, Outcome, OutOfMemory, describe
+from autotune.trials.values import Contaminated, Outcome, OutOfMemory, TrainingFigures, describe
 from autotune.workers.measure import TrainingWindows
 from trainer.config.train_config import Layout, Precision, TrainConfig
 
@@ -30,7 +30,7 @@ class ExploreRequest:
     """Configurations to search, the starting configuration first."""
     global_batch_size: Mapping[Layout, int]
     """Sequences of the global batch, by layout; every layout's hold the same non-padding tokens."""
-    real_shares: Mapping[Layout, float | None]
+    non_padding_shares: Mapping[Layout, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by layout; None if each window counts its own."""
     most_trials: int = 60
     """Largest number of configurations to try."""
@@ -44,15 +44,15 @@ class ExploreRequest:
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
 
-    def rate_of(self, cell: Configuration, figures: FeedFigures) -> float:
+    def rate_of(self, cell: Configuration, figures: TrainingFigures) -> float:
         """Return the non-padding tokens/s that a window's rate means for training at the global batch."""
-        share = self.real_shares[cell.layout]
+        share = self.non_padding_shares[cell.layout]
         real = figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
         return real * useful_share(cell, self.global_batch_size, self.training.limits.local_ranks)
 
 
 @dataclass(slots=True, kw_only=True)
-class Readings:
+class ConfigurationWindows:
     """Measurements of one configuration."""
 
     full: list[tuple[float, float]] = field(default_factory=list)
@@ -70,13 +70,13 @@ class Readings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Cells:
+class SearchState:
     """Configurations of a search, and their measurements."""
 
     cells: tuple[Configuration, ...]
     """Remaining configurations, the starting configuration first."""
     starting: Configuration = field(init=False)
-    tried: dict[Configuration, Readings] = field(default_factory=dict)
+    tried: dict[Configuration, ConfigurationWindows] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Reasons for excluding values that only crashed, by value."""
     _believed: Posterior | None = None
@@ -84,18 +84,18 @@ class Cells:
 
     def __post_init__(self) -> None:
         self.starting = self.cells[0]
-        self.tried[self.starting] = Readings()
+        self.tried[self.starting] = ConfigurationWindows()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
         """Record the windows of a round, one of which is of the starting configuration."""
         for cell, rate in rates.items():
-            one = self.tried.setdefault(cell, Readings())
+            one = self.tried.setdefault(cell, ConfigurationWindows())
             (one.short if short else one.full).append((rate, math.log(rate / rates[self.starting])))
         self._believed = None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
         """Record a failure; out of memory excludes larger micro-batches, repeated crashes exclude a value."""
-        one = self.tried.setdefault(cell, Readings())
+        one = self.tried.setdefault(cell, ConfigurationWindows())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
         self._keep(other for other in self.cells if other != cell)

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.search.decide import expected_improvement
-from autotune.search.history import LEAST_IMPROVEMENT, Cells, ExploreRequest
+from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
 from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
-from autotune.trials.values import FeedFigures, Measured, Outcome, Trial
-from autotune.workers.measure import feed_trial
+from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
+from autotune.workers.measure import training_trial
 from trainer.config.train_config import Precision
 
 TOGETHER = 3
@@ -51,7 +51,7 @@ class Exploration:
     request: ExploreRequest
     runner: TrialRunner
     reading: Rounds = field(init=False)
-    known: Cells = field(init=False)
+    known: SearchState = field(init=False)
     rounds: int = 0
     taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Seconds of windows, start-up included, without and with compiled layers."""
@@ -61,7 +61,7 @@ class Exploration:
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
-        self.known = Cells(cells=self.request.cells)
+        self.known = SearchState(cells=self.request.cells)
 
     @property
     def starting(self) -> Configuration:
@@ -180,7 +180,7 @@ class Exploration:
 
         outcomes = self.reading.read(number, trials, check)
         rates = {
-            cell: self.request.rate_of(cell, FeedFigures.of(outcome))
+            cell: self.request.rate_of(cell, TrainingFigures.of(outcome))
             for cell, outcome in outcomes.items()
             if isinstance(outcome, Measured)
         }
@@ -194,7 +194,7 @@ class Exploration:
         """Return a window of a configuration in a round with the configurations of these ``names``."""
         training = self.request.training
         length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
-        return feed_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
+        return training_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
         label, cell = f"equal loss, {precision}", search.starting.but(precision=precision)
         config = search.request.config_of(cell).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
         length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
-        trial = feed_trial(search.request.training, config, 0, [label], cached=True, **length)
+        trial = training_trial(search.request.training, config, 0, [label], cached=True, **length)
         return search.reading.run(trial, label)
 
     return check_loss((search.starting.precision, candidate.precision), train)

@@ -24,7 +24,7 @@ from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.train_config import Checkpointing, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import row_statistics
+from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
 
 COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
@@ -103,7 +103,8 @@ def explore_request(
     levels, left_out = _levels(bench, train, probe_request.config)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         rows = {
-            layout: row_statistics(train.model_copy(update={"layout": layout}), dataset) for layout in levels["layout"]
+            layout: sequence_statistics(train.model_copy(update={"layout": layout}), dataset)
+            for layout in levels["layout"]
         }
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
     global_batch_size = {
@@ -132,7 +133,7 @@ def explore_request(
             Configuration.of(train), levels, global_batch_size, probe.local_ranks, lambda _: max_micro_batch_size
         ),
         global_batch_size=global_batch_size,
-        real_shares={
+        non_padding_shares={
             layout: None if layout == "bucketed" else one.mean_non_padding_tokens / width
             for layout, one in rows.items()
         },

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from autotune.errors import BadInput, InternalError, MachineLacks
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
-from trainer.errors import HOST_REFUSES
+from trainer.errors import HOST_OUT_OF_MEMORY
 
 ENVIRONMENT = {
     # Models are built from scratch: nothing is to be looked up on a network.
@@ -221,7 +221,7 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
         return OutOfMemory(detail=result["detail"])
     if result is not None:
         return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
-    if HOST_REFUSES.search(log_tail):  # written by C++ and the allocator when they cannot even raise
+    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator when they cannot even raise
         return OutOfMemory(detail=log_tail[-500:])
     if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")

@@ -8,13 +8,13 @@ from autotune.base.wording import count
 from autotune.profiles.values import Fingerprint
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.values import FeedFigures, FinishedTrial, Measured, StepFigures, describe
+from autotune.trials.values import FinishedTrial, Measured, StepFigures, TrainingFigures, describe
 
 
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the table of all trials, in the order in which they were measured."""
     notes = {
-        "Lines of the trial log that could not be read and were left out": one.damaged_lines,
+        "Lines of the trial log that could not be read and were left out": one.corrupt_lines,
         "Trials of another profile of this name, in the same trial log, neither shown nor counted": (
             0 if one.trial_log is None else one.trial_log.others
         ),
@@ -50,6 +50,6 @@ def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int
         median_s = statistics.median(step.step_s) if rated and step.step_s else 0.0
         return step.optimizer_steps, step.peak_bytes, step.padded_tokens_per_step / median_s if median_s else None
     if done.trial.job == "feed":
-        feed = FeedFigures.of(done.outcome)
+        feed = TrainingFigures.of(done.outcome)
         return feed.optimizer_steps, feed.memory_bytes, feed.padded_tokens_per_s if rated else None
     return None, None, None

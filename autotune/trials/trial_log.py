@@ -90,14 +90,16 @@ def report_directory(profile_path: Path, reports: Path) -> Path:
 
 
 def own_records(
-    records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
+    records: Sequence[TrialRecord], made_on: Fingerprint, seq_length_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
     """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
     own = (record for record in records if record.site not in others)
     return tuple(
-        one for one in own if row_tokens is None or one.trial.config.get("seq_length_tokens") in (None, row_tokens)
+        one
+        for one in own
+        if seq_length_tokens is None or one.trial.config.get("seq_length_tokens") in (None, seq_length_tokens)
     )
 
 

@@ -298,7 +298,7 @@ class GpuUseFigures(GpuUse):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedFigures(_Measured):
+class TrainingFigures(_Measured):
     """Figures of a ``feed`` job: a timed window of optimizer steps on the dataset's sequences, over all local ranks."""
 
     optimizer_steps: int
@@ -382,7 +382,7 @@ class GradientSyncFigures(_Measured):
 
 
 _FIGURES: dict[str, type[_Measured]] = {
-    "step": StepFigures, "feed": FeedFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
+    "step": StepFigures, "feed": TrainingFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def tune(
         reports=job.reports,
         then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
     )
-    if job.submitted_or_refused(context, asked):
+    if job.submitted_or_rejected(context, asked):
         return
     tuning = Tuning(request=request)
     try:

@@ -9,7 +9,7 @@ from autotune.base.units import format_seconds
 from autotune.profiles.values import Profile
 from autotune.report.page import profiles_table
 from autotune.search.sections import exploration_lines
-from autotune.trials.values import FeedFigures, FinishedTrial, GradientSyncFigures, Measured, StepFigures
+from autotune.trials.values import FinishedTrial, GradientSyncFigures, Measured, StepFigures, TrainingFigures
 from autotune.tune.values import Stage, Status, TuningResult
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
@@ -72,7 +72,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
         figures = StepFigures.of(outcome)
         return figures.padded_tokens_per_step / statistics.median(figures.step_s)
     if job == "feed" and not measured.get("losses"):
-        return FeedFigures.of(outcome).tokens_per_s  # the share of padding depends on the layout
+        return TrainingFigures.of(outcome).tokens_per_s  # the share of padding depends on the layout
     if job == "gradient_sync":
         steps = GradientSyncFigures.of(outcome)
         return steps.tokens_per_step / statistics.median(steps.step_s)

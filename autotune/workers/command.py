@@ -58,7 +58,7 @@ def workers(
         stored, job.reports, minutes, window_s=window_s, max_workers=max_workers, replayed_step_s=replayed_step_s
     )
     purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
-    if job.submitted_or_refused(context, profile_job("workers", purpose, stored, request, on_gpus=step_time is None)):
+    if job.submitted_or_rejected(context, profile_job("workers", purpose, stored, request, on_gpus=step_time is None)):
         return
     device = "cpu" if step_time else train.device
     with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:

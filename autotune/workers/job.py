@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.trials.jobs import footprint
-from autotune.workers.values import FeedRequest
+from autotune.workers.values import TrainingRequest
 from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
@@ -40,13 +40,13 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     """Train for a timed window together with the other ranks, and return its figures.
 
     Args:
-        measured: A ``FeedRequest``; ``beside`` and ``storage`` tell apart windows beside others or on other storage.
+        measured: A ``TrainingRequest``; ``beside`` and ``storage`` tell apart windows beside others or on other storage.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
-        The fields of ``FeedFigures``, the same from every rank.
+        The fields of ``TrainingFigures``, the same from every rank.
     """
-    asked = FeedRequest.of(measured)
+    asked = TrainingRequest.of(measured)
     rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
     ranks = join_ranks(asked.config, environment=place.get("environment", {}), rendezvous=rendezvous)
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -144,8 +144,8 @@ class ReplayedStep:
         ranks: This process among all ranks, which wait for each other.
     """
 
-    def __init__(self, micro_batch_s: float, row_tokens: int, micro_batches: int, ranks: Ranks) -> None:
-        self._micro_batch_s, self._row_tokens = micro_batch_s, row_tokens
+    def __init__(self, micro_batch_s: float, seq_length_tokens: int, micro_batches: int, ranks: Ranks) -> None:
+        self._micro_batch_s, self._row_tokens = micro_batch_s, seq_length_tokens
         self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
@@ -227,7 +227,13 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
 
 
 def _measure(
-    asked: FeedRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, volley: int, step_s: float
+    asked: TrainingRequest,
+    loader: Iterator[MicroBatch],
+    consumer: Consumer,
+    ranks: Ranks,
+    *,
+    volley: int,
+    step_s: float,
 ) -> dict[str, Any]:
     """Take steps until the window is full, equally many on all ranks, in whole volleys; return the figures."""
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
-from autotune.trials.values import FeedFigures, FinishedTrial, Measured
+from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.workers.measure import Sweep, TimedWindow, WorkersDied
-from autotune.workers.values import FeedRequest, JointChoice
+from autotune.workers.values import JointChoice, TrainingRequest
 from trainer.config.train_config import DataSettings
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: boo
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     space = loader_space(max_workers, pinning=pinning)
     measured = [
-        (FeedRequest.of(one.trial.measured), FeedFigures.of(one.outcome).padded_tokens_per_s)
+        (TrainingRequest.of(one.trial.measured), TrainingFigures.of(one.outcome).padded_tokens_per_s)
         for one in windows
         if one.trial.job == "feed" and isinstance(one.outcome, Measured)
     ]

@@ -15,10 +15,10 @@ from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
 from autotune.trials.session import Session
-from autotune.trials.values import Crashed, FeedFigures, GpuUse, HostOutOfMemory, Measured, Outcome, Trial, describe
+from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, Measured, Outcome, TrainingFigures, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
-from autotune.workers.values import FeedRequest, SweepRequest, WorkersEvidence, WorkersRow
+from autotune.workers.values import SweepRequest, TrainingRequest, WorkersEvidence, WorkersRow
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
@@ -59,7 +59,7 @@ class Sweep:
 
     training: TrainingWindows
     runner: TrialRunner
-    rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
+    rounds: list[dict[Count, TrainingFigures]] = field(default_factory=list)
     limit: tuple[int, str] = field(init=False)
     """Most DataLoader workers of a rank, and the reason for the limit."""
     reading: Rounds = field(init=False)
@@ -90,7 +90,7 @@ class Sweep:
         used_up = self._late or self.reading.seconds >= self.training.request.budget_s
         return used_up and len(self.rounds) > 2
 
-    def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[FeedFigures]:
+    def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[TrainingFigures]:
         """Return figures of windows that are measured one after the other, or all taken from the trial log.
 
         Raises:
@@ -100,7 +100,7 @@ class Sweep:
         names = [one.name for one in asked]
         trials = {}
         for place, one in enumerate(asked):
-            trial = feed_trial(self.training, one.config, number, names, cached=one.cached)
+            trial = training_trial(self.training, one.config, number, names, cached=one.cached)
             trials[place] = trial, f"{one.name}, round {number + 1}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
@@ -114,10 +114,10 @@ class Sweep:
                 raise could_not_measure(f"the window of {label}", outcome, self.runner)
 
         found = self.reading.read(number, trials, check)
-        return [FeedFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
+        return [TrainingFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
-        def figures_of(one: FeedFigures) -> WindowFigures:
+        def figures_of(one: TrainingFigures) -> WindowFigures:
             return WindowFigures(tokens_per_s=one.padded_tokens_per_s, data_wait_share=one.data_wait_share)
 
         rounds = [{count: figures_of(one) for count, one in figures.items()} for figures in self.rounds]
@@ -195,7 +195,7 @@ def training_windows(bench: Session, config: TrainConfig, request: SweepRequest,
     return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
 
 
-def feed_trial(
+def training_trial(
     training: TrainingWindows,
     config: TrainConfig,
     number: int,
@@ -206,7 +206,7 @@ def feed_trial(
 ) -> Trial:
     """Return the trial of a window in round ``number``, beside the named windows; ``changes`` alter the request."""
     request = training.request
-    asked = FeedRequest(
+    asked = TrainingRequest(
         config=config,
         cached=cached,
         round=number,
@@ -273,14 +273,14 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
     )
 
 
-def _gpu_use(windows: Sequence[FeedFigures]) -> GpuUse | None:
+def _gpu_use(windows: Sequence[TrainingFigures]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU."""
     gpus = [gpu for one in windows for gpu in one.gpus]
     means = {name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
     return GpuUse(**means) if gpus else None
 
 
-def _operating_state(windows: Sequence[FeedFigures]) -> str | None:
+def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     use = _gpu_use(windows)
     if use is None or use.power_w is None:
         return None
@@ -294,7 +294,7 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
     return mean(known) if known else None
 
 
-def gpu_source(site: MeasuredDevice, windows: Sequence[FeedFigures], *, replayed: bool = False) -> str:
+def gpu_source(site: MeasuredDevice, windows: Sequence[TrainingFigures], *, replayed: bool = False) -> str:
     """Return the source of each kind of GPU figure; ``replayed``: the step was not trained here."""
     if replayed:
         return "n/a (its step was replayed on this CPU)"

@@ -13,7 +13,7 @@ from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
 
 
-class FeedRequest(TrialRequest):
+class TrainingRequest(TrialRequest):
     """Request to train for a timed window on the dataset, or on cached batches."""
 
     job: ClassVar[JobName] = "feed"

@@ -37,11 +37,11 @@ from trainer.config.train_config import (
     Strategy,
     TrainConfig,
 )
-from trainer.data.global_batch import RowStatistics
+from trainer.data.global_batch import SequenceStatistics
 
 VOCAB_SIZE = 30_522
 TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
-MAX_ROWS = 16_384
+MAX_MICRO_BATCH_SIZE = 16_384
 ROBERTA = {
     "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
     "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1,
@@ -160,7 +160,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
     )
     request = ProbeRequest(
         config=config, data=Path(), reports=Path(), accumulate=case.micro_batches > 1, headroom_share=0.0,
-        max_micro_batch_size=MAX_ROWS,
+        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
     )  # fmt: skip
     probe = Probe(
         request=request,
@@ -169,7 +169,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         memory_budget_bytes=gpu.total_bytes - used,
         device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         local_ranks=case.ranks,
-        rows=RowStatistics(mean_non_padding_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
+        rows=SequenceStatistics(mean_non_padding_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
         expected=expected,
     )
     return probe, expected

@@ -93,7 +93,7 @@ def exploring(
         training=windows_of(budget_s=60 * minutes, window_s=2.0, trial_timeout_s=600.0),
         cells=cells,
         global_batch_size=GLOBAL_ROWS,
-        real_shares=dict.fromkeys(GLOBAL_ROWS),
+        non_padding_shares=dict.fromkeys(GLOBAL_ROWS),
         most_trials=most_trials,
         left_out=("attention: a CPU has no varlen kernel",),
         fits=fits,

@@ -60,7 +60,7 @@ class Shape:
     hidden: int
     vocab_size: int
     rows: int
-    row_tokens: int
+    seq_length_tokens: int
     attended_tokens: float
     """By a token: its sample, or the whole row."""
     moved_bytes: float
@@ -78,7 +78,7 @@ class Shape:
     def parameters(self) -> int:
         """Of the model."""
         body = self.layers * 12 * self.hidden**2
-        return body + self.hidden * (self.vocab_size + self.row_tokens + self.hidden)
+        return body + self.hidden * (self.vocab_size + self.seq_length_tokens + self.hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def kernels_of(shape: Shape) -> Kernels:
 
 def _work(shape: Shape, name: str, *, backward: bool) -> tuple[float, float]:
     """Operations, and bytes moved."""
-    tokens, hidden, width = shape.rows * shape.row_tokens, shape.hidden, 2 if shape.device.on_gpu else 4
+    tokens, hidden, width = shape.rows * shape.seq_length_tokens, shape.hidden, 2 if shape.device.on_gpu else 4
     places = tokens * shape.predicted_share
     matmuls = {"mix": 3, "mix_out": 1, "up": 4, "down": 4}
     if name in matmuls:

@@ -214,16 +214,16 @@ def _shape(cause: Cause, memory_is_pressed: bool, draw: np.random.Generator) -> 
     devices, weights = (DEVICES[:2], (0.5, 0.5)) if cause == "memory" else (DEVICES, DEVICE_WEIGHTS)
     device = devices[int(draw.choice(len(devices), p=weights))]
     kind = "pressed" if memory_is_pressed else "fused" if draw.random() < FUSED_PROBABILITY else "eager"
-    row_tokens = int(draw.choice(ROW_TOKENS))
+    seq_length_tokens = int(draw.choice(ROW_TOKENS))
     tokens = log_uniform(draw, TOKENS_PER_MICROBATCH[device.on_gpu])
     return Shape(
         device=device,
         layers=int(draw.choice(LAYERS)),
         hidden=int(draw.choice(HIDDEN)),
         vocab_size=int(draw.choice(VOCAB_SIZES)),
-        rows=max(1, round(tokens / row_tokens)),
-        row_tokens=row_tokens,
-        attended_tokens=min(190.0, float(row_tokens)),
+        rows=max(1, round(tokens / seq_length_tokens)),
+        seq_length_tokens=seq_length_tokens,
+        attended_tokens=min(190.0, float(seq_length_tokens)),
         moved_bytes=draw.uniform(*MOVED_BYTES[kind]) * (1.0 if device.on_gpu else 2.0),
         product_reach=draw.uniform(*PRODUCT_REACH),
         memory_reach=draw.uniform(*MEMORY_REACH),
@@ -287,7 +287,7 @@ def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[
     return TrainConfig.model_validate(
         {
             "model": ModelSettings(name="simulated", config=model).model_dump(),
-            "seq_length_tokens": shape.row_tokens,
+            "seq_length_tokens": shape.seq_length_tokens,
             "layout": layout,
             "micro_batch_size": shape.rows,
             "global_batch_size": global_batch_size,

@@ -9,12 +9,12 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_rows
+from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_micro_batch_size
 from tests.simulators.noise import log_uniform
 
 MIB = 2**20
 MACHINES = 300
-MAX_ROWS = 16_384
+MAX_MICRO_BATCH_SIZE = 16_384
 
 FIXED_BYTES = (60 * MIB, 6_000 * MIB)
 ROW_BYTES = (1 * MIB, 400 * MIB)
@@ -66,7 +66,7 @@ class SimulatedMachine:
     @property
     def truth(self) -> int:
         """The largest number of rows that fits; 0 when none does."""
-        low, high = 0, MAX_ROWS + 1
+        low, high = 0, MAX_MICRO_BATCH_SIZE + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._needed(middle) <= self.budget_bytes else (low, middle)
@@ -99,7 +99,9 @@ def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
     )
     tried: list[SizeTrial] = []
     while len(tried) < ENDLESS_TRIALS:
-        rows = next_rows(tried, machine.budget_bytes, MAX_ROWS, prediction if predicted else None)
+        rows = next_micro_batch_size(
+            tried, machine.budget_bytes, MAX_MICRO_BATCH_SIZE, prediction if predicted else None
+        )
         if rows is None:
             return len(tried), bracket(tried).feasible_max == machine.truth
         attempt = machine.attempt(rows)

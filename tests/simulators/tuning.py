@@ -35,7 +35,7 @@ def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
     shape, train = machine.shape, machine.train
     probe = ProbeEvidence(
         feasible_max=train.micro_batch_size, feasible_peak_bytes=2**34, search_trials=2, seconds=60.0,
-        mean_tokens_per_sequence=machine.fill * shape.row_tokens, curve=[], parameters=shape.parameters, choice="",
+        mean_tokens_per_sequence=machine.fill * shape.seq_length_tokens, curve=[], parameters=shape.parameters, choice="",
         local_ranks=machine.local_ranks,
     )  # fmt: skip
     workers = _workers(machine, draw)
@@ -55,7 +55,12 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
     from_memory = _Windows(machine, conditions, draw_events(machine, conditions, draw), keeps_up=True)
     ratios = np.log(from_memory.step_s / from_loader.step_s)
     half = 2.5 * ratios.std(ddof=1) / np.sqrt(WINDOWS)
-    slots = conditions.micro_batches * conditions.world_size * machine.train.micro_batch_size * machine.shape.row_tokens
+    slots = (
+        conditions.micro_batches
+        * conditions.world_size
+        * machine.train.micro_batch_size
+        * machine.shape.seq_length_tokens
+    )
     rates = {name: list(slots / one.step_s) for name, one in (("loader", from_loader), ("memory", from_memory))}
     ratio = float(np.exp(ratios.mean()))
     row = WorkersRow(

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from trainer.files import DISK_BLOCK_BYTES, DamagedFile, check_file, write_file
+from trainer.files import DISK_BLOCK_BYTES, CorruptFile, check_file, write_file
 
 
 def aligned(size, shift=0):
@@ -42,5 +42,5 @@ def test_a_directory_in_place_of_a_file_that_was_written_is_named(tmp_path):
     entry = write_file(tmp_path / "file", memoryview(b"what was written"))
     (tmp_path / "file").unlink()
     (tmp_path / "file").mkdir()
-    with pytest.raises(DamagedFile, match="is not a file"):
+    with pytest.raises(CorruptFile, match="is not a file"):
         check_file(tmp_path / "file", entry)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
 from trainer.data.sampler import Position
 from trainer.errors import BadConfig, DiskTrouble
-from trainer.files import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
+from trainer.files import CorruptFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.health.events import utc_now
 
 MANIFEST_FILE = "manifest.json"
@@ -264,7 +264,7 @@ def read_checkpoint(directory: Path) -> CheckpointManifest:
     try:
         for file in manifest.files:
             check_file(directory / file.name, file)
-    except DamagedFile as error:
+    except CorruptFile as error:
         raise BadCheckpoint(str(error)) from error
     except OSError as error:
         raise _unreadable(directory, error) from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import canonical_sha256, parse_table, read_toml, refuse_infinite
+from trainer.config.tables import canonical_sha256, parse_table, read_toml, reject_infinite
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileMismatch
 
@@ -44,7 +44,7 @@ def read_profile_tables(path: Path) -> dict[str, Any]:
             f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}",
             next_step="Probe again with this version: autotune probe --model MODEL --data DIR",
         )
-    refuse_infinite(tables, str(path))
+    reject_infinite(tables, str(path))
     if not isinstance(tables.get("train"), dict):
         raise BadConfig(f"{path} has no [train] table", next_step="Write profiles with: autotune probe")
     return tables

@@ -61,13 +61,13 @@ def canonical_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def refuse_infinite(value: object, where: str) -> None:
+def reject_infinite(value: object, where: str) -> None:
     """Raise ``BadConfig`` for a number that is not finite: it was never measured, and cannot be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in parts:
-        refuse_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+        reject_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
 
 
 def canonical_sha256(value: object) -> str:

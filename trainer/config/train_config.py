@@ -236,7 +236,7 @@ class TrainConfig(StrictTable):
 
     @field_validator("precision", mode="before")
     @classmethod
-    def _fp16_is_refused(cls, value: object) -> object:
+    def _reject_fp16(cls, value: object) -> object:
         if value == "fp16":
             raise ValueError(
                 "fp16 is not offered: its gradients overflow and need loss scaling, which skips steps and makes runs "

@@ -76,21 +76,21 @@ def _feistel(words: Uint64, bits: int, keys: Uint64) -> Uint64:
     return (left << np.uint64(right_bits)) | right
 
 
-def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
+def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
     """Pack samples into sequences by best fit decreasing: longest first, each into the fullest sequence with room.
 
     Open sequences are grouped by their free tokens, with one bit for each number that occurs, so that the lowest set
     bit gives the best sequence without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
 
     ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the sequence of each sample, shape
-    (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``row_tokens``.
+    (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
     """
-    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= row_tokens:
-        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {row_tokens}")
+    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens:
+        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {seq_length_tokens}")
     sizes = lengths.tolist()
     rows = [0] * len(sizes)
     opened = 0
-    with_free: list[list[int]] = [[] for _ in range(row_tokens)]
+    with_free: list[list[int]] = [[] for _ in range(seq_length_tokens)]
     occurring = 0
     for sample in np.argsort(-lengths, kind="stable").tolist():
         size = sizes[sample]
@@ -102,7 +102,7 @@ def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
             if not candidates:
                 occurring ^= 1 << free
         else:
-            row, free = opened, row_tokens
+            row, free = opened, seq_length_tokens
             opened += 1
         rows[sample] = row
         free -= size
@@ -168,14 +168,16 @@ class BatchPlan(BatchSplit):
 
     seed: int
     dataset_samples: int
-    row_tokens: int
+    seq_length_tokens: int
     max_epochs: int | None = None
     """Passes over the dataset after which no sequences are left; None is endless."""
 
     @property
     def padded_tokens(self) -> int:
         """Positions of one optimizer step over all ranks, padding and empty sequences included."""
-        return self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size * self.row_tokens
+        return (
+            self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size * self.seq_length_tokens
+        )
 
     @property
     def lanes(self) -> int:
@@ -185,7 +187,7 @@ class BatchPlan(BatchSplit):
     @property
     def block_samples(self) -> int:
         """Samples packed together: more for longer sequences, as the last sequence of a block stays partly empty."""
-        return max(MIN_BLOCK_SAMPLES, self.row_tokens)
+        return max(MIN_BLOCK_SAMPLES, self.seq_length_tokens)
 
     @property
     def blocks_per_epoch(self) -> int:
@@ -224,13 +226,13 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     """
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = index.locate(samples)
-    tokens = np.minimum(tokens, plan.row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+    tokens = np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
     table = np.stack([np.arange(len(samples)), np.zeros_like(samples), np.full_like(samples, epoch)])
     segments = Segments(np.concatenate([table, np.stack([samples, shards, begins, tokens])]))
     if plan.layout != "packed":
         return segments
     lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
-    packed = pack_rows(lengths, plan.row_tokens)
+    packed = pack_rows(lengths, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
     place = np.empty_like(numbers)

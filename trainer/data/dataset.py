@@ -145,7 +145,7 @@ class Manifest(StrictTable):
     source: SourceStatistics
 
     @model_validator(mode="after")
-    def _vocabulary_is_whole(self) -> Self:
+    def _vocabulary_is_complete(self) -> Self:
         if self.used_vocab_size > self.vocab_size:
             raise ValueError(f"used_vocab_size {self.used_vocab_size} is more than vocab_size {self.vocab_size}")
         if max(self.special_ids.all()) >= self.used_vocab_size:

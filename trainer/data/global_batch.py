@@ -28,12 +28,12 @@ def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
 
 def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
     """Return the mean non-padding tokens and samples per sequence of this dataset."""
-    rows = row_statistics(config, dataset)
+    rows = sequence_statistics(config, dataset)
     return rows.mean_non_padding_tokens, rows.mean_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowStatistics:
+class SequenceStatistics:
     """Content of a dataset's sequences."""
 
     mean_non_padding_tokens: float
@@ -42,7 +42,7 @@ class RowStatistics:
     """Samples per sequence in the fullest micro-batches of 32 sequences: six standard deviations above the mean."""
 
 
-def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
+def sequence_statistics(config: TrainConfig, dataset: TokenDataset) -> SequenceStatistics:
     """Return statistics of sequences, from a part of the dataset."""
     plan = make_plan(config, len(dataset), world_size=1)
     samples_by_row: list[np.ndarray] = []
@@ -58,7 +58,7 @@ def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
             break
     counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
     mean = float(counts.mean())
-    return RowStatistics(
+    return SequenceStatistics(
         mean_non_padding_tokens=tokens / len(counts),
         mean_samples=mean,
         most_documents=max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5),
@@ -70,7 +70,7 @@ def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
     return BatchPlan(
         seed=config.seed,
         dataset_samples=samples,
-        row_tokens=config.seq_length_tokens,
+        seq_length_tokens=config.seq_length_tokens,
         layout=config.layout,
         global_batch_size=config.global_batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps(config, world_size),

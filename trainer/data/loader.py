@@ -51,7 +51,7 @@ class MicroBatch:
     """Original ids of the tokens to predict, in the type of ``ids_BS``."""
     non_padding_tokens: int
     predicted_tokens: int
-    most_predicted_in_row: int
+    most_predicted_in_sequence: int
     after: Position | None = None
     """Position of the job after this optimizer step; only with the last micro-batch of a step."""
 
@@ -107,7 +107,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
         """Read a whole micro-batch, add special tokens and mask it; raise ``BadConfig`` if the dataset is corrupt."""
         segments = plan.segments
         tokens = segments.tokens
-        width = self._plan.row_tokens
+        width = self._plan.seq_length_tokens
         if self._plan.layout in TRIMMED_LAYOUTS:
             longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
             step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
@@ -126,7 +126,9 @@ class MicroBatchSource(Dataset[MicroBatch]):
             targets_P=torch.from_numpy(targets),
             non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
             predicted_tokens=len(predicted),
-            most_predicted_in_row=int(np.diff(np.searchsorted(predicted, np.arange(0, len(ids) + 1, width))).max()),
+            most_predicted_in_sequence=int(
+                np.diff(np.searchsorted(predicted, np.arange(0, len(ids) + 1, width))).max()
+            ),
             after=plan.after,
         )
 
@@ -167,7 +169,7 @@ class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
             return {"message": error.message, "next_step": error.next_step}
 
 
-def _or_refused(made: MicroBatch | dict[str, str]) -> MicroBatch:
+def _or_raise(made: MicroBatch | dict[str, str]) -> MicroBatch:
     if isinstance(made, dict):
         raise BadConfig(**made)
     return made
@@ -191,7 +193,7 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
         worker_init_fn=lambda _: ignore_signals(),
         multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
     )
-    return map(_or_refused, loader)
+    return map(_or_raise, loader)
 
 
 def micro_batch_plans(

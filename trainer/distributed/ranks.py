@@ -66,7 +66,11 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GRADIENT_DTYPES: dict[GradientDtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class GradientTraffic:
@@ -77,7 +81,7 @@ class GradientTraffic:
     """
 
     def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
-        self._dtype = TRAVEL_DTYPES[dtype]
+        self._dtype = GRADIENT_DTYPES[dtype]
         self._device = device
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
@@ -366,8 +370,8 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     # All of them in one dimension is plain FSDP; copies of it in another are HSDP.
     shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
-    travels_as = config.parallel.gradient_dtype
-    policy = MixedPrecisionPolicy(reduce_dtype=None if travels_as == "fp32" else TRAVEL_DTYPES[travels_as])
+    gradient_dtype = config.parallel.gradient_dtype
+    policy = MixedPrecisionPolicy(reduce_dtype=None if gradient_dtype == "fp32" else GRADIENT_DTYPES[gradient_dtype])
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

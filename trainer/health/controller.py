@@ -68,7 +68,7 @@ class HealthController:
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
         self._config, self._ranks, self._tell_event = config, ranks, tell_event
-        self._travelling: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
+        self._in_flight: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
         self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
@@ -80,7 +80,7 @@ class HealthController:
         """
         fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
         numbers = to_host(torch.cat([fixed, result.told]))
-        self._travelling.append((step, numbers, mark(self._ranks.device)))
+        self._in_flight.append((step, numbers, mark(self._ranks.device)))
         self._samples[step] = samples
 
     def look(self, *, all_of_them: bool = False) -> Verdict:
@@ -89,8 +89,8 @@ class HealthController:
         stop_reason: str | None = None
         save_asked_at: int | None = None
         left = 0 if all_of_them else _STEPS_BEHIND[self._ranks.device.type]
-        while len(self._travelling) > left:
-            step, numbers, copied = self._travelling.popleft()
+        while len(self._in_flight) > left:
+            step, numbers, copied = self._in_flight.popleft()
             copied.wait()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
@@ -114,6 +114,6 @@ class HealthController:
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
         """Discard pending steps and restore the history of a checkpoint; see ``HealthMonitor.roll_back``."""
-        self._travelling.clear()
+        self._in_flight.clear()
         self._samples.clear()
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)

@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from trainer.errors import HOST_REFUSES, BadConfig, DeviceOutOfMemory, DiskTrouble, RanksLost
+from trainer.errors import HOST_OUT_OF_MEMORY, BadConfig, DeviceOutOfMemory, DiskTrouble, RanksLost
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
@@ -13,7 +13,7 @@ _SMALLER = "lower train.micro_batch_size, or find the largest: autotune probe"
 _AGAIN = "start it again: it goes on from the newest checkpoint"
 
 _REFUSED = re.compile(
-    rf"out of memory|{HOST_REFUSES.pattern}"
+    rf"out of memory|{HOST_OUT_OF_MEMORY.pattern}"
     # Handles and workspaces of the libraries are not the caching allocator's.
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
     # oneDNN without memory for its code says only that it could not; of an unknown shape it says more.

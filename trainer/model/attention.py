@@ -19,7 +19,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.families import FAMILIES
-from trainer.model.sparse_last_layer import DocumentQueries, RowQueries, attend_documents
+from trainer.model.sparse_last_layer import DocumentQueries, SequenceQueries, attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
@@ -187,42 +187,44 @@ def encoder_inputs(
     return EncoderInputs(arguments=arguments, document_BS=document_BS)
 
 
-def document_queries(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> DocumentQueries:
-    """Return the queries of the sparse last layer for varlen; ``place_K`` is ascending."""
+def document_queries(inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor) -> DocumentQueries:
+    """Return the queries of the sparse last layer for varlen; ``position_K`` is ascending."""
     assert inputs.edges is not None
-    row_tokens = batch.ids_BS.shape[1]
+    seq_length_tokens = batch.ids_BS.shape[1]
     return DocumentQueries(
-        place_K=place_K,
-        query_edges=torch.searchsorted(place_K, inputs.edges, out_int32=True),
+        position_K=position_K,
+        query_edges=torch.searchsorted(position_K, inputs.edges, out_int32=True),
         key_edges=inputs.edges,
         # Unused slots are spread evenly, so no document gets more of them than it has positions.
-        most_queries=min(len(place_K), 2 * row_tokens),
-        most_keys=row_tokens,
+        most_queries=min(len(position_K), 2 * seq_length_tokens),
+        most_keys=seq_length_tokens,
     )
 
 
-def row_queries(
-    inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor, *, row_slots: int, dtype: torch.dtype
-) -> RowQueries:
+def sequence_queries(
+    inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor, *, sequence_slots: int, dtype: torch.dtype
+) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
-    ``place_K`` are the positions to predict, ascending, then those of unused slots. ``row_slots`` is at least the most
+    ``position_K`` are the positions to predict, ascending, then those of unused slots. ``sequence_slots`` is at least the most
     tokens to predict in any sequence.
     """
     document_BS = inputs.document_BS
     assert document_BS is not None
     rows, width = batch.ids_BS.shape
-    number_K = torch.arange(len(place_K), device=place_K.device)
+    number_K = torch.arange(len(position_K), device=position_K.device)
     counts_K = number_K < batch.predicted_tokens
-    row_K = place_K // width
-    first_of_row_K = torch.searchsorted(torch.where(counts_K, place_K, rows * width), row_K * width)
-    slot_K = torch.where(counts_K, row_K * row_slots + number_K - first_of_row_K, rows * row_slots)
+    row_K = position_K // width
+    first_of_row_K = torch.searchsorted(torch.where(counts_K, position_K, rows * width), row_K * width)
+    slot_K = torch.where(counts_K, row_K * sequence_slots + number_K - first_of_row_K, rows * sequence_slots)
     # An unused slot attends as its sequence's first position does, as a softmax over nothing would be NaN.
     none = document_BS.new_zeros(1)
-    asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
-    asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))
+    asking = torch.cat([document_BS[:, :1].expand(rows, sequence_slots).flatten(), none])
+    asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[position_K])[:-1].unflatten(
+        0, (rows, sequence_slots)
+    )
     mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
-    return RowQueries(place_K=place_K, slot_K=slot_K, mask_BRS=mask_BRS)
+    return SequenceQueries(position_K=position_K, slot_K=slot_K, mask_BRS=mask_BRS)
 
 
 def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, head_slots
-from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, row_queries
+from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, sequence_queries
 from trainer.model.encoder import family_of, model_layers, window_tokens
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
@@ -48,7 +48,7 @@ class MaskedLM(nn.Module):
         static = config.compile or config.device == "cuda"
         places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
-        self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self._sequence_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """Context manager in which encoder and head are computed, by the type of device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
@@ -88,33 +88,33 @@ class MaskedLM(nn.Module):
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             slots = _enough(self._slots, batch.predicted_tokens)
             self.overflows += self._slots is not None and slots > self._slots
-            place_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
-            return self._logits_at(place_K, inputs, batch), labels_K
+            position_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
+            return self._logits_at(position_K, inputs, batch), labels_K
 
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._bf16 else self.model.dtype
 
-    def _logits_at(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
+    def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
         if self._family is None:
-            return self._all_logits(inputs).index_select(0, place_K)
+            return self._all_logits(inputs).index_select(0, position_K)
         encoder = getattr(self.model, self._family.encoder)
         if self.narrow:
-            asked = self._asked(place_K, inputs, batch)
+            asked = self._asked(position_K, inputs, batch)
             output: torch.Tensor = encoder(**inputs.arguments, asked=asked).last_hidden_state.squeeze(0)
         else:
-            output = encoder(**inputs.arguments).last_hidden_state.flatten(0, 1).index_select(0, place_K)
+            output = encoder(**inputs.arguments).last_hidden_state.flatten(0, 1).index_select(0, position_K)
         for name in self._family.head:
             output = getattr(self.model, name)(output)
         return output
 
-    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
+    def _asked(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
         if self.attention.kind == "varlen":
-            asked = document_queries(inputs, batch, place_K)
+            asked = document_queries(inputs, batch, position_K)
             self._let_vary(asked.query_edges)
             return asked
-        row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
-        return row_queries(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
+        sequence_slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
+        return sequence_queries(inputs, batch, position_K, sequence_slots=sequence_slots, dtype=self._dtype)
 
     def _let_vary(self, tensor: torch.Tensor | None) -> None:
         """Mark a size as dynamic, as the number of documents varies and must not cause recompilation."""
@@ -137,12 +137,12 @@ def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Ten
     unused = slots - batch.predicted_tokens
     # Spread evenly over the sequences.
     spread = (torch.arange(unused, device=device) * batch.ids_BS.numel()) // max(1, unused)
-    place_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
+    position_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
     labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
     if not ascending:
-        return place_K, labels_K
-    order_K = place_K.argsort(stable=True)
-    return place_K[order_K], labels_K[order_K]
+        return position_K, labels_K
+    order_K = position_K.argsort(stable=True)
+    return position_K[order_K], labels_K[order_K]
 
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:

@@ -59,10 +59,10 @@ def attend_documents(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowQueries:
+class SequenceQueries:
     """Query positions for attention over whole sequences under a mask."""
 
-    place_K: torch.Tensor
+    position_K: torch.Tensor
     """Positions in the flattened sequences, int64; any position in unused slots."""
     slot_K: torch.Tensor
     """Index of each position among B * R slots, int64; unused ones go to one more slot behind these."""
@@ -91,7 +91,7 @@ class RowQueries:
 class DocumentQueries:
     """Query positions for attention document by document."""
 
-    place_K: torch.Tensor
+    position_K: torch.Tensor
     """Positions in the flattened sequences, int64, ascending."""
     query_edges: torch.Tensor
     """Number of query positions before each of ``key_edges``, int32."""
@@ -116,7 +116,7 @@ class DocumentQueries:
         )
 
 
-LastLayerQueries = RowQueries | DocumentQueries
+LastLayerQueries = SequenceQueries | DocumentQueries
 
 
 def make_sparse_layer(layer: nn.Module, family: Family) -> None:
@@ -154,7 +154,7 @@ def _bert_answer(
 ) -> torch.Tensor:
     attention = layer.attention.self
     heads = (-1, attention.attention_head_size)
-    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     attended_KHE = asked.attend(
         attention.query(asked_KD).unflatten(-1, heads),
         attention.key(hidden_BSD).unflatten(-1, heads),
@@ -179,7 +179,7 @@ def _modernbert_answer(
     normed_BSD = layer.attn_norm(hidden_BSD)
     weight, bias = attention.Wqkv.weight, attention.Wqkv.bias
     query_KD = functional.linear(
-        normed_BSD.flatten(0, 1).index_select(0, asked.place_K),
+        normed_BSD.flatten(0, 1).index_select(0, asked.position_K),
         weight[:hidden],
         None if bias is None else bias[:hidden],
     )
@@ -187,14 +187,14 @@ def _modernbert_answer(
         2, dim=-1
     )
     cos_BSE, sin_BSE = (table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings)
-    cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.place_K) for table in (cos_BSE, sin_BSE))
+    cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.position_K) for table in (cos_BSE, sin_BSE))
     attended_KHE = asked.attend(
         _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
         _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
         value_BSD.unflatten(-1, heads),
         dropout=attention.attention_dropout if layer.training else 0.0,
     )
-    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
     fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))
     return fed_KD.unsqueeze(0)

@@ -135,7 +135,7 @@ def _reading(source: Path, name: str) -> Iterator[None]:
         raise _damaged(source, name, error.strerror or "cannot be read") from error
 
 
-def is_whole(directory: Path, manifest: Manifest) -> bool:
+def is_intact(directory: Path, manifest: Manifest) -> bool:
     """Return whether a directory has a complete copy: the same manifest and tokenizer, and shards of the right size."""
     if not (directory / MANIFEST_NAME).is_file():
         return False

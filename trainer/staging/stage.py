@@ -26,7 +26,7 @@ from trainer.data.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
-from trainer.staging.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_whole, seconds_per_sample
+from trainer.staging.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_intact, seconds_per_sample
 
 DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
@@ -159,7 +159,7 @@ def stage(
         place.prepare()
         try:
             with locked(place.lock, timeout_s):
-                return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+                return found if is_intact(place.directory, place.manifest) else _copy(place, source, found, update)
         except LockHeld as error:
             raise BadConfig(
                 f"another process has been copying the same dataset to {place.root} for {timeout_s:g} s",

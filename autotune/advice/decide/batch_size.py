@@ -4,11 +4,11 @@ import math
 import statistics
 from dataclasses import replace
 
-from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
-from autotune.base.model_work import place_share
+from autotune.base.model_work import position_share
 from autotune.base.statistics import difference, of_bounds
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
@@ -73,7 +73,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
         return None
-    speed = difference(of_bounds(here), of_bounds(there.slot_rate))
+    speed = difference(of_bounds(here), of_bounds(there.padded_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     name = f"tokens/s with {chosen} rows, of {rows} rows"
     return Advice(
@@ -100,8 +100,8 @@ def below_knee(now: TrainingContext) -> Advice | None:
         return None
     if now.train.micro_batch_size > rows:  # the global batch gives no more, or network tuning split it so
         return None
-    ratio = difference(of_bounds(here), of_bounds(there.slot_rate))
-    known = here.low is not None and there.slot_rate.low is not None
+    ratio = difference(of_bounds(here), of_bounds(there.padded_rate))
+    known = here.low is not None and there.padded_rate.low is not None
     if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
     gain = Gain.measured(ratio)
@@ -112,7 +112,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
         claim=f"micro-batches of {rows} rows leave the device idle: {chosen} rows fit, and are faster",
         evidence=(
             figure(f"tokens/s with {rows} rows", here, "tokens/s", _PROBE),
-            figure(f"tokens/s with {chosen} rows", there.slot_rate, "tokens/s", _PROBE, n=there.timed_steps),
+            figure(f"tokens/s with {chosen} rows", there.padded_rate, "tokens/s", _PROBE, n=there.timed_steps),
         ),
         gain=gain,
         cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
@@ -126,7 +126,7 @@ def _at(now: TrainingContext, rows: int) -> Interval | None:
     """Return padded tokens/s at a micro-batch size, measured or interpolated; None outside the measured range."""
     point = now.point(rows)
     if point is not None:
-        return point.slot_rate
+        return point.padded_rate
     curve = now.probe.curve if now.probe is not None else []
     curve = sorted(curve, key=lambda point: point.micro_batch_size)
     place = sum(point.micro_batch_size < rows for point in curve)
@@ -146,7 +146,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     run, train = now.run, now.train
     if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
         return None
-    rows = rows_of_this_start(run)
+    rows = steps_of_this_start(run)
     readings = [row.gradient_noise_scale_tokens for row in rows[len(rows) // 2 :]]
     scales = sorted(value for value in readings if value is not None)
     if len(scales) < NOISE_ROWS:
@@ -206,7 +206,7 @@ def padding(now: TrainingContext) -> Advice | None:
         return None
     # What is no matmul, and so is not counted in the part, runs at every position; nothing says how much of a step it
     # is: at most as much as would make all costs follow positions.
-    most = 1 / place_share(train, now.parameters)
+    most = 1 / position_share(train, now.parameters)
     low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
     left = PACKED_LEAVES if layout == "packed" else 0.5
     gain = without(

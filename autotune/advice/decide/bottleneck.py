@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.advice.decide.gpu_counters import Counters, counters_of, data_share, with_counters
 from autotune.advice.values import Bottleneck, Cause, StepPart
-from autotune.base.model_work import place_share
+from autotune.base.model_work import position_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
@@ -29,12 +29,12 @@ SAME_RANK_SHARE = 0.95
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
     """Return the bottleneck of a run, with counters of the same model and settings; None before two logged steps."""
-    rows = rows_of_this_start(run)
+    rows = steps_of_this_start(run)
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
     train = settings_of(run.header.config)
-    parts = parts_of_rows(rows, source, 1.0 if train is None else place_share(train, run.header.parameters))
+    parts = parts_of_steps(rows, source, 1.0 if train is None else position_share(train, run.header.parameters))
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
         untold.append("waiting for gradients: this strategy does not let it be told from computing")
@@ -53,7 +53,7 @@ def _loads_ahead(train: TrainConfig) -> bool:
     return train.device == "cuda" or train.data.num_workers > 0
 
 
-def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
+def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
     """Return the rows since the last start (earlier ones may have had other settings), without its slow first step."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
     # What the first step was on all ranks a later row tells: the first that tells anything.
@@ -84,7 +84,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         untold.append("padding: rows are as wide as what they hold, which a run tells")
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
-        shares["padding"] = place_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
+        shares["padding"] = position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
     parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
@@ -169,7 +169,7 @@ def _exchange(profile: Profile) -> tuple[float, float] | None:
     return None
 
 
-def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
+def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
     """Return each cause's share of all steps, with bounds from blocks of neighbouring steps."""
     whole = _shares(rows, padding_costs)
     each = [_shares([row], padding_costs) for row in rows]

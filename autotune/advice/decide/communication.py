@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 
-from autotune.advice.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
+from autotune.advice.decide.bottleneck import MATTERS_SHARE, steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
@@ -112,7 +112,7 @@ def below_t_min(now: TrainingContext) -> Advice | None:
 
 def slow_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that all others wait for in most steps."""
-    rows = [row for row in rows_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
+    rows = [row for row in steps_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
     if len(rows) < 4 or now.run is None:
         return _slow_products(now)
     (rank, times), *_ = Counter(row.slowest_rank for row in rows).most_common(1)

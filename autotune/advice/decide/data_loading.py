@@ -4,7 +4,7 @@ import shlex
 import statistics
 from collections import Counter
 
-from autotune.advice.decide.bottleneck import rows_of_this_start
+from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, Range, TrainingContext, on_host, without
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
@@ -111,7 +111,7 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     lost = now.loss("data loading", STARVED_SHARE)
     if now.run is None or lost is None:
         return None
-    rows = [row for row in rows_of_this_start(now.run) if row.longest_data_wait_s is not None]
+    rows = [row for row in steps_of_this_start(now.run) if row.longest_data_wait_s is not None]
     if len(rows) < 4:
         return None
     ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(1)

@@ -25,7 +25,7 @@ def fullest_batch(
     ordinary[list(special_ids.all())] = False
     words = ordinary.nonzero().squeeze(1)
     ids = words[torch.randint(len(words), (rows * width,))]
-    counts = predicted_by_row(rows, width, config.masking_probability)
+    counts = predicted_by_sequence(rows, width, config.masking_probability)
     predicted = torch.cat(
         [row * width + torch.randperm(width)[:count].sort().values for row, count in enumerate(counts)]
     )
@@ -47,11 +47,11 @@ def fullest_batch(
         targets_P=targets.to(stored),
         non_padding_tokens=int(tokens_N.sum()),
         predicted_tokens=len(predicted),
-        most_predicted_in_row=max(counts),
+        most_predicted_in_sequence=max(counts),
     )
 
 
-def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:
+def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int]:
     """Return the number of tokens to predict in each sequence: the most that the trainer has room for.
 
     Two shapes depend on it: the head has a slot for each token to predict of the micro-batch, and attention in the last

@@ -33,7 +33,7 @@ LEAST_PART_ELEMENTS = 2**17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of an optimizer step by cause; all but ``exchange_s`` add up to the step."""
+    """Seconds of an optimizer step by cause; all but ``sync_s`` add up to the step."""
 
     compute_s: float
     """Forward and backward of an undisturbed rank."""
@@ -44,7 +44,7 @@ class StepTime:
     exposed_s: float
     """Wait for gradients or weights that compute does not hide."""
     optimizer_step_s: float
-    exchange_s: float
+    sync_s: float
     """Total time of transfers, hidden or not; not part of the sum."""
 
     @property
@@ -169,7 +169,7 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: Gradi
         exposed, transfer_s = exposed + weights, transfer_s + weights
     update = compute.optimizer_step_s / (1 if sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
-    return StepTime(compute_s=computed, **parts, exchange_s=transfer_s)
+    return StepTime(compute_s=computed, **parts, sync_s=transfer_s)
 
 
 def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: Network) -> tuple[float, float, float]:

@@ -175,12 +175,12 @@ def _slowdown(ranks: Ranks) -> float:
         alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
         ranks.all_reduce_sum(0.0)
         on_gpu = ranks.device.type == "cuda"
-        ends = _travel_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _travel_on_host(message, multiply)
+        ends = _overlap_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _overlap_on_host(message, multiply)
         lost.append(lost_share(*ends, alone_s))
     return ranks.all_reduce_sum(statistics.median(lost))[0] / ranks.world_size
 
 
-def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
+def _overlap_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
     """Return when each matmul ended during an all-reduce, and when that ended, in seconds."""
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
@@ -192,10 +192,10 @@ def _travel_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tupl
     return ended_s, time.perf_counter() - began_s
 
 
-def _travel_on_gpu(
+def _overlap_on_gpu(
     message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
 ) -> tuple[list[float], float]:
-    """Return the times of ``_travel_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
+    """Return the times of ``_overlap_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
     alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)
     count = min(MOST_PRODUCTS, math.ceil(2 * alone_message_s / max(alone_s, 1e-6)) + 1)
     beside = torch.cuda.Stream(ranks.device)

@@ -105,7 +105,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
-def _is_dealt(profile: Profile) -> bool:
+def _is_split(profile: Profile) -> bool:
     """Return whether network tuning chose the micro-batch size, by its split of the global batch."""
     network, rows = profile.evidence.network, profile.train.micro_batch_size
     return network is not None and any(row.micro_batch_size == rows for row in network.gradient_syncs)
@@ -116,7 +116,7 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
     found, probe = profile.evidence.explore, profile.evidence.probe
     if found is None or key not in KNOBS:
         return None
-    if key == "micro_batch_size" and (not found.adopted or _is_dealt(profile)):
+    if key == "micro_batch_size" and (not found.adopted or _is_split(profile)):
         return None
     of_value: dict[object, list[ExploredRow]] = {}
     for row in found.rows:
@@ -176,7 +176,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     figures = (
         *(
             figure(
-                f"slot tokens/s at {_many(point.micro_batch_size, 'row')}", point.slot_rate, "tokens/s",
+                f"slot tokens/s at {_many(point.micro_batch_size, 'row')}", point.padded_rate, "tokens/s",
                 f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
             )
             for point in told
@@ -202,7 +202,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks
         ).micro_batch_size
         origin = "measured"
-    if rows != chosen and _is_dealt(profile):
+    if rows != chosen and _is_split(profile):
         because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
     elif rows != chosen:
         origin, because = "changed", f"{chosen} rows were measured to be the best choice: {probe.choice}"
@@ -213,16 +213,16 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
+def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
-    rows = global_batch_size_of(tokens, tokens_per_row)
+    rows = global_batch_size_of(tokens, tokens_per_sequence)
     follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
     return Explanation(
         origin="constraint" if follows else "changed",
         because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that "
         + ("are the default" if by_default else "were asked for"),
         evidence=(
-            figure("real tokens in a row, mean", tokens_per_row, "tokens", "evidence.probe"),
+            figure("real tokens in a row, mean", tokens_per_sequence, "tokens", "evidence.probe"),
             figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
         ),
     )

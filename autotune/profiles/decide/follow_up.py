@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-from autotune.base.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS
+from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS
 from autotune.base.units import exact_bytes
 from autotune.profiles.decide.batch_split import default_layout, default_precision
 from autotune.profiles.values import Profile
@@ -17,7 +17,7 @@ _DEFAULTS: Mapping[str, object] = {
     "strategy": "ddp",
     "accumulate": True,
     "headroom": HEADROOM_SHARE,
-    "max_micro_batch_size": MAX_ROWS,
+    "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
     "what_if": False,
 }
 

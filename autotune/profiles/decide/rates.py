@@ -20,7 +20,7 @@ ALIKE_SHARE = 0.02
 """Share up to which a difference counts as none."""
 FAR_SHARE = 0.1
 """Share above which a difference is reported even if the noise is unknown."""
-NOTHING_TO_HOLD = "nothing to hold it against"
+NOTHING_PROMISED = "nothing to hold it against"
 _OF_MEMORY = (
     "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile",
     "activation_checkpointing", "attention_dropout",
@@ -118,7 +118,7 @@ def _by_steps(profile: Profile) -> Rate | None:
     probe, fill = profile.evidence.probe, fill_share(profile)
     if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_size)) is None:
         return None
-    interval = point.slot_rate.scaled(fill)
+    interval = point.padded_rate.scaled(fill)
     source = "steps on full rows, times the share of rows that holds tokens"
     return _rate(of_bounds(interval, point.timed_steps), probe.local_ranks, "steps", source, interval)
 
@@ -205,7 +205,7 @@ def _drift(
         expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
         achieved=None if achieved is None else achieved.interval.scaled(factor),
-        verdict=NOTHING_TO_HOLD if expected is None else "it logged no speed",
+        verdict=NOTHING_PROMISED if expected is None else "it logged no speed",
     )
     if expected is None or achieved is None:
         return found
@@ -231,7 +231,7 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     if run.header.device == "cpu":
         verdict = "not comparable on a CPU: the run counts its whole process"
     elif ratio is None:
-        verdict = NOTHING_TO_HOLD
+        verdict = NOTHING_PROMISED
     elif abs(ratio - 1) <= ALIKE_SHARE:
         verdict = "as expected"
     else:

@@ -88,8 +88,10 @@ class LoaderLimits:
         )
 
 
-def batch_bytes(rows: int, row_tokens: int, id_bytes: int, masking_probability: float, samples_per_row: float) -> int:
+def batch_bytes(
+    rows: int, seq_length_tokens: int, id_bytes: int, masking_probability: float, samples_per_sequence: float
+) -> int:
     """Return the bytes of a micro-batch that a worker sends: ids, boundaries of samples, tokens to predict."""
-    tokens = rows * row_tokens
+    tokens = rows * seq_length_tokens
     predicted = masking_probability * tokens * (4 + id_bytes)
-    return round(tokens * id_bytes + predicted + rows * samples_per_row * 8)
+    return round(tokens * id_bytes + predicted + rows * samples_per_sequence * 8)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
+from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_steps, uneven_share
 from autotune.advice.decide.gpu_counters import Counters, counters_of_profile, data_share, with_counters
 from autotune.advice.values import Bottleneck, StepPart
 from tests.autotune.profiles.examples import but, example_profile
@@ -129,7 +129,7 @@ def rows(**changes: object) -> list[StepRow]:
 
 
 def share(of: list[StepRow], cause: str) -> float:
-    return next(part.share for part in parts_of_rows(of, "x", 1.0) if part.cause == cause)
+    return next(part.share for part in parts_of_steps(of, "x", 1.0) if part.cause == cause)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_fou
     with next((place / "trials").glob("*.jsonl")).open("a") as file:
         file.write("torn")
     found = tuning_status(place)
-    assert (found.trials, found.outcomes, found.newest, found.damaged_lines) == (1, {"measured": 1}, "x", 1)
+    assert (found.trials, found.outcomes, found.newest, found.corrupt_lines) == (1, {"measured": 1}, "x", 1)
     (reports / "jobs").mkdir()
     assert (
         find_runs_and_tunings([], runs, reports)

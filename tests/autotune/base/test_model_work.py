@@ -36,14 +36,14 @@ def test_what_a_shape_computes_is_what_the_built_model_does(shape):
 
 
 @given(st.integers(0, 1000), st.floats(3, 6), st.floats(0.1, 1.5), st.sampled_from([128, 512]))
-def test_typical_lengths_have_the_mean_and_the_squares_of_the_samples(seed, center, spread, row_tokens):
+def test_typical_lengths_have_the_mean_and_the_squares_of_the_samples(seed, center, spread, seq_length_tokens):
     samples = np.random.default_rng(seed).lognormal(center, spread, 2000).astype(int) + 1
     counts, _ = np.histogram(samples, bins=[*HISTOGRAM_EDGES, 2**21])
-    found = shapes.typical_lengths(LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts.tolist()), row_tokens)
-    cut = np.minimum(samples, row_tokens - 2) + 2
+    found = shapes.typical_lengths(LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts.tolist()), seq_length_tokens)
+    cut = np.minimum(samples, seq_length_tokens - 2) + 2
     assert found.mean() == pytest.approx(cut.mean(), abs=4)
     assert (found**2).sum() / found.sum() == pytest.approx((cut**2).sum() / cut.sum(), rel=0.03, abs=4)
-    assert found.max() <= row_tokens
+    assert found.max() <= seq_length_tokens
 
 
 def test_a_token_costs_more_in_longer_documents_and_about_six_operations_for_each_weight():

@@ -51,7 +51,7 @@ class Trained(FakeMachine):
 def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
-        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")), real_shares=dict(SHARES),
+        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")), non_padding_shares=dict(SHARES),
         manifest=synthetic_manifest(64), runner=runner_on(machine, directory, machine.clock),
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
 
 def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_batch_in_real_tokens_stays(tmp_path):
     asked = comparison(Trained(), tmp_path)
-    asked.real_shares["hf-trainer"] = None
+    asked.non_padding_shares["hf-trainer"] = None
     assert rows_of(asked.run())["hf-trainer"].tokens_per_s == pytest.approx([480.0] * 3)
     dataset = TokenDataset.open(write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128))
     tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})

@@ -9,7 +9,7 @@ GIB = 2**30
 ON_GPUS = with_gpus(gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, dataset_hash="d" * 64).profile
 NODE = NodeFacts(
     name="n1", allotted_cpus=24, gpu_names=("H100 NVL", "H100 NVL"), gpu_total_bytes=(94 * GIB, 94 * GIB),
-    nvlinked=True, code_sha256="a" * 64, dataset_hash="d" * 64, dataset_place="/data",
+    nvlinked=True, code_sha256="a" * 64, dataset_hash="d" * 64, dataset_dir="/data",
 )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_counts_the_drawn_histogram_and_rows_fit_a_terminal_and_json_has_the_man
     assert max(map(len, out.splitlines()[:-1])) <= 100
     told = json.loads(says("data", "inspect", directory, "--row-tokens", "60", "--row-tokens", "120", "--json"))
     assert (told["samples"], told["manifest"]["used_vocab_size"]) == (500, 500)
-    assert [row["row_tokens"] for row in told["rows"]] == [60, 120]
+    assert [row["seq_length_tokens"] for row in told["rows"]] == [60, 120]
     assert told["rows"][1]["packing_gain"] > told["rows"][0]["packing_gain"] > 1.5
 
 

@@ -20,13 +20,13 @@ def distribution(lengths):
 @given(lengths_lists, rows, rows)
 def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_less(lengths, one, other):
     data, (short, long) = distribution(lengths), sorted((one, other))
-    for row_tokens in (short, long):
-        truth = sum(min(length, row_tokens) for length in lengths) / len(lengths)
-        assert data.mean_tokens(row_tokens) == pytest.approx(truth, abs=3.5 + 1e-9)
-        real = sum(min(length, row_tokens - 2) + 2 for length in lengths)
-        waste = data.padding_waste(row_tokens)
+    for seq_length_tokens in (short, long):
+        truth = sum(min(length, seq_length_tokens) for length in lengths) / len(lengths)
+        assert data.mean_tokens(seq_length_tokens) == pytest.approx(truth, abs=3.5 + 1e-9)
+        real = sum(min(length, seq_length_tokens - 2) + 2 for length in lengths)
+        waste = data.padding_waste(seq_length_tokens)
         assert 0 <= waste <= 1
-        assert waste == pytest.approx(1 - real / (len(lengths) * row_tokens), abs=3.5 / row_tokens + 1e-9)
+        assert waste == pytest.approx(1 - real / (len(lengths) * seq_length_tokens), abs=3.5 / seq_length_tokens + 1e-9)
     whole = sum(lengths) / len(lengths)
     assert data.mean_tokens() == pytest.approx(whole, abs=max(3.5, max(lengths) / 2) + 1e-6)
     assert data.mean_tokens(short) <= data.mean_tokens(long) + 1e-9

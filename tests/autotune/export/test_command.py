@@ -117,10 +117,10 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patte
     out, err = capsys.readouterr()
     assert err == ""
     batch = json.loads(out)["batch"]
-    assert 2 < batch["samples_per_row"] < 3  # 24.5 tokens and two special ones, in rows of 64
-    meant = 32 * batch["samples_per_row"]
+    assert 2 < batch["samples_per_sequence"] < 3  # 24.5 tokens and two special ones, in rows of 64
+    meant = 32 * batch["samples_per_sequence"]
     assert abs(batch["exported_samples_per_step"] - meant) <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
-    assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["tokens_per_step"], rel=0.3)
+    assert batch["exported_tokens_per_step"] == pytest.approx(batch["tokens_per_step"], rel=0.3)
 
 
 def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed, here, says, capsys):

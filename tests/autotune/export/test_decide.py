@@ -93,16 +93,16 @@ def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
     batch = export.batch
     assert (batch.per_device_batch_size, batch.gradient_accumulation_steps) == (8, 5)
     assert (batch.exported_samples_per_step, batch.tokens_per_step) == (80, 32 * 510)
-    assert batch.exported_real_tokens_per_step == 80 * 510 / 2.5
+    assert batch.exported_tokens_per_step == 80 * 510 / 2.5
     assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
 
 
 def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row_counts_as_one_sample():
     for said, rows in ({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15):
-        assert _export(layout="packed", global_batch_size=1, **said).batch.rows_per_step == rows
+        assert _export(layout="packed", global_batch_size=1, **said).batch.sequences_per_step == rows
     export = _export(_hold(500.0, None), layout="packed", micro_batch_size=4, global_batch_size=16)
     assert (export.batch.exported_samples_per_step, export.batch.gradient_accumulation_steps) == (16, 4)
-    assert export.batch.exported_real_tokens_per_step is None  # no figure is made up
+    assert export.batch.exported_tokens_per_step is None  # no figure is made up
     assert any("--data" in warning for warning in export.warnings)
 
 

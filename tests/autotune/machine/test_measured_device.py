@@ -28,7 +28,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 
 @pytest.mark.parametrize(
-    ("here", "asked_bytes", "as_card", "expected"),
+    ("here", "asked_bytes", "as_gpu", "expected"),
     [
         (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
         (READ, FREE_BYTES, None, FREE_BYTES),
@@ -41,8 +41,8 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
         (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
     ],
 )
-def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(here, asked_bytes, as_card, expected):
-    assert memory_budget(here, asked_bytes, as_card) == expected
+def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(here, asked_bytes, as_gpu, expected):
+    assert memory_budget(here, asked_bytes, as_gpu) == expected
 
 
 @pytest.mark.parametrize(

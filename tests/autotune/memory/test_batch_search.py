@@ -9,9 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.memory.decide import batch_search
-from autotune.memory.decide.batch_search import MIB, Bracket, Prediction, SizeTrial, bracket, largest_within, next_rows
+from autotune.memory.decide.batch_search import (
+    MIB,
+    Bracket,
+    Prediction,
+    SizeTrial,
+    bracket,
+    largest_within,
+    next_micro_batch_size,
+)
 
-MAX_ROWS = 16_384
+MAX_MICRO_BATCH_SIZE = 16_384
 GB = 10**9
 
 
@@ -31,10 +39,10 @@ class Machine:
 
     @property
     def truth(self) -> int:
-        return bisect.bisect(range(1, MAX_ROWS + 1), self.budget, key=self.peak)
+        return bisect.bisect(range(1, MAX_MICRO_BATCH_SIZE + 1), self.budget, key=self.peak)
 
     def search(self, *, predicted: bool) -> list[SizeTrial]:
-        return search_all(self.peak, self.budget, MAX_ROWS, self.prediction if predicted else None)
+        return search_all(self.peak, self.budget, MAX_MICRO_BATCH_SIZE, self.prediction if predicted else None)
 
 
 def search_all(
@@ -45,7 +53,7 @@ def search_all(
     ``fails`` says which fail, by their rows and how often those were tried before.
     """
     tried: list[SizeTrial] = []
-    while (rows := next_rows(tried, budget, max_micro_batch_size, prediction)) is not None:
+    while (rows := next_micro_batch_size(tried, budget, max_micro_batch_size, prediction)) is not None:
         assert 1 <= rows <= max_micro_batch_size
         failed = fails(rows, sum(one.micro_batch_size == rows for one in tried))
         fits = None if failed else peak(rows) <= budget
@@ -96,7 +104,7 @@ REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
     ids=["no row", "no row as predicted", "fitted by luck", "refuted", "refuted without a prediction", "odd curve"],
 )
 def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried, known, wanted):
-    assert next_rows(tried, BUDGET, MAX_ROWS, known and Prediction(peak_bytes=known)) in wanted
+    assert next_micro_batch_size(tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)) in wanted
     refused = min(one.micro_batch_size for one in tried if not one.fits)
     fitting = max((one.micro_batch_size for one in tried if one.micro_batch_size < refused), default=0)
     assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=refused)
@@ -140,7 +148,7 @@ def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never
 @st.composite
 def any_machine(draw):
     """Peaks that never fall, and a curve that has nothing to do with them, is flat, or falls."""
-    most = draw(st.integers(1, MAX_ROWS))
+    most = draw(st.integers(1, MAX_MICRO_BATCH_SIZE))
     steps = draw(st.lists(st.tuples(st.integers(0, most), st.integers(0, 2 * GB)), min_size=1, max_size=8))
     per_row = draw(st.integers(0, 50_000_000))
     curve = draw(st.lists(st.floats(-1e11, 1e11), min_size=1, max_size=7))
@@ -155,8 +163,10 @@ def any_machine(draw):
 
 @settings(deadline=None)
 @given(machine=any_machine(), predicted=st.booleans())
-@example(machine=(MAX_ROWS, 20 * GB, lambda rows: 100_000 * rows, lambda rows: 1.2e5 * rows), predicted=True)
-@example(machine=(MAX_ROWS, 20 * GB, lambda rows: 100_000 * rows, None), predicted=False)
+@example(
+    machine=(MAX_MICRO_BATCH_SIZE, 20 * GB, lambda rows: 100_000 * rows, lambda rows: 1.2e5 * rows), predicted=True
+)
+@example(machine=(MAX_MICRO_BATCH_SIZE, 20 * GB, lambda rows: 100_000 * rows, None), predicted=False)
 def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_only_failures_are_tried_twice(
     machine, predicted
 ):

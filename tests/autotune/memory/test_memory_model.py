@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autotune.memory.decide import memory_model as memory
 from autotune.memory.values import Allocation, Term, Trace
 
-MAX_ROWS = 96
+MAX_MICRO_BATCH_SIZE = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)
 
 
@@ -109,7 +109,12 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(model, rows, overheads):
 
 
 @settings(deadline=None)
-@given(model=laws(), overheads=SURROUNDINGS, share=st.floats(-0.1, 1.1), max_micro_batch_size=st.integers(1, MAX_ROWS))
+@given(
+    model=laws(),
+    overheads=SURROUNDINGS,
+    share=st.floats(-0.1, 1.1),
+    max_micro_batch_size=st.integers(1, MAX_MICRO_BATCH_SIZE),
+)
 def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(model, overheads, share, max_micro_batch_size):
     peaks = [memory.peak_bytes(model, rows, overheads) for rows in range(1, max_micro_batch_size + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_row
+from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_sequence
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.data.masking import head_slots
@@ -18,7 +18,7 @@ def config_of(rows: int) -> TrainConfig:
 
 @given(rows=st.integers(1, 300), width=st.integers(8, 2048), probability=st.floats(0.01, 0.9))
 def test_one_row_is_as_full_as_rows_can_be_and_all_fill_the_head(rows, width, probability):
-    counts = predicted_by_row(rows, width, probability)
+    counts = predicted_by_sequence(rows, width, probability)
     assert len(counts) == rows
     assert sum(counts) == min(head_slots(rows * width, probability), rows * width)
     assert max(counts) == counts[0] == min(head_slots(width, probability), width)
@@ -30,8 +30,8 @@ def test_one_row_is_as_full_as_rows_can_be_and_all_fill_the_head(rows, width, pr
 def test_the_batch_says_of_itself_what_it_holds_and_chance_changes_no_shape(rows):
     batch, other = (fullest_batch(config_of(rows), 500, SPECIAL_IDS) for _ in range(2))
     in_row = torch.bincount(batch.predicted_P.long() // 128, minlength=rows)
-    assert in_row.tolist() == predicted_by_row(rows, 128, 0.15)
-    assert batch.most_predicted_in_row == int(in_row.max())
+    assert in_row.tolist() == predicted_by_sequence(rows, 128, 0.15)
+    assert batch.most_predicted_in_sequence == int(in_row.max())
     assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
     assert batch.non_padding_tokens == rows * 128 - 1
     assert len(set(batch.predicted_P.tolist())) == batch.predicted_tokens
@@ -42,4 +42,4 @@ def test_the_batch_says_of_itself_what_it_holds_and_chance_changes_no_shape(rows
     assert int(batch.targets_P.long().min()) > max(SPECIAL_IDS.all())
     assert batch.predicted_P.tolist() != other.predicted_P.tolist()
     assert batch.predicted_P.shape == other.predicted_P.shape
-    assert batch.most_predicted_in_row == other.most_predicted_in_row
+    assert batch.most_predicted_in_sequence == other.most_predicted_in_sequence

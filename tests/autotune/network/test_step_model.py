@@ -73,15 +73,15 @@ def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
     over = network(4, ranks=2, within=replace(CARD, bytes_per_s=100e9))
-    once, twice = (step(number, over=over, strategy="fsdp2").exchange_s for number in (1, 2))
+    once, twice = (step(number, over=over, strategy="fsdp2").sync_s for number in (1, 2))
     assert twice > 1.6 * once
-    assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).exchange_s < 0.6 * twice
+    assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).sync_s < 0.6 * twice
 
 
 def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
     hows = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
     plain, narrow, zero = (step(over=network(4), of=replace(compute(), optimizer_step_s=0.08), **how) for how in hows)
-    assert narrow.exchange_s == pytest.approx(plain.exchange_s / 2)
+    assert narrow.sync_s == pytest.approx(plain.sync_s / 2)
     assert zero.optimizer_step_s == pytest.approx(plain.optimizer_step_s / 4)
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 

@@ -41,7 +41,7 @@ def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) ->
     """What is known; ``ranks`` are what else is known of all of them together."""
     values = {
         "model": "m", "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"), "fleet": GPUS,
-        "tokens_per_row": measured(500.0), "tokens_per_pass": measured(1e9), "batch_rows": 1000,
+        "tokens_per_sequence": measured(500.0), "tokens_per_pass": measured(1e9), "global_batch_size": 1000,
         "rank_tokens_per_s": total and measured(total.value / 32), "price_per_device_hour": 2.0, "memory": memory(),
         "all_ranks": AllRanks(tokens_per_s=total, **ranks or {}), "next_command": "next",
     }  # fmt: skip

@@ -369,14 +369,14 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
     )  # fmt: skip
     one = ReportedProfile(
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
-        damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
+        corrupt_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
         approval=Approval(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(
         path=Path("profiles/bert-120m-again.toml"), profile=bare, intact=False, content_sha256="cd" * 32, trials=(),
-        damaged_lines=0,
+        corrupt_lines=0,
     )  # fmt: skip
     directory = Path(f"runs/20261122T034808Z{note.replace('/', ' ')[:40]}")
     run = example_run(directory, one.content_sha256, manifest.dataset_hash, note)

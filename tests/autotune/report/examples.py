@@ -14,7 +14,7 @@ from trainer.record.run_record import Run
 
 
 def reported(path="profiles/m.toml", profile=None, **changes):
-    values = {"intact": True, "content_sha256": "c", "trials": (), "damaged_lines": 0}
+    values = {"intact": True, "content_sha256": "c", "trials": (), "corrupt_lines": 0}
     return ReportedProfile(path=Path(path), profile=profile or example_profile(), **values | changes)
 
 

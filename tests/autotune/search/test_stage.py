@@ -179,8 +179,8 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert request.cells[0].kind == Configuration.of(work.before.profile.train).kind
     assert set(request.global_batch_size) == {"packed", "bucketed", "padded"}
     assert request.global_batch_size["packed"] < request.global_batch_size["padded"]
-    assert request.real_shares["bucketed"] is None
-    assert 0 < request.real_shares["padded"] < request.real_shares["packed"] <= 1
+    assert request.non_padding_shares["bucketed"] is None
+    assert 0 < request.non_padding_shares["padded"] < request.non_padding_shares["packed"] <= 1
     assert request.training.request.budget_s == 600.0
     assert max(cell.micro_batch_size for cell in request.cells) <= 64
 

@@ -3,16 +3,24 @@ from typing import get_args
 
 import pytest
 
-from autotune.trials.values import FeedFigures, Measured, Outcome, StepFigures, TrialRecord, describe, outcome_from_json
+from autotune.trials.values import (
+    Measured,
+    Outcome,
+    StepFigures,
+    TrainingFigures,
+    TrialRecord,
+    describe,
+    outcome_from_json,
+)
 from tests.autotune.trials.examples import FEED, STEP, record
 
 
 def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_are_those_of_one():
     assert [StepFigures.of(Measured(figures=STEP | more)).local_ranks for more in ({}, {"local_ranks": 2})] == [1, 2]
     gpus = [{"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}]
-    figures = FeedFigures.of(Measured(figures=FEED | {"gpus": gpus}))
+    figures = TrainingFigures.of(Measured(figures=FEED | {"gpus": gpus}))
     assert [(one.samples, one.utilisation_share, one.power_w) for one in figures.gpus] == [(3, 0.5, None)]
-    assert FeedFigures.of(Measured(figures=FEED)).gpus == ()
+    assert TrainingFigures.of(Measured(figures=FEED)).gpus == ()
 
 
 def test_a_feed_window_of_another_version_is_no_record():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.trials.values import FeedFigures, Measured, Trial
+from autotune.trials.values import Measured, TrainingFigures, Trial
 from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from tests.conftest import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 def window(started_server, data):
     """Measures a window."""
 
-    def measure(workers: int, **changes) -> FeedFigures:
+    def measure(workers: int, **changes) -> TrainingFigures:
         config = {
             "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": ROW_TOKENS, "micro_batch_size": ROWS,
             "data": {"num_workers": workers, "prefetch_factor": 2}, "device": "cpu",
@@ -47,7 +47,7 @@ def window(started_server, data):
         trial = Trial(job="feed", measured=measured | changes, place={"data_dir": str(data)}, timeout_s=60)
         outcome = started_server.run(trial)
         assert isinstance(outcome, Measured), outcome
-        return FeedFigures.of(outcome)
+        return TrainingFigures.of(outcome)
 
     return measure
 

@@ -10,7 +10,7 @@ from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
 from autotune.profiles.store import with_data
 from autotune.trials.runner import ATTEMPTS
-from autotune.trials.values import Contaminated, Crashed, FeedFigures, GpuUseFigures, Measured, Trial
+from autotune.trials.values import Contaminated, Crashed, GpuUseFigures, Measured, TrainingFigures, Trial
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import TimedWindow, evidence, gpu_source
 from tests.autotune.machine.test_measured_device import H200
@@ -189,7 +189,7 @@ def test_a_count_whose_workers_die_is_the_limit(tmp_path):
 )  # fmt: skip
 def test_sources_are_named_with_what_they_do_not_mean_or_why_they_are_missing(site, use, replayed, said, unsaid):
     gpus = () if use is None else (GpuUseFigures(**use),)
-    found = gpu_source(site, [replace(FeedFigures.of(Measured(figures=FEED)), gpus=gpus)], replayed=replayed)
+    found = gpu_source(site, [replace(TrainingFigures.of(Measured(figures=FEED)), gpus=gpus)], replayed=replayed)
     assert all(words in found for words in said)
     assert unsaid not in found
 

@@ -91,7 +91,7 @@ def test_bucketed_rows_of_a_step_are_those_of_padded_and_alike_in_each_micro_bat
 def test_packing_real_like_lengths_leaves_less_than_half_a_per_cent_empty():
     lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000)), 5000).astype(np.int64)
     index = Lengths(lengths)
-    plan = make_plan(index, row_tokens=512, global_batch_size=64, max_epochs=None)
+    plan = make_plan(index, seq_length_tokens=512, global_batch_size=64, max_epochs=None)
     found, _ = all_ranks(index, plan, 200)
     real = sum(int((part.tokens + 2).sum()) for step in found for part in step)
     assert real / (200 * plan.padded_tokens) > 0.995
@@ -160,7 +160,7 @@ class Lengths:
 
 
 def make_plan(index: Lengths, **options) -> batch_plan.BatchPlan:
-    defaults = {"seed": 0, "row_tokens": 64, "layout": "packed", "global_batch_size": 8}
+    defaults = {"seed": 0, "seq_length_tokens": 64, "layout": "packed", "global_batch_size": 8}
     defaults |= {"gradient_accumulation_steps": 1, "world_size": 1}
     return batch_plan.BatchPlan(dataset_samples=len(index), **defaults | options)
 
@@ -197,8 +197,8 @@ def check_places(plan: batch_plan.BatchPlan, segments: batch_plan.Segments) -> N
     lengths = segments.tokens + batch_plan.SPECIAL_TOKENS_PER_SAMPLE
     assert (segments.rows >= 0).all()
     assert (segments.rows < plan.sequences_per_micro_batch).all()
-    assert (segments.columns + lengths <= plan.row_tokens).all()
-    flat = segments.rows * plan.row_tokens + segments.columns
+    assert (segments.columns + lengths <= plan.seq_length_tokens).all()
+    flat = segments.rows * plan.seq_length_tokens + segments.columns
     assert (np.diff(flat) >= lengths[:-1]).all()
     same_row = np.diff(segments.rows) == 0
     assert (np.diff(flat)[same_row] == lengths[:-1][same_row]).all()
@@ -241,26 +241,26 @@ def test_a_hash_tells_the_order_of_its_words_and_words_become_numbers_from_0_to_
 PROBLEMS = st.integers(1, 100).flatmap(lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row), max_size=200)))
 
 
-def _slow_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
+def _slow_best_fit(lengths: list[int], seq_length_tokens: int) -> list[int]:
     """The same by looking at every open row; of equally full ones the one filled last."""
     free: dict[int, int] = {}  # in the order in which they were filled last
     rows = [0] * len(lengths)
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         roomy = [row for row in reversed(free) if free[row] >= lengths[sample]]
         row = min(roomy, key=free.__getitem__, default=len(free))
-        free[row] = free.pop(row, row_tokens) - lengths[sample]
+        free[row] = free.pop(row, seq_length_tokens) - lengths[sample]
         rows[sample] = row
     return rows
 
 
 @given(problem=PROBLEMS)
 def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_one(problem):
-    row_tokens, lengths = problem
-    rows = batch_plan.pack_rows(np.array(lengths, dtype=np.int64), row_tokens)
-    assert rows.tolist() == _slow_best_fit(lengths, row_tokens)
+    seq_length_tokens, lengths = problem
+    rows = batch_plan.pack_rows(np.array(lengths, dtype=np.int64), seq_length_tokens)
+    assert rows.tolist() == _slow_best_fit(lengths, seq_length_tokens)
     filled = np.sort(np.bincount(rows, weights=lengths))
-    assert all(0 < tokens <= row_tokens for tokens in filled)
-    assert len(filled) < 2 or filled[0] + filled[1] > row_tokens
+    assert all(0 < tokens <= seq_length_tokens for tokens in filled)
+    assert len(filled) < 2 or filled[0] + filled[1] > seq_length_tokens
 
 
 @pytest.mark.parametrize("lengths", [[9], [0], [3, -1]])
@@ -282,7 +282,7 @@ def test_a_rank_among_many_packs_one_lane_only():
 def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
     lengths = np.random.default_rng(0).integers(1, 400, 1024)
     index = Lengths(lengths)
-    segments = batch_plan.lay_out(make_plan(index, row_tokens=512), 0, 0, index)
+    segments = batch_plan.lay_out(make_plan(index, seq_length_tokens=512), 0, 0, index)
     longest = np.zeros(int(segments.rows.max()) + 1)
     np.maximum.at(longest, segments.rows, segments.tokens)
     # Best fit alone gives a correlation near -1 between a row's number and its longest sample.

@@ -229,12 +229,12 @@ def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all
         oracles.check_alike(oracles.gradients_of(training, oracles.micro_batches(dataset, config)), whole)
 
 
-@pytest.mark.parametrize(("slots", "row_slots", "overflows"), [(192, 64, 0), (16, 4, 1)])
+@pytest.mark.parametrize(("slots", "sequence_slots", "overflows"), [(192, 64, 0), (16, 4, 1)])
 def test_a_head_of_fixed_slots_drops_nothing_and_counts_micro_batches_that_need_more(
-    slots, row_slots, overflows, dataset
+    slots, sequence_slots, overflows, dataset
 ):
     fixed = oracles.training_of(oracles.config_of(), dataset)
-    fixed.module._slots, fixed.module._row_slots = slots, row_slots
+    fixed.module._slots, fixed.module._sequence_slots = slots, sequence_slots
     batches = oracles.micro_batches(dataset, oracles.config_of())
     assert 16 < batches[0].predicted_tokens <= 192
     oracles.check_alike(oracles.gradients_of(fixed, batches), oracles.learned(oracles.config_of(), dataset))

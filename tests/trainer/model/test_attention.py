@@ -160,7 +160,7 @@ def _nothing() -> MicroBatch:
     none = torch.zeros(0, dtype=torch.int32)
     return MicroBatch(
         ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
-        targets_P=none.to(torch.uint16), non_padding_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
+        targets_P=none.to(torch.uint16), non_padding_tokens=0, predicted_tokens=0, most_predicted_in_sequence=0,
     )  # fmt: skip
 
 
