@@ -103,7 +103,7 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
     trials = [len(one["trials"]) for one in whole]
     bad = ("error", "crashed", "not_traced")
-    broken = sum(any(one.get(key) for key in bad) or not one.get("proven") for one in found.values())
+    broken = sum(any(one.get(key) for key in bad) or not one.get("verified") for one in found.values())
     again = [one["trained"].get("retries") for one in whole if "trained" in one]
     retries = sum(again) if again and None not in again else None
     figures = (

@@ -112,7 +112,8 @@ def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
 def _probe(case: Case) -> Probe:
     config = TrainConfig.model_validate({"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"})
     request = ProbeRequest(
-        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0, max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
+        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0,
+        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
         trial_timeout_s=TRIAL_TIMEOUT_S,
     )  # fmt: skip
     return Probe(

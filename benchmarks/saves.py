@@ -78,7 +78,7 @@ class SavingTrainer:
         source = MicroBatchSource(dataset, config, plan)
         self._loader = make_loader(source, config, micro_batch_plans(dataset, config, plan, 0))
         kept = {way: CheckpointSettings(asynchronous=way, keep_last=1) for way in (False, True)}
-        self._keepers = {
+        self._managers = {
             way: CheckpointManager(
                 place / f"asynchronous-{way}",
                 config.model_copy(update={"checkpoint": settings}),
@@ -110,7 +110,7 @@ class SavingTrainer:
         """Save as the trainer does."""
         self._number += 1
         began_s = time.perf_counter()
-        self._keepers[asynchronous].save(_state(self._number), rollbacks=0)
+        self._managers[asynchronous].save(_state(self._number), rollbacks=0)
         if asynchronous:
             self.blocked_s.append(time.perf_counter() - began_s)
 
@@ -124,8 +124,8 @@ class SavingTrainer:
 
     def settle(self) -> None:
         """Wait for what is being written; what went wrong is an error here."""
-        for keeper in self._keepers.values():
-            keeper.wait()
+        for manager in self._managers.values():
+            manager.wait()
 
     def _told(self, event: EventRow) -> None:
         if event.level != "info":

@@ -18,27 +18,27 @@ from autotune.trials.jobs.budget import CpuBudget
 from autotune.trials.jobs.server import preload_model, preload_trainer, run_job
 
 
-def run(measured, place):
+def run(measured, local):
     """Fail as ``fault`` says, or take a step job whose ranks have budgets and, after a step, faults of their own."""
     if "config" in measured:
-        rank, next_rate = place.get("environment", {}).get("RANK", "0"), step.learning_rate
+        rank, next_rate = local.get("environment", {}).get("RANK", "0"), step.learning_rate
 
         def fail_after_a_step(config, number):
             if number:
-                fail(place.get("fault_by_rank", {}).get(rank, "none"))
+                fail(local.get("fault_by_rank", {}).get(rank, "none"))
             return next_rate(config, number)
 
         step.learning_rate = fail_after_a_step
-        budgets = place.get("budget_bytes_by_rank")
+        budgets = local.get("budget_bytes_by_rank")
         own = {"memory_budget_bytes": budgets[int(rank)]} if budgets else {}
-        return step.run({name: one for name, one in (measured | own).items() if name != "fault"}, place)
+        return step.run({name: one for name, one in (measured | own).items() if name != "fault"}, local)
     if measured["fault"] == "allocate":
         CpuBudget(measured["budget_bytes"])
         torch.ones(measured["allocate_bytes"], dtype=torch.uint8)
     if measured["fault"] == "leave_child":
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
         child.start()
-        Path(place["pid_file"]).write_text(str(child.pid))
+        Path(local["pid_file"]).write_text(str(child.pid))
     fail(measured["fault"])
     return {"fault": measured["fault"]}
 

@@ -87,7 +87,7 @@ class _Run:
         self._graphs = GraphCounter()
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told, attempt = writer.append, writer.attempt
-        self._keeper = CheckpointManager(
+        self._checkpoints = CheckpointManager(
             writer.directory,
             config,
             self._training,
@@ -96,7 +96,7 @@ class _Run:
             tell_event=told,
             progressed=watch.heartbeat,
         )
-        self._supply = MicroBatchLoader(dataset, config, self._plan, ranks)
+        self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
             writer.append(event)
@@ -105,7 +105,7 @@ class _Run:
         """Train from the first step, or from the checkpoint, to the last step."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._overseer = HealthController(self._config, self._ranks, self._writer.append)
+        self._controller = HealthController(self._config, self._ranks, self._writer.append)
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -114,17 +114,17 @@ class _Run:
         try:
             return self._take_steps()
         except Exception:
-            self._keeper.abandon()
+            self._checkpoints.abandon()
             raise
         finally:
-            self._supply.close()
+            self._loader.close()
 
     def _take_steps(self) -> RunExit:
         while True:
             while self._done < self._config.max_steps:
                 began_s = time.monotonic()
                 self._evaluated_s = 0.0
-                batches = self._supply.next_step(self._meter.take)
+                batches = self._loader.next_step(self._meter.take)
                 if not batches:
                     break  # every sample was seen as often as it should be
                 reason = self._act(self._step(batches))
@@ -132,7 +132,7 @@ class _Run:
                     return self._leave(reason)
                 self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
             # On a GPU the numbers of the last steps are still unchecked.
-            if not self._in_trouble(self._overseer.look(all_of_them=True)):
+            if not self._in_trouble(self._controller.look(all_of_them=True)):
                 return self._finish()
 
     def _in_trouble(self, verdict: Verdict) -> bool:
@@ -155,27 +155,27 @@ class _Run:
                 f"{state.dataset_hash[:12]}",
                 next_step="Name that dataset with --data, or begin afresh with another --out.",
             )
-        self._keeper.restore(path, manifest)
-        self._done, self._supply.position = state.step, state.position
-        self._overseer.go_on(state.health, state.skipped_steps)
+        self._checkpoints.restore(path, manifest)
+        self._done, self._loader.position = state.step, state.position
+        self._controller.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
-            self._overseer.health.reset_rollback_count()
+            self._controller.health.reset_rollback_count()
         self._meter.noise.parts = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
     def _begin(self) -> None:
         """Start the loader, compile, and save a first checkpoint, so that the first step does not wait for these."""
-        self._supply.start_at(self._supply.position)
-        first = self._supply.wait_for_first()
+        self._loader.start_at(self._loader.position)
+        first = self._loader.wait_for_first()
         self._ended("first_batch")
-        self._supply.compare_first()
+        self._loader.compare_first()
         overflows = self._training.module.overflows
         make_state(self._training)  # before any activation, so that both lie together
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._ended("compile")
         before = self._start.checkpoint
-        if self._keeper.enabled and (before is None or not self._keeper.owns(before) or self._start.gave_up):
+        if self._checkpoints.enabled and (before is None or not self._checkpoints.owns(before) or self._start.gave_up):
             self._save()  # to roll back to, and to resume from
         self._training.step.progressed = self._watch.heartbeat
         self._meter.restart()
@@ -191,21 +191,21 @@ class _Run:
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
         row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
         # Dropout follows from the position in the data and the rank, so it has no state to save.
-        seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
+        seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
-        self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
-        save_s = self._keeper.seconds_of_a_save()
-        told = tell(
+        self._lr = learning_rate(config, self._done) * self._controller.health.learning_rate_share(self._done)
+        save_s = self._checkpoints.seconds_of_a_save()
+        flags = tell(
             rank=self._ranks.rank,
             signal_number=self._watch.asked_by,
             time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
-            save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
+            save_is_due=self._ranks.leads and self._checkpoints.is_due_by_time(),
         )
-        limits = self._overseer.health.limits()
-        result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, told=told)
+        limits = self._controller.health.limits()
+        result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, values=flags)
         self._done = done
-        self._overseer.add(done, result, self._supply.samples)
-        verdict = self._overseer.look()
+        self._controller.add(done, result, self._loader.samples)
+        verdict = self._controller.look()
         self._meter.add(batches, result)
         self._graphs.stepped()
         self._watch.heartbeat(done)
@@ -220,21 +220,21 @@ class _Run:
 
     def _act(self, verdict: Verdict) -> str | None:
         """Roll back, give up or save as a verdict requires; return the reason to exit, if any."""
-        self._keeper.tell_finished()
+        self._checkpoints.tell_finished()
         trouble = verdict.trouble
         if trouble is not None and trouble.action is Action.GIVE_UP:
-            self._keeper.wait()
+            self._checkpoints.wait()
             raise TrainingFailed(trouble.message, next_step=trouble.next_step)
         if trouble is not None:
             self._roll_back(trouble, verdict.at_step)
-        elif verdict.stop_reason is None and self._keeper.is_due(self._done, verdict.save_asked_at):
+        elif verdict.stop_reason is None and self._checkpoints.is_due(self._done, verdict.save_asked_at):
             return self._save_if_well()
         return verdict.stop_reason
 
     def _save_if_well(self) -> str | None:
         """Save, unless the remaining steps' numbers show trouble or a reason to exit; return that reason."""
         # On a GPU, with a save every two steps, nothing else reads the requests of ranks.
-        verdict = self._overseer.look(all_of_them=True)
+        verdict = self._controller.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
             self._save()
@@ -242,20 +242,20 @@ class _Run:
 
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
         """Restore the last good checkpoint, and continue after the data that led to the trouble."""
-        path, manifest = self._keeper.newest_good()
-        behind, to = self._supply.whole_position(), manifest.state
-        self._keeper.restore(path, manifest)
-        self._overseer.roll_back(to.health, at_step=at_step, to_step=to.step)
+        path, manifest = self._checkpoints.newest_good()
+        behind, to = self._loader.whole_position(), manifest.state
+        self._checkpoints.restore(path, manifest)
+        self._controller.roll_back(to.health, at_step=at_step, to_step=to.step)
         undone, self._done = self._done, to.step
         self._meter.forget()
-        self._supply.start_at(behind)
+        self._loader.start_at(behind)
         values = {
             "from_step": undone,
             "to_step": to.step,
             "first_row_left_out": to.position.rows,
             "first_row_after": behind.rows,
-            "learning_rate_share": self._overseer.health.learning_rate_share(to.step),
-            "rollbacks": self._overseer.health.recovery.rollbacks,
+            "learning_rate_share": self._controller.health.learning_rate_share(to.step),
+            "rollbacks": self._controller.health.recovery.rollbacks,
         }
         message = (
             f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
@@ -274,30 +274,30 @@ class _Run:
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
             step=self._done,
-            position=self._supply.whole_position(),
+            position=self._loader.whole_position(),
             config=self._resolved.config.model_dump(mode="json"),
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
             world_size=self._ranks.world_size,
-            good=self._overseer.health.calm,
-            health=self._overseer.health.to_json(),
+            good=self._controller.health.calm,
+            health=self._controller.health.to_json(),
             noise_scale=self._meter.noise.parts,
             head_overflows=self._training.module.overflows,
-            skipped_steps=self._overseer.skipped_steps,
+            skipped_steps=self._controller.skipped_steps,
         )
-        self._keeper.save(state, rollbacks=self._overseer.health.recovery.rollbacks, wait=wait)
+        self._checkpoints.save(state, rollbacks=self._controller.health.recovery.rollbacks, wait=wait)
 
     def _leave(self, reason: str) -> RunExit:
         """Save, and return an exit after which a restart resumes the run."""
-        in_trouble = self._in_trouble(self._overseer.look(all_of_them=True))
+        in_trouble = self._in_trouble(self._controller.look(all_of_them=True))
         self._write_rows(all_of_them=True)
-        if self._keeper.enabled and not in_trouble:
+        if self._checkpoints.enabled and not in_trouble:
             self._save(wait=True)
-        self._keeper.wait()
-        saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
+        self._checkpoints.wait()
+        saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        newest = self._keeper.newest or self._start.origin
+        newest = self._checkpoints.newest or self._start.origin
         return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
 
     def _finish(self) -> RunExit:
@@ -305,13 +305,13 @@ class _Run:
         if self._meter.open_steps:  # the data ended between two logged steps
             self._close_row()
         self._write_rows(all_of_them=True)
-        self._keeper.wait()
-        if self._keeper.enabled and not self._keeper.has_saved(self._done):
+        self._checkpoints.wait()
+        if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
             self._save()  # first: a process killed during the evaluation loses no step
         if len(self._validation):
             self._evaluate()
-        self._keeper.wait()
-        if self._keeper.enabled and not self._keeper.has_saved(self._done):
+        self._checkpoints.wait()
+        if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
             self._save(wait=True)
         self._writer.close()
         self._watch.heartbeat()
@@ -326,7 +326,7 @@ class _Run:
         return self._ending(0, "finished")
 
     def _ending(self, exit_code: int, reason: str) -> RunExit:
-        return self._clock.exit(exit_code, reason, self._done, self._keeper.newest or self._start.origin)
+        return self._clock.exit(exit_code, reason, self._done, self._checkpoints.newest or self._start.origin)
 
     # What is written down.
 
@@ -336,7 +336,7 @@ class _Run:
             learning_rate=self._lr,
             head_overflows=self._training.module.overflows,
             recompilations=self._graphs.recompilations,
-            skipped_steps=self._overseer.skipped_steps,
+            skipped_steps=self._controller.skipped_steps,
         )
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:

@@ -70,7 +70,7 @@ SAMPLES, TOKENS = Metric(name="samples", unit="samples", needs=()), Metric(name=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Measurement:
     """One measured figure of a side."""
 
     metric: Metric
@@ -91,8 +91,8 @@ class Side:
     """Settings by dotted key, without ``train``."""
     circumstances: Mapping[Circumstance, str]
     facts: Mapping[str, Any]
-    readings: tuple[Reading, ...] = ()
-    headlines: tuple[Reading, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    headlines: tuple[Measurement, ...] = ()
     """Training speeds, the best known first."""
     notes: tuple[str, ...] = ()
 
@@ -143,7 +143,7 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
     if a.kind != b.kind:  # a run says less of its machine than a profile does
         facts = tuple(one for one in facts if one.key in a.facts and one.key in b.facts)
     differs = {change.key for change in circumstances}
-    mine, theirs = ({(one.metric.name, one.of): one for one in side.readings} for side in (a, b))
+    mine, theirs = ({(one.metric.name, one.of): one for one in side.measurements} for side in (a, b))
     figures = [_compared(mine[key], theirs[key], differs) for key in mine if key in theirs]
     if loss is not None:
         figures.append(_judged(LOSS, loss[3], (loss[0], loss[1]), loss[2], differs))
@@ -172,7 +172,7 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     return _judged(one.metric, f"A: {one.of}; B: {other.of}", (one.estimate, other.estimate), change, differs)
 
 
-def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
+def _compared(a: Measurement, b: Measurement, differs: set[str]) -> Compared:
     change = difference(a.estimate, b.estimate)
     if a.exact and b.exact:
         change = replace(change, low=change.value, high=change.value, confidence=1.0)

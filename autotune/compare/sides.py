@@ -23,8 +23,8 @@ from autotune.compare.decide import (
     WINDOW_RATE,
     Circumstance,
     Comparison,
+    Measurement,
     Metric,
-    Reading,
     Side,
     compare,
 )
@@ -90,15 +90,15 @@ def _side(path: Path) -> tuple[Side, Run | None]:
 def _dataset_side(manifest: Manifest, name: str) -> Side:
     table = manifest.model_dump(mode="json", exclude={"train", "validation"})
     splits = (("training", manifest.train), ("validation", manifest.validation))
-    readings = [
-        Reading(metric=metric, of=of, estimate=of_one(count), exact=True)
+    measurements = [
+        Measurement(metric=metric, of=of, estimate=of_one(count), exact=True)
         for of, split in splits
         for metric, count in ((SAMPLES, split.samples), (TOKENS, split.tokens))
         if count
     ]
     return Side(
         kind="dataset", name=name, settings=flat_table(table), circumstances={"dataset": manifest.dataset_hash},
-        facts={}, readings=tuple(readings),
+        facts={}, measurements=tuple(measurements),
     )  # fmt: skip
 
 
@@ -127,9 +127,9 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         circumstances={name: value for name, value in known.items() if value is not None},
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
-        readings=tuple(_profile_figures(profile)),
+        measurements=tuple(_profile_figures(profile)),
         headlines=tuple(
-            Reading(
+            Measurement(
                 metric=TRAINING_RATE,
                 of=_READ_FROM[rate.read_from] + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
                 estimate=rate.estimate,
@@ -140,26 +140,26 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     )
 
 
-def _profile_figures(profile: Profile) -> Iterable[Reading]:
+def _profile_figures(profile: Profile) -> Iterable[Measurement]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
-        yield Reading(
+        yield Measurement(
             metric=LARGEST_MICRO_BATCH, of="under the budget", estimate=of_one(probe.feasible_max), exact=True
         )
         of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
-        yield Reading(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
+        yield Measurement(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
             estimate = of_bounds(point.padded_rate, point.timed_steps)
-            yield Reading(metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'row')}, {what}", estimate=estimate)
+            yield Measurement(metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'row')}, {what}", estimate=estimate)
     if workers is not None:
         if rates := _positive(workers.cached_padded_tokens_per_s):
-            yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
+            yield Measurement(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
         for row in workers.rows:
             of = _many(row.num_workers, "loader worker")
             if rates := _positive(row.padded_tokens_per_s):
-                yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
-            yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
+                yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
+            yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
 
 def _run_side(run: Run, name: str) -> Side:
@@ -175,21 +175,21 @@ def _run_side(run: Run, name: str) -> Side:
     }
     rate = _steps(TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
-    readings = [
+    measurements = [
         *rate,
         *_steps(DATA_WAIT, [(row.data_wait_s, row.step_s) for row in rows], scale="linear"),
         *_steps(WAIT_FOR_RANKS, waits, scale="linear"),
         *_steps(MFU, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None]),
     ]
     if rows and rows[-1].peak_memory_bytes > 0:
-        readings.append(Reading(metric=PEAK_MEMORY, of=_BY_STEPS, estimate=of_one(rows[-1].peak_memory_bytes)))
+        measurements.append(Measurement(metric=PEAK_MEMORY, of=_BY_STEPS, estimate=of_one(rows[-1].peak_memory_bytes)))
     return Side(
         kind="run",
         name=name,
         settings=flat_table(config),
         circumstances=circumstances,
         facts={"device": header.device, "attention": header.attention, **header.versions},
-        readings=tuple(readings),
+        measurements=tuple(measurements),
         headlines=tuple(rate),
         notes=(
             f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up, and left out",
@@ -199,10 +199,10 @@ def _run_side(run: Run, name: str) -> Side:
     )
 
 
-def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
+def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Measurement]:
     """Return a figure of steps; an empty list if fewer than two of them have sound figures."""
     found = of_sound_steps(pairs, scale=scale)
-    return [] if found is None or found.n < 2 else [Reading(metric=metric, of=_BY_STEPS, estimate=found)]
+    return [] if found is None or found.n < 2 else [Measurement(metric=metric, of=_BY_STEPS, estimate=found)]
 
 
 def _model_of(model: object, name: object = "") -> str:
@@ -228,23 +228,23 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
 
 
 def _tuning_side(path: Path) -> Side:
-    every, damaged = read_trial_records(path / TRIAL_LOG_DIRECTORY)
-    measured = [one for one in every if one.job in ("step", "feed") and one.outcome["kind"] == "measured"]
+    every, corrupt = read_trial_records(path / TRIAL_LOG_DIRECTORY)
+    measured = [one for one in every if one.job in ("step", "training") and one.outcome["kind"] == "measured"]
     if not measured:
         raise BadInput(
-            f"{path} has no measured trial of a training step: {len(every)} records, {damaged} damaged",
+            f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt",
             next_step="Tune first: autotune tune; or name its profile.",
         )
     records = [one for one in measured if one.site == measured[-1].site]
-    left_out = damaged + len(measured) - len(records)
+    left_out = corrupt + len(measured) - len(records)
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(_what(record), []).append(record)
-    readings = [one for of, group in groups.items() for one in _trial_figures(of, group)]
+    measurements = [one for of, group in groups.items() for one in _trial_figures(of, group)]
     config = records[-1].trial.config
     settings = flat_table(config)
-    keeps_up = [one for one in readings if one.metric is WINDOW_RATE] or [
-        one for one in readings if one.metric is STEP_RATE
+    keeps_up = [one for one in measurements if one.metric is WINDOW_RATE] or [
+        one for one in measurements if one.metric is STEP_RATE
     ]
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
@@ -258,7 +258,7 @@ def _tuning_side(path: Path) -> Side:
         circumstances |= {"machine": where.gpu_name or "cpu", "processors": where.processors}
         circumstances.setdefault("dataset", where.dataset_hash)
         facts = {"machine": where.machine, "processors": where.processors, "torch": where.torch} | facts
-    notes = [f"{left_out} records of other sites, or damaged, are left out"] if left_out else []
+    notes = [f"{left_out} records of other sites, or corrupt, are left out"] if left_out else []
     notes += [_NOTHING_TIMED] if where and is_pretended(where.driver) else []
     notes += [] if where else ["its trials do not say what they ran on: the machines may be different ones"]
     return Side(
@@ -267,7 +267,7 @@ def _tuning_side(path: Path) -> Side:
         settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
         circumstances=circumstances,
         facts=facts,
-        readings=tuple(readings),
+        measurements=tuple(measurements),
         headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)),
         notes=tuple(notes),
     )
@@ -303,7 +303,7 @@ def _by_allocator(driver: str | None) -> str:
     return ", allocator" if is_pretended(driver) else ""
 
 
-def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
+def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measurement]:
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
     measured = [
@@ -314,15 +314,15 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
         timed = map(StepFigures.of, rated)
         rates = _positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
-            yield Reading(metric=STEP_RATE, of=of, estimate=of_windows(rates))
+            yield Measurement(metric=STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
-            yield Reading(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
+            yield Measurement(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := _positive(one.padded_tokens_per_s for one in windows):
-        yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
+        yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
-        yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
+        yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
 
 
 def _positive(values: Iterable[float]) -> list[float]:

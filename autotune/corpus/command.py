@@ -73,13 +73,13 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
         files = sorted({fault.file for fault in found.faults})
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         raise BadInput(
-            f"{directory} is damaged: {len(found.faults)} faults in {', '.join(map(repr, files[:3]))}{more}",
+            f"{directory} is corrupt: {len(found.faults)} faults in {', '.join(map(repr, files[:3]))}{more}",
             next_step="Copy these files again from where they came from, or prepare the dataset again.",
         )
     if not as_json:
         samples = found.manifest.train.samples + found.manifest.validation.samples
         size = format_bytes(found.bytes_read)
-        print(f"{directory} is whole: {format_count(samples)} samples, {found.files} files, {size} read")
+        print(f"{directory} is intact: {format_count(samples)} samples, {found.files} files, {size} read")
 
 
 @app.command("stage")

@@ -70,7 +70,7 @@ def functions(path: Path) -> Iterator[str]:
             frames, frames_address, sections = _read_sections(elf)
         except (ELFError, AssertionError) as error:
             # pyelftools asserts on what it takes for granted about a file.
-            raise UnusableFileError(f"damaged ELF: {error}") from error
+            raise UnusableFileError(f"corrupt ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
     starts = [address for address, _ in sections]
     for address, size_bytes in function_ranges(frames, frames_address):
@@ -169,7 +169,7 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
                 yield (address + relative * (section_address + body + 4)) & _ADDRESS_MASK, size
             position = end
     except (struct.error, IndexError, KeyError) as error:
-        raise UnusableFileError(f".eh_frame entry at {position:#x} is damaged") from error
+        raise UnusableFileError(f".eh_frame entry at {position:#x} is corrupt") from error
 
 
 def _common_encoding(entry: bytes) -> _Encoding:

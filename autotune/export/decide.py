@@ -313,7 +313,7 @@ def _warnings(train: TrainConfig, batch: ExportedBatch, means: SequenceMeans) ->
         )
     elif train.layout == "packed":
         found.append(
-            f"{rows} packed rows are not {rows} samples: a row holds {batch.samples_per_sequence:.2f} samples on average. "
+            f"{rows} packed sequences are not {rows} samples: each holds {batch.samples_per_sequence:.2f} on average. "
             "The export accumulates until a step has as many non-padding tokens."
         )
     if each < rows:

@@ -49,7 +49,7 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
 
 def tuning_status(report_directory: Path) -> TuningStatus:
     """Return the progress of a tuning, from its trial log."""
-    trials, damaged = read_trial_records(report_directory / TRIAL_LOG_DIRECTORY)
+    trials, corrupt = read_trial_records(report_directory / TRIAL_LOG_DIRECTORY)
     newest = trials[-1] if trials else None
     return TuningStatus(
         directory=str(report_directory),
@@ -57,7 +57,7 @@ def tuning_status(report_directory: Path) -> TuningStatus:
         outcomes=dict(Counter(str(record.outcome.get("kind", "other")) for record in trials)),
         newest_utc=newest.time_utc if newest else None,
         newest=newest.label if newest else None,
-        corrupt_lines=damaged,
+        corrupt_lines=corrupt,
     )
 
 

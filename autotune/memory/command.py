@@ -148,8 +148,8 @@ def estimate(
     asked = make_request(PredictionRequest, context, configs=tuple(configs))
     target = find_target(asked)
     with progress("estimate") as update:
-        answer, refused = predict(asked, target, what_if=what_if, update=update)
-    unfit = {name for name, error in refused.items() if isinstance(error, ExceedsMemory)}
+        answer, rejected = predict(asked, target, what_if=what_if, update=update)
+    unfit = {name for name, error in rejected.items() if isinstance(error, ExceedsMemory)}
     probe = command(
         "probe",
         model=[text for text, one in named.items() if one.name not in unfit],
@@ -169,8 +169,8 @@ def estimate(
         print(answer_json(answer))
     elif text := estimate_text(answer, probe):
         print(text)
-    if refused:
-        raise _refusal(list(refused.values()), probe)
+    if rejected:
+        raise _refusal(list(rejected.values()), probe)
 
 
 def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:

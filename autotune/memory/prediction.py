@@ -92,7 +92,7 @@ def predict(
         TrainerError: If ``asked.data`` is no dataset.
     """
     predicted: list[PredictedModel] = []
-    refused: dict[str, AutotuneError] = {}
+    rejected: dict[str, AutotuneError] = {}
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
@@ -102,17 +102,17 @@ def predict(
             try:
                 predicted.append(tracer.predict(config))
             except (CannotTrace, ExceedsMemory) as error:
-                refused[config.model.name] = error
+                rejected[config.model.name] = error
         alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
     told = ("exit_code", "message", "next_step")
     answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
-        refused={name: {one: getattr(error, one) for one in told} for name, error in refused.items()},
+        rejected={name: {one: getattr(error, one) for one in told} for name, error in rejected.items()},
         what_if=alternatives,
     )
-    return answer, refused
+    return answer, rejected
 
 
 def find_target(asked: PredictionRequest) -> Target:

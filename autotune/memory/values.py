@@ -308,7 +308,7 @@ class Answer:
     reserve_bytes: int
     """GPU memory that is left out of the budget."""
     models: tuple[PredictedModel, ...]
-    refused: Mapping[str, Mapping[str, Any]]
+    rejected: Mapping[str, Mapping[str, Any]]
     """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
     """Alternatives, each with its settings, the ``micro_batch_size`` that fits, its ``non_padding_tokens`` and a

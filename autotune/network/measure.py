@@ -244,7 +244,7 @@ class NetworkTuning:
             return self.reading.run(trial, label)
 
         verdict = check_loss(names, train)
-        self.equal_loss = verdict.told
+        self.equal_loss = verdict.message
         return verdict.equal
 
     def measure(self, candidates: Sequence[PredictedStep]) -> None:

@@ -20,9 +20,9 @@ from autotune.profiles.values import (
     Approval,
     ApprovalRecord,
     Check,
+    Decision,
     Fingerprint,
     TrialLogCheck,
-    Verdict,
     Verification,
     approval_of,
     is_sha256,
@@ -87,7 +87,7 @@ def _read(path: Path) -> ApprovalRecord | None:
 
 
 def review(
-    profile: Path, reports: Path, verdict: Verdict, *, by: str, note: str | None, as_edited: bool = False
+    profile: Path, reports: Path, decision: Decision, *, by: str, note: str | None, as_edited: bool = False
 ) -> ApprovedProfile:
     """Store an approval or rejection of a profile's present content, replacing the last one.
 
@@ -97,7 +97,7 @@ def review(
     """
     before = read_with_approval(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
-    if verdict == "approved" and not before.intact and not as_edited:
+    if decision == "approved" and not before.intact and not as_edited:
         written = "it names none" if recorded is None else f"it was written with {_short(recorded)}"
         raise ProfileRejected(
             f"{profile} was edited by hand since autotune wrote it (its hash is {_short(present)}, and {written}): its "
@@ -105,8 +105,8 @@ def review(
             next_step=f"See why each value is so: autotune profile show {shlex.quote(str(profile))} --explain. To "
             "approve what it says now: --as-edited; to have it measured: autotune tune.",
         )
-    edited = verdict == "approved" and not before.intact
-    said = {"verdict": verdict, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
+    edited = decision == "approved" and not before.intact
+    said = {"decision": decision, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
     try:
         mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     except BadConfig as error:

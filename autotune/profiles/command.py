@@ -119,11 +119,11 @@ def approve(
 
     if by is None and (reject or note is not None or as_edited):
         raise UsageError("--reject, --note and --as-edited require a name", next_step="Add --by NAME.")
-    verdict: Literal["approved", "rejected"] = "rejected" if reject else "approved"
+    decision: Literal["approved", "rejected"] = "rejected" if reject else "approved"
     if by is None:
         found = read_with_approval(profile, reports)
     else:
-        found = keep(profile, reports, verdict, by=by, note=note, as_edited=as_edited)
+        found = keep(profile, reports, decision, by=by, note=note, as_edited=as_edited)
     if as_json:
         print(answer_json({"profile": str(profile), "intact": found.intact, "approval": found.approval}))
     else:

@@ -42,7 +42,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
             str(train.data.num_workers),
             workers.choice if workers else "not measured: autotune workers",
         ],
-        *_exchange(profile),
+        *_gradient_sync_rows(profile),
         ["memory budget", format_bytes(profile.constraints.memory_budget_bytes), "per rank"],
     ]
     here = profile.fingerprint
@@ -52,7 +52,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     return console_text((table, Pairs(pairs=origin)))
 
 
-def _exchange(profile: Profile) -> list[list[str | None]]:
+def _gradient_sync_rows(profile: Profile) -> list[list[str | None]]:
     """Return the rows on gradient synchronisation; none if it was not measured and is at its defaults."""
     parallel, network = profile.train.parallel, profile.evidence.network
     if network is None and parallel == type(parallel)():

@@ -79,9 +79,9 @@ def read_trials(
     Raises:
         BadInput: If a file of the trial log exceeds the size limit.
     """
-    records, damaged = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
+    records, corrupt = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
     finished = tuple(record.finished() for record in records_of(profile, records))
-    return finished, damaged, check_trial_log(profile, records)
+    return finished, corrupt, check_trial_log(profile, records)
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:

@@ -266,7 +266,7 @@ class Verification:
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
-Verdict = Literal["approved", "rejected"]
+Decision = Literal["approved", "rejected"]
 
 
 State = Literal["not reviewed", "approved", "rejected", "voided"]
@@ -278,7 +278,7 @@ class ApprovalRecord(StrictTable):
     schema_version: Literal[2] = 2
     profile_sha256: Annotated[str, Field(pattern=_SHA256)]
     """Hash of the reviewed content."""
-    verdict: Verdict
+    decision: Decision
     by: Annotated[str, Field(min_length=1, max_length=200)]
     note: Annotated[str, Field(max_length=2000)] | None = None
     time_utc: Annotated[str, Field(max_length=40)]
@@ -301,8 +301,8 @@ def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
     """Return the approval of this content; a review counts only for the content that it names."""
     state: State = "not reviewed"
     if review is not None and review.profile_sha256 == present_sha256:
-        state = review.verdict
-    elif review is not None and review.verdict == "approved":
+        state = review.decision
+    elif review is not None and review.decision == "approved":
         state = "voided"
     return Approval(state=state, present_sha256=present_sha256, review=review)
 

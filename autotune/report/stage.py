@@ -63,7 +63,7 @@ def build_report(
 def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:
     """Return a profile with its trials, dataset and advice; if the dataset is missing, with the reason."""
     stored = read_with_approval(path, reports)
-    finished, damaged, check = read_trials(path, stored.profile, reports)
+    finished, corrupt, check = read_trials(path, stored.profile, reports)
     manifest, directory, lacking = None, None, ""
     try:
         directory = stored.data_dir(data)
@@ -79,7 +79,7 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         intact=stored.intact,
         content_sha256=stored.file_sha256,
         trials=finished,
-        corrupt_lines=damaged,
+        corrupt_lines=corrupt,
         dataset=manifest,
         dataset_lacking=lacking,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),

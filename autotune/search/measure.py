@@ -207,7 +207,7 @@ class ConfirmedChoice:
     """Ratio of the candidate to the starting configuration, with 98 % bounds that hold for all finalists together."""
     equal_loss: str | None
     adopted: bool
-    refused: str | None = None
+    rejected: str | None = None
     """Reason for not adopting a faster candidate."""
     passed_over: Configuration | None = None
     """Faster configuration that was rejected for the reason in ``equal_loss``."""
@@ -220,7 +220,7 @@ def confirm(search: Exploration) -> ConfirmedChoice:
     """
     known = search.known
     first = confirm_one_of(search.finalists({cell.precision for cell in known.cells}), search)
-    if first.refused is None:
+    if first.rejected is None:
         return first
     second = confirm_one_of(search.finalists({known.starting.precision}), search)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
@@ -237,8 +237,10 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
     if not faster or exactly:
         return ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     loss = _check_loss(candidate, search)
-    refused = None if loss.equal else loss.told
-    return ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=loss.told, adopted=loss.equal, refused=refused)
+    rejected = None if loss.equal else loss.message
+    return ConfirmedChoice(
+        candidate=candidate, ratio=ratio, equal_loss=loss.message, adopted=loss.equal, rejected=rejected
+    )
 
 
 def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
@@ -323,6 +325,6 @@ def _choice(search: Exploration, found: ConfirmedChoice) -> str:
         return f"{candidate}: proven to be faster than {starting.name}{more}"
     if (outcome := search.known.tried[found.candidate].outcome) != "ran":
         return f"{candidate} promised most, and {outcome} when that was to be proven, so {starting.name} stays"
-    if found.refused is not None:
-        return f"{candidate}: faster, and not taken: {found.refused}"
+    if found.rejected is not None:
+        return f"{candidate}: faster, and not taken: {found.rejected}"
     return f"{candidate} is not proven to be faster, so {starting.name} stays"

@@ -70,7 +70,7 @@ def _settle(
     try:
         probed, _ = profile_of_probe(bench, prepare(bench, again), stored.path, budget_ends_s=ends_s)
     except (ExceedsMemory, OutOfTime) as error:
-        return stored.profile, replace(explored, adopted=False, refused=error.message)
+        return stored.profile, replace(explored, adopted=False, rejected=error.message)
     probe = probed.evidence.probe
     assert probe is not None
     most = with_headroom(probe.feasible_max, probed.constraints.headroom_share)
@@ -79,7 +79,7 @@ def _settle(
         fewer = with_split_batch(chosen.but(micro_batch_size=most), search.request.global_batch_size, ranks)
         if fewer == search.starting:
             why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
-            return stored.profile, replace(explored, adopted=False, refused=why)
+            return stored.profile, replace(explored, adopted=False, rejected=why)
         search.known.add_cell(fewer)
         proven = confirm_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss

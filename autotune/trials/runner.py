@@ -230,7 +230,7 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
     for name in names:
         outcome = train(name)
         if not isinstance(outcome, Measured):
-            return LossVerdict(equal=False, told=f"not checked: with {name} the run {describe(outcome)}")
+            return LossVerdict(equal=False, message=f"not checked: with {name} the run {describe(outcome)}")
         every.append(tuple(outcome.figures["losses"]))
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
             return nothing

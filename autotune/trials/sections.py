@@ -49,7 +49,7 @@ def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int
         step = StepFigures.of(done.outcome)
         median_s = statistics.median(step.step_s) if rated and step.step_s else 0.0
         return step.optimizer_steps, step.peak_bytes, step.padded_tokens_per_step / median_s if median_s else None
-    if done.trial.job == "feed":
+    if done.trial.job == "training":
         feed = TrainingFigures.of(done.outcome)
         return feed.optimizer_steps, feed.memory_bytes, feed.padded_tokens_per_s if rated else None
     return None, None, None

@@ -74,9 +74,9 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     """Return a trial log's trials of all sites and writers, oldest first, and the number of lines without one."""
-    lines, damaged = read_trial_log(directory)
+    lines, corrupt = read_trial_log(directory)
     found = [TrialRecord.of(line) for line in lines]
-    return [record for record in found if record is not None], damaged + found.count(None)
+    return [record for record in found if record is not None], corrupt + found.count(None)
 
 
 def made_on(here: Fingerprint) -> MadeOn:

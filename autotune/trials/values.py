@@ -92,10 +92,10 @@ FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a trial that measures speed; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "feed", "trace", "links", "gradient_sync"]
+JobName = Literal["step", "training", "trace", "links", "gradient_sync"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
-    "feed": "autotune.workers.job",
+    "training": "autotune.workers.job",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
@@ -111,7 +111,7 @@ class Trial:
     measured: dict[str, Any]
     """Everything that defines the measurement, as JSON; the key is its hash."""
     timeout_s: float
-    place: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
     """Inputs that depend on this machine, such as paths; they do not change the key."""
 
     @property
@@ -299,7 +299,7 @@ class GpuUseFigures(GpuUse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFigures(_Measured):
-    """Figures of a ``feed`` job: a timed window of optimizer steps on the dataset's sequences, over all local ranks."""
+    """Figures of a ``training`` job: a timed window of optimizer steps on the dataset, over all local ranks."""
 
     optimizer_steps: int
     """Steps that ran, discarded ones included."""
@@ -382,7 +382,7 @@ class GradientSyncFigures(_Measured):
 
 
 _FIGURES: dict[str, type[_Measured]] = {
-    "step": StepFigures, "feed": TrainingFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
+    "step": StepFigures, "training": TrainingFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
 }  # fmt: skip
 
 
@@ -391,13 +391,13 @@ class TrialRequest(StrictTable):
 
     job: ClassVar[JobName]
 
-    def trial(self, *, timeout_s: float, **place: Any) -> Trial:  # noqa: ANN401 - JSON
-        """Return the trial of this request; ``place`` holds its inputs that depend on this machine."""
+    def trial(self, *, timeout_s: float, **local: Any) -> Trial:  # noqa: ANN401 - JSON
+        """Return the trial of this request; ``local`` holds its inputs that depend on this machine."""
         # Fields with a default came later; leaving defaults out keeps the keys of trials in older trial logs.
         fields = type(self).model_fields.items()
         defaults = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}
         measured = self.model_dump(mode="json", exclude=defaults)
-        return Trial(job=self.job, measured=measured, timeout_s=timeout_s, place=place)
+        return Trial(job=self.job, measured=measured, timeout_s=timeout_s, local=local)
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Self:

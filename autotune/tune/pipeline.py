@@ -152,13 +152,13 @@ class Tuning:
         stage.budget_s = None if share is None else max(share, least)
         self.view.begin(stage)
         try:
-            stage.told = work(stage)
+            stage.summary = work(stage)
             stage.status = "done"
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             said = getattr(error, "message", str(error)) or type(error).__name__
             told = "interrupted; its finished trials are kept" if interrupted else said
-            stage.status, stage.told = "failed", told.splitlines()[0]
+            stage.status, stage.summary = "failed", told.splitlines()[0]
             if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
                 stage.status = "skipped"  # as one that had no time to begin
             elif isinstance(error, OF_ONE_MODEL):
@@ -171,7 +171,7 @@ class Tuning:
     def _skip(self, stage: Stage, why: str) -> None:
         """Skip a stage if there is a reason."""
         if why and not stage.over:
-            stage.status, stage.told = "skipped", why
+            stage.status, stage.summary = "skipped", why
             self.view.end(stage)
 
     def _why_not(self, stage: Stage) -> str:

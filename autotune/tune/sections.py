@@ -36,7 +36,7 @@ def stage_words(stage: Stage) -> str:
     if stage.status == "waiting":
         return "waits"
     if stage.status != "running":
-        return f"{stage.status}: {stage.told}" if stage.status != "done" else stage.told
+        return f"{stage.status}: {stage.summary}" if stage.status != "done" else stage.summary
     trials = f"{stage.done:g} of about {stage.expected:g}: " if stage.expected else ""
     return trials + stage.note.removeprefix(f"{stage.model}: ")
 
@@ -50,7 +50,7 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
         if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
     ]
     # Next to DataLoader workers, cached batches are an upper bound and no choice; a search has only cached ones.
-    keeps_up = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
+    keeps_up = any(one.trial.job == "training" and not one.trial.measured["cached"] for one, _ in ran)
     rates = [
         (rate, one.label.split(" (")[0].split(": ", 1)[-1])
         for one, outcome in ran
@@ -71,7 +71,7 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
     if job == "step" and (one.trial.config["device"] == "cuda" or measured["memory_budget_bytes"] is None):
         figures = StepFigures.of(outcome)
         return figures.padded_tokens_per_step / statistics.median(figures.step_s)
-    if job == "feed" and not measured.get("losses"):
+    if job == "training" and not measured.get("losses"):
         return TrainingFigures.of(outcome).tokens_per_s  # the share of padding depends on the layout
     if job == "gradient_sync":
         steps = GradientSyncFigures.of(outcome)
@@ -91,7 +91,9 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     )
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
-    pairs += [("not done", f"{one.name} of {one.model}: {one.told}") for one in result.stages if one.status == "failed"]
+    pairs += [
+        ("not done", f"{one.name} of {one.model}: {one.summary}") for one in result.stages if one.status == "failed"
+    ]
     pairs += [("next" if number == 0 else "then", step) for number, step in enumerate(result.next_steps)]
     said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
     return console_text((*((table,) if profiles else ()), *explored, said))

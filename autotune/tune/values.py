@@ -19,7 +19,7 @@ class Stage:
     model: str
     """Name of the model; empty for the report, which covers all models."""
     status: Status = "waiting"
-    told: str = ""
+    summary: str = ""
     """Result of the stage, or the reason why it was skipped or failed."""
     done: float = 0
     expected: float | None = None

@@ -1,4 +1,4 @@
-"""The ``feed`` job: a timed window of training on the dataset with DataLoader workers, or on cached batches.
+"""The ``training`` job: a timed window of training on the dataset with DataLoader workers, or on cached batches.
 
 Micro-batches go to the trainer's own step, or to a replay of the time that a device took for it.
 """
@@ -36,22 +36,22 @@ NOT_READY_S = 0.005
 """Least wait for a batch that was not ready in a queue."""
 
 
-def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Train for a timed window together with the other ranks, and return its figures.
 
     Args:
-        measured: A ``TrainingRequest``; ``beside`` and ``storage`` tell apart windows beside others or on other storage.
-        place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
+        measured: A ``TrainingRequest``; ``interleaved_with`` and ``storage`` only tell its windows apart.
+        local: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
         The fields of ``TrainingFigures``, the same from every rank.
     """
     asked = TrainingRequest.of(measured)
-    rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
-    ranks = join_ranks(asked.config, environment=place.get("environment", {}), rendezvous=rendezvous)
+    rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
+    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=rendezvous)
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
-    dataset = TokenDataset.open(Path(place["data_dir"]))
+    dataset = TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
     micro_batches = min(
         MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)

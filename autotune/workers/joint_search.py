@@ -131,7 +131,7 @@ def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: boo
     measured = [
         (TrainingRequest.of(one.trial.measured), TrainingFigures.of(one.outcome).padded_tokens_per_s)
         for one in windows
-        if one.trial.job == "feed" and isinstance(one.outcome, Measured)
+        if one.trial.job == "training" and isinstance(one.outcome, Measured)
     ]
     ceilings = {what.round: rate for what, rate in measured if what.cached}
     for what, rate in measured:

@@ -28,7 +28,7 @@ from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.values import WorkersEvidence
 
-_VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
+_VERDICTS = {"verified": "enough", "refuted": "too few", "open": "undecided"}
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:

@@ -16,7 +16,7 @@ from trainer.config.train_config import TrainConfig
 class TrainingRequest(TrialRequest):
     """Request to train for a timed window on the dataset, or on cached batches."""
 
-    job: ClassVar[JobName] = "feed"
+    job: ClassVar[JobName] = "training"
 
     config: TrainConfig
     """Trainer settings, with the loader settings to try."""
@@ -24,7 +24,7 @@ class TrainingRequest(TrialRequest):
     """True if batches are cached, which gives the upper bound without data loading."""
     round: int
     """Number of the round; its windows read sequences in the same order."""
-    beside: list[str]
+    interleaved_with: list[str]
     """Names of all windows of the round."""
     storage: str
     """File system that the dataset is read from."""
@@ -48,7 +48,7 @@ class WorkersRow(RatioBounds):
     """Tokens/s with padding in each window, of all local ranks; a step costs the same whatever its sequences hold."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, round by round."""
-    verdict: Literal["proven", "refuted", "open"]
+    verdict: Literal["verified", "refuted", "open"]
     data_wait_share: Share
     """Median share of a window in which devices waited for data, added up over local ranks."""
     model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)

@@ -24,7 +24,7 @@ PEAK_ERROR = {False: 0.01, True: 0.03}
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_largest_micro_batch_is_predicted(case):
     found = on_pretended_gpus(case)
-    assert found["proven"], found
+    assert found["verified"], found
     assert found["predicted_peak_bytes"] == pytest.approx(found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled])
     assert found["predicted_rows"] == pytest.approx(found["largest_micro_batch_size"], rel=PEAK_ERROR[case.compiled])
     assert len(found["trials"]) <= 6

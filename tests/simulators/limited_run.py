@@ -55,8 +55,8 @@ def main() -> int:
         sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n")
         return 2
     if rank in ("", os.environ.get("RANK", "0")):
-        supply: Any = trainer.data.loader  # where the trainer asks for its loader
-        supply.make_loader = limited_loader(kind, float(amount))
+        loader: Any = trainer.data.loader
+        loader.make_loader = limited_loader(kind, float(amount))
     del sys.argv[1]
     return train()
 

@@ -35,7 +35,8 @@ def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
     shape, train = machine.shape, machine.train
     probe = ProbeEvidence(
         feasible_max=train.micro_batch_size, feasible_peak_bytes=2**34, search_trials=2, seconds=60.0,
-        mean_tokens_per_sequence=machine.fill * shape.seq_length_tokens, curve=[], parameters=shape.parameters, choice="",
+        mean_tokens_per_sequence=machine.fill * shape.seq_length_tokens, curve=[], parameters=shape.parameters,
+        choice="",
         local_ranks=machine.local_ranks,
     )  # fmt: skip
     workers = _workers(machine, draw)
@@ -66,7 +67,7 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
     row = WorkersRow(
         num_workers=machine.supply.workers, padded_tokens_per_s=rates["loader"], ratio_to_cached=ratio,
         ratio_low=ratio * float(np.exp(-half)), ratio_high=ratio * float(np.exp(half)),
-        verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=from_loader.data_wait_share,
+        verdict="verified" if ratio >= 0.98 else "refuted", data_wait_share=from_loader.data_wait_share,
         memory_bytes=2**31, storage_bytes_per_s=0.0,
         gpu=_counters(machine, from_loader, draw) if machine.device.has_counters else None,
     )  # fmt: skip

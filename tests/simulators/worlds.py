@@ -297,12 +297,12 @@ def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvid
                 num_workers=count,
                 padded_tokens_per_s=[one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2) for _ in range(4)],
                 ratio_to_cached=ratio, ratio_low=ratio * 0.985, ratio_high=ratio * 1.015,
-                verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=waits,
+                verdict="verified" if ratio >= 0.98 else "refuted", data_wait_share=waits,
                 memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if world.filesystem == "lustre" else 0.0,
                 gpu=gpu if world.gpu_name else None,
             )
         )  # fmt: skip
-    chosen = next((row.num_workers for row in rows if row.verdict == "proven"), None)
+    chosen = next((row.num_workers for row in rows if row.verdict == "verified"), None)
     return sweep_with(
         rows, [ceiling.padded_tokens / ceiling.step_s], chosen, local_ranks=world.ranks_per_node,
         filesystem=world.filesystem,

@@ -71,7 +71,7 @@ def micro_batches(dataset: TokenDataset, config: TrainConfig, steps: int = 1) ->
 
 
 def result_of(
-    loss=2.0, norm=1.0, *, applied=True, told=(), partial=None, computed_s=0.0, departed_s=None
+    loss=2.0, norm=1.0, *, applied=True, sums=(), partial=None, computed_s=0.0, departed_s=None
 ) -> StepResult:
     """What a step was that nobody took."""
     began, computed, departed = (
@@ -79,9 +79,9 @@ def result_of(
         DeviceEvent(computed_s),
         None if departed_s is None else DeviceEvent(departed_s),
     )
-    loss, norm, told = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, told))
+    loss, norm, sums = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, sums))
     return StepResult(
-        loss=loss, grad_norm=norm, applied=torch.tensor(applied), told=told, partial=partial, began=began, asked=began,
+        loss=loss, grad_norm=norm, applied=torch.tensor(applied), sums=sums, partial=partial, began=began, asked=began,
         counted=began, departed=departed, reduced=computed, updated=computed,
     )  # fmt: skip
 

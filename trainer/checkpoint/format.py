@@ -34,7 +34,7 @@ _HASH_KEY = "content_sha256"
 
 
 class BadCheckpoint(Exception):
-    """Damaged or incomplete checkpoint; the message gives the reason."""
+    """Corrupt or incomplete checkpoint; the message gives the reason."""
 
 
 class Part(StrictTable):
@@ -214,7 +214,7 @@ class CheckpointWriter:
             self._of_rank(rank, "json").unlink()
         sync(self._partial)
         final = self.root / self.name
-        if final.exists():  # damaged, or this step would not have been taken again
+        if final.exists():  # corrupt, or this step would not have been taken again
             final.rename(self.root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
         point_to_latest(self.root, self.name)
@@ -282,7 +282,7 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 
 
 def _unreadable(directory: Path, error: OSError) -> Exception:
-    """Return the exception for a read error: a checkpoint is damaged only if a file is missing or not a plain file."""
+    """Return the exception for a read error: a checkpoint is corrupt only if a file is missing or not a plain file."""
     message = f"{directory} cannot be read: {error.strerror or error}"
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or error.errno == errno.ELOOP:
         return BadCheckpoint(message)
@@ -298,20 +298,20 @@ Found = tuple[Path, CheckpointManifest]
 
 
 def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """Return the newest intact checkpoint or None, and the newer damaged ones, each with the reason.
+    """Return the newest intact checkpoint or None, and the newer corrupt ones, each with the reason.
 
     With ``good``, consider only checkpoints that a rollback may return to.
     """
-    damaged: list[tuple[Path, str]] = []
+    corrupt: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
         try:
             manifest = read_checkpoint(path)
         except BadCheckpoint as error:
-            damaged.append((path, str(error)))
+            corrupt.append((path, str(error)))
             continue
         if manifest.state.good or not good:
-            return (path, manifest), damaged
-    return None, damaged
+            return (path, manifest), corrupt
+    return None, corrupt
 
 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
@@ -329,7 +329,7 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
                 break
     removed = [path for path in checkpoints if path not in kept]
     for path in removed:
-        # Renamed first: a half removed checkpoint must not look like a damaged one.
+        # Renamed first: a half removed checkpoint must not look like a corrupt one.
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)

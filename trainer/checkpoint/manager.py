@@ -80,7 +80,7 @@ class CheckpointManager:
         self.at_step: int | None = None
         """Step of the last state that was restored, or that a save was attempted for."""
         if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
-            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+            self._room = threading.Thread(target=self._take_room, args=(kept,), name="checkpoint buffers", daemon=True)
             self._room.start()
 
     @property
@@ -121,7 +121,7 @@ class CheckpointManager:
     def _kept(self) -> list[TensorShard]:
         """Return the tensors that this rank writes; this creates the optimizer's state if needed."""
         make_state(self._training)
-        return [one for one in tensor_shards(self._training, self._ranks) if one.keeper]
+        return [one for one in tensor_shards(self._training, self._ranks) if one.saved_here]
 
     def _new_copy(self, kept: Sequence[TensorShard]) -> HostCopy:
         pinned = self._ranks.device.type == "cuda"
@@ -161,7 +161,7 @@ class CheckpointManager:
             return
         stall_s = None if urgent else time.perf_counter() - began_s
         arguments = (writer, self._copy, state, began_s, stall_s)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="saver", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint writer", daemon=True)
         self._thread.start()
 
     def _join(self, within_s: float | None = None) -> None:
@@ -250,11 +250,11 @@ class CheckpointManager:
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
         """Return the newest good checkpoint, which rank 0 finds for all; raise ``TrainingFailed`` if there is none."""
         self.wait()
-        found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
-        for passed_over, why in damaged:
-            message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
+        found, corrupt = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
+        for passed_over, why in corrupt:
+            message = f"checkpoint {passed_over.name} is corrupt and was passed over: {why}"
             next_step = "See what is wrong with that disk."
-            self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
+            self._tell_event(happened(0, "corrupt", message, level="error", next_step=next_step))
         found = self._ranks.broadcast_object(found)
         if found is None:
             raise TrainingFailed(

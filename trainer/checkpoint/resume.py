@@ -143,11 +143,11 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     root = directory / CHECKPOINTS_DIRECTORY
     clear_leftovers(root)
     events: list[EventRow] = []
-    found, damaged = newest_checkpoint(root, good=gave_up)
-    for path, why in damaged:  # only now: had one that could not be read come after them, nothing should be changed
-        aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
+    found, corrupt = newest_checkpoint(root, good=gave_up)
+    for path, why in corrupt:  # only now: had one that could not be read come after them, nothing should be changed
+        aside = path.with_name(f"{path.name}.corrupt-{writer.attempt}")
         path.rename(aside)
-        message = f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}"
+        message = f"checkpoint {path.name} is corrupt and was passed over: {why}; kept as {aside.name}"
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
         # They are of the way that led nowhere, and by their names newer than what is saved from here on.
@@ -168,18 +168,18 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
     """Start a run that has no intact checkpoint of its own: from the checkpoint that it began with, or from scratch.
 
-    Raises ``BadConfig`` if all its checkpoints are damaged, as starting from scratch is then your decision.
+    Raises ``BadConfig`` if all its checkpoints are corrupt, as starting from scratch is then your decision.
     """
     origin = read_origin(directory)
     # Set aside just now, or by a start before this one.
-    damaged = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.damaged-*")]
-    if damaged and not gave_up and origin is None:
+    corrupt = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
+    if corrupt and not gave_up and origin is None:
         raise BadConfig(
-            f"none of the {len(damaged)} checkpoints of {directory} is whole; they are kept as *.damaged-*",
+            f"none of the {len(corrupt)} checkpoints of {directory} is intact; they are kept as *.corrupt-*",
             next_step="See what is wrong with that disk. Begin afresh with another --out, or from another run's "
             "checkpoint: --resume PATH.",
         )
-    why = "no good checkpoint" if gave_up else "no whole checkpoint"
+    why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
         told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
         return Start(events=(*events, told))
@@ -216,11 +216,11 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
             )
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command, started again
-    found, damaged = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
-    passed_over = "a checkpoint is damaged and was passed over"
-    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in damaged]
+    found, corrupt = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
+    passed_over = "a checkpoint is corrupt and was passed over"
+    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in corrupt]
     if found is None:
-        raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
+        raise BadConfig(f"{root} has no intact checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
     changes = _compare(manifest.state, resolved, directory)
     events.append(happened(manifest.state.step, "resumed", "; ".join((f"begins from {directory}", *changes))))
@@ -233,7 +233,7 @@ def _read(path: Path) -> Found:
         return path, read_checkpoint(path)
     except BadCheckpoint as error:
         raise BadConfig(
-            f"the checkpoint is damaged: {error}", next_step="Name an older one, or the run: --resume RUN"
+            f"the checkpoint is corrupt: {error}", next_step="Name an older one, or the run: --resume RUN"
         ) from error
 
 

@@ -51,7 +51,7 @@ class TensorShard:
     shape: tuple[int, ...]
     begin: int
     """Offset of ``local`` in the first dimension of the whole tensor."""
-    keeper: bool
+    saved_here: bool
     """True if this rank writes the part to checkpoints."""
     shared: bool
     """True if all ranks hold the same whole tensor."""
@@ -73,7 +73,7 @@ def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
         state = optimizer.state.get(parameter, {})
         for key in (key for key in _STATE_KEYS if key in state):
             held = _held(f"{key}.{name}", state[key], ranks)
-            found.append(replace(held, keeper=True, shared=False) if of_owner_only else held)
+            found.append(replace(held, saved_here=True, shared=False) if of_owner_only else held)
     return found
 
 
@@ -87,9 +87,9 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
         begin = min(shape[0], part * rows)
         assert local.shape[0] == min(rows, shape[0] - begin), name
         first_copy = mesh.ndim == 1 or mesh.get_local_rank("copy") == 0
-        return TensorShard(name=name, local=local, shape=shape, begin=begin, keeper=first_copy, shared=False)
+        return TensorShard(name=name, local=local, shape=shape, begin=begin, saved_here=first_copy, shared=False)
     value = value.detach()
-    return TensorShard(name=name, local=value, shape=tuple(value.shape), begin=0, keeper=ranks.leads, shared=True)
+    return TensorShard(name=name, local=value, shape=tuple(value.shape), begin=0, saved_here=ranks.leads, shared=True)
 
 
 def make_state(training: Training) -> None:

@@ -250,14 +250,14 @@ class TokenDataset:
         firsts = 16 * np.arange(len(samples))
         short = self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
         if short is not None:
-            raise self._damaged(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
+            raise self._corrupt(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
         begins, ends = pairs.astype(np.int64).T.copy()
         wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             local = int(samples[first] - self._firsts[shards[first]])
             file = self._shards[int(shards[first])].offsets_file
-            raise self._damaged(file, f"sample {local} lies outside the shard")
+            raise self._corrupt(file, f"sample {local} lies outside the shard")
         return shards, begins, ends - begins
 
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
@@ -274,7 +274,7 @@ class TokenDataset:
         offsets = self._tokens_start[shards] + begins * size
         short = self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
         if short is not None:
-            raise self._damaged(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
+            raise self._corrupt(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
 
     def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
@@ -315,10 +315,10 @@ class TokenDataset:
         while self._fds:
             os.close(self._fds.pop())
 
-    def _damaged(self, file: str, what: str) -> BadConfig:
+    def _corrupt(self, file: str, what: str) -> BadConfig:
         return BadConfig(
             f"{self.directory / file}: {what}",
-            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self.directory}",
+            next_step=f"The dataset is corrupt. See what is wrong: autotune data verify {self.directory}",
         )
 
 
@@ -347,12 +347,12 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
 
     The header is read here, not by ``numpy.load``, so that only numbers are loaded. Raise ``BadConfig`` if it is wrong.
     """
-    damaged = "The dataset is damaged: prepare or copy it again."
+    corrupt = "The dataset is corrupt: prepare or copy it again."
     try:
         # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=damaged) from error
+        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=corrupt) from error
     try:
         head = os.pread(fd, 4096, 0)
         match = _NPY_HEADER.match(head)
@@ -370,5 +370,5 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
         os.close(fd)
-        raise BadConfig(f"{path}: {error}", next_step=damaged) from error
+        raise BadConfig(f"{path}: {error}", next_step=corrupt) from error
     return fd, start

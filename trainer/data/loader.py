@@ -144,7 +144,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
                 pass
         raise BadConfig(
             f"{self._dataset.directory} holds ids that its tokenizer does not have",
-            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self._dataset.directory}",
+            next_step=f"The dataset is corrupt. See what is wrong: autotune data verify {self._dataset.directory}",
         )
 
 

@@ -38,8 +38,8 @@ class StepResult:
     """L2 norm of the whole gradient before clipping, shape ()."""
     applied: torch.Tensor
     """True if the update was applied, shape (), bool."""
-    told: torch.Tensor
-    """Sums over all ranks of the values passed as ``told``, shape (N,), fp64."""
+    sums: torch.Tensor
+    """Sums over all ranks of the values passed as ``values``, shape (N,), fp64."""
     partial: PartialGradient | None
     """Gradient of a part of the step; None if the step has only one part, or with fsdp2."""
     began: DeviceEvent
@@ -103,7 +103,7 @@ class TrainStep:
         *,
         part_of_it: bool = False,
         limits: Limits = NO_LIMITS,
-        told: Sequence[float] = (),
+        values: Sequence[float] = (),
     ) -> StepResult:
         """Take one optimizer step.
 
@@ -111,13 +111,13 @@ class TrainStep:
         and micro-batches, which stays on the device.
 
         With ``part_of_it``, a single rank also measures the gradient of its first micro-batch; under DDP, each rank
-        always measures its own gradient. ``told`` are values to sum over ranks, together with the number of tokens.
+        always measures its own gradient. ``values`` are summed over ranks, together with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
-        sums = torch.tensor([float(own_tokens), *told], dtype=torch.float64).to(device, non_blocking=True)
+        sums = torch.tensor([float(own_tokens), *values], dtype=torch.float64).to(device, non_blocking=True)
         loss, partial, asked, counted = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
         reduced = mark(device)
         departed = None
@@ -133,7 +133,7 @@ class TrainStep:
             loss=loss,
             grad_norm=grad_norm,
             applied=applied,
-            told=sums[1:],
+            sums=sums[1:],
             partial=partial,
             began=began,
             asked=asked,

@@ -79,7 +79,7 @@ class HealthController:
         ``samples`` are the dataset indices of this rank's samples in the step.
         """
         fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
-        numbers = to_host(torch.cat([fixed, result.told]))
+        numbers = to_host(torch.cat([fixed, result.sums]))
         self._in_flight.append((step, numbers, mark(self._ranks.device)))
         self._samples[step] = samples
 

@@ -267,7 +267,7 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
             why = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
             raise BadConfig(
                 f"{path}, line {number}: {why}",
-                next_step="The run record is damaged. Restore the file from a copy, or remove what begins there.",
+                next_step="The run record is corrupt. Restore the file from a copy, or remove what begins there.",
             ) from error
         # The trainer writes no figures that are not finite.
         if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):

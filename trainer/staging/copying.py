@@ -122,7 +122,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
         with _reading(source, name):
             status = (source / name).lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise _damaged(source, name, "is not a regular file")
+            raise _corrupt(source, name, "is not a regular file")
         files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
     return files
 
@@ -132,7 +132,7 @@ def _reading(source: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _damaged(source, name, error.strerror or "cannot be read") from error
+        raise _corrupt(source, name, error.strerror or "cannot be read") from error
 
 
 def is_intact(directory: Path, manifest: Manifest) -> bool:
@@ -173,7 +173,7 @@ def copy_files(
 
     taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
     if read_manifest(target) != manifest:
-        raise _damaged(source, MANIFEST_NAME, "changed while it was copied")
+        raise _corrupt(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
     return CopyFigures(
         size_bytes=total_bytes,
@@ -203,7 +203,7 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
                 break
             size_bytes += len(chunk)
             if size_bytes > file.size_bytes:
-                raise _damaged(source, file.name, "became longer while it was copied")
+                raise _corrupt(source, file.name, "became longer while it was copied")
             hashed.update(chunk)
             begun_s, left = time.perf_counter(), memoryview(chunk)
             while left:
@@ -216,9 +216,9 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
         write_s += time.perf_counter() - begun_s
     sha256 = hashed.hexdigest()
     if file.sha256 not in (None, sha256):
-        raise _damaged(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+        raise _corrupt(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
     if size_bytes != file.size_bytes:
-        raise _damaged(source, file.name, "became shorter while it was copied")
+        raise _corrupt(source, file.name, "became shorter while it was copied")
     return read_s, write_s
 
 
@@ -239,9 +239,9 @@ def seconds_per_sample(directory: Path) -> float | None:
         return (time.perf_counter() - started_s) / count
 
 
-def _damaged(source: Path, name: str, what: str) -> BadConfig:
-    """Return the error for a damaged file of the source."""
+def _corrupt(source: Path, name: str, what: str) -> BadConfig:
+    """Return the error for a corrupt file of the source."""
     return BadConfig(
         f"{source / name}: {what}",
-        next_step=f"The source is damaged, or changed while it was copied: autotune data verify {source}",
+        next_step=f"The source is corrupt, or changed while it was copied: autotune data verify {source}",
     )

@@ -6,7 +6,7 @@ LOCAL/autotune-<uid>/            accessible only to this user
   <hash>/                        a published dataset, named by the first 16 digits of its hash
   <hash>.lock                    held by the process that copies; the kernel releases it when that process ends, and
                                  the next one that waits finds the copy, or makes it
-  .partial-<hash>-<random>/      a copy in progress, or a damaged one to be removed
+  .partial-<hash>-<random>/      a copy in progress, or a corrupt one to be removed
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class CacheDirectory:
             self.root.chmod(0o700)
 
     def clear(self) -> None:
-        """Remove a damaged copy and partial copies of killed processes; call it only under the lock."""
+        """Remove a corrupt copy and partial copies of killed processes; call it only under the lock."""
         if self.directory.exists():
             # Processes that read it keep their open files. Its space is needed for the next one.
             self.directory.rename(self.new_partial())
@@ -149,7 +149,7 @@ def stage(
     """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
 
     ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the next one copies. Raises
-    ``BadConfig`` if the source is damaged, writing to the local disk fails, or the wait exceeds ``timeout_s``.
+    ``BadConfig`` if the source is corrupt, writing to the local disk fails, or the wait exceeds ``timeout_s``.
     """
     place = CacheDirectory(local, read_manifest(source))
     found = Staged(
@@ -171,7 +171,7 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
     place.clear()
     files = dataset_files(source, place.manifest)
     place.check_room(files)
-    verify = f"The source is damaged: autotune data verify {source}"
+    verify = f"The source is corrupt: autotune data verify {source}"
     try:
         source_s = seconds_per_sample(source)
     except BadConfig as error:

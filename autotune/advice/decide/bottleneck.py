@@ -74,7 +74,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
-    gradient_sync, network = _exchange(profile), profile.evidence.network
+    gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
         shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
@@ -148,7 +148,7 @@ def _weigh(
     )
 
 
-def _exchange(profile: Profile) -> tuple[float, float] | None:
+def _communication_shares(profile: Profile) -> tuple[float, float] | None:
     """Return the shares of a step that wait for gradients and that synchronisation adds; None if not measured."""
     network, parallel = profile.evidence.network, profile.train.parallel
     if network is None:

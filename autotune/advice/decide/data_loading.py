@@ -83,7 +83,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
     evidence = now.part_figure(waits, "waiting for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
     known = workers is not None and workers.keeps_up and not workers.undecided_between and workers.joint is None
-    if workers is not None and chosen is not None and chosen.verdict == "proven" and known and workers.chosen > count:
+    if workers is not None and chosen is not None and chosen.verdict == "verified" and known and workers.chosen > count:
         return Advice(
             claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers; "
             f"{workers.chosen} were measured to be enough",
@@ -143,7 +143,7 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     if now.train is None or workers is None or workers.undecided_between:
         return None
     count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
-    if chosen is None or chosen.verdict != "proven" or count <= workers.chosen:
+    if chosen is None or chosen.verdict != "verified" or count <= workers.chosen:
         return None
     if (
         not workers.keeps_up or now.loss("data loading", STARVED_SHARE) is not None

@@ -55,7 +55,7 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
     try:
         yield from _rows(part, options.field)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UnusableFileError(f"damaged parquet: {error}") from error
+        raise UnusableFileError(f"corrupt parquet: {error}") from error
 
 
 def _rows(part: Slice, field: str) -> Iterator[str | Reject]:

@@ -58,7 +58,7 @@ def _is_text(path: Path) -> bool:
         with opened(Slice(path=str(path), begin=0, end=_HEAD_BYTES)) as (file, _):
             head = file.read(_HEAD_BYTES)
     except UnusableFileError:
-        return True  # a damaged archive of text: reading rejects it with its reason
+        return True  # a corrupt archive of text: reading rejects it with its reason
     decodable = len(head.decode(errors="ignore").encode())
     # Text in another encoding stays below this share, and its lines are rejected one by one.
     return b"\0" not in head and len(head) - decodable <= 0.3 * len(head)
@@ -207,7 +207,7 @@ def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
         with gzip.open(part.path) as packed:
             yield packed, None  # type: ignore[misc]  # reads as a BinaryIO does
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UnusableFileError(f"damaged gzip: {error}") from error
+        raise UnusableFileError(f"corrupt gzip: {error}") from error
 
 
 def _line_start(file: BinaryIO, begin: int) -> int:

@@ -58,8 +58,8 @@ class Bracket:
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
-    refused = [trial.micro_batch_size for trial in tried if trial.fits is False]
-    infeasible_min = min(refused, default=None)
+    failed = [trial.micro_batch_size for trial in tried if trial.fits is False]
+    infeasible_min = min(failed, default=None)
     fitted = [
         trial.micro_batch_size
         for trial in tried

@@ -23,12 +23,12 @@ IN_FLIGHT = 2
 """Steps queued on a GPU, so that launching one overlaps computing the other."""
 
 
-def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Build the model and take optimizer steps, together with the other ranks.
 
     Args:
         measured: A ``StepRequest``.
-        place: ``device_used_before_bytes``: NVML's figure from before the trial, a list of them by local rank, or None.
+        local: ``device_used_before_bytes``: NVML's figure from before the trial, a list of them by local rank, or None.
             For several ranks without torchrun also ``environment``, as torchrun would set it, and ``rendezvous``, a
             file.
 
@@ -39,10 +39,10 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     config = asked.config
     if config.device == "cpu":
         keep_one_arena()
-    rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
-    ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
+    rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
+    ranks = join_ranks(config, environment=local.get("environment", {}), rendezvous=rendezvous)
     # What joining made is there by now, and the model is not.
-    used: int | list[int] | None = place.get("device_used_before_bytes")
+    used: int | list[int] | None = local.get("device_used_before_bytes")
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
     budget = enforce(asked.memory_budget_bytes, ranks, before_bytes)
     step_s, loss, flops = _take_steps(asked, ranks)

@@ -23,18 +23,18 @@ from trainer.distributed.step import StepResult
 WARM_UP_STEPS = 2
 
 
-def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Train on cached batches of the dataset for the requested number of steps.
 
     Args:
         measured: A ``GradientSyncRequest``.
-        place: ``data_dir``, the dataset's directory.
+        local: ``data_dir``, the dataset's directory.
         ranks: This process among all ranks.
 
     Returns:
         The fields of ``GradientSyncFigures``, the same from every rank.
     """
-    asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(place["data_dir"]))
+    asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
     memory = Memory(ranks)
     manifest = dataset.manifest

@@ -34,12 +34,12 @@ INFINIBAND = Path("/sys/class/infiniband")
 _NO_LOG = "n/a (NCCL wrote no log, as between GPUs of one node; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE ask for it)"
 
 
-def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
 
     Args:
         measured: A ``LinksRequest``.
-        place: Unused.
+        local: Unused.
         ranks: This process among all ranks.
 
     Returns:
@@ -48,7 +48,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         ``matmul_flops_per_s`` by rank; ``slowdown_share``, the part of its time that compute loses during an
         all-reduce; ``nodes``; ``ranks_per_node``; the fields of ``_carrier``.
     """
-    del place
+    del local
     size = ranks.local_world_size
     nodes = ranks.world_size // size
     # This rank's own node, and the first ranks of all nodes; every rank must make every group.

@@ -99,7 +99,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         and evidence.network is not None
         and evidence.network.gradient_syncs
     ):
-        found = _exchange(profile, evidence.network, key, value)
+        found = _gradient_sync(profile, evidence.network, key, value)
     else:
         found = _given(profile, key, value, default)
     return replace(found, key=key, value=value, meaning=meaning_of(key))
@@ -252,10 +252,10 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     )
 
 
-_WORDS = {"proven": "enough", "refuted": "too few", "open": "not decided"}
+_WORDS = {"verified": "enough", "refuted": "too few", "open": "not decided"}
 
 
-def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:
+def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:
     parallel = profile.train.parallel
     figures, rejected, because = [], [], found.choice
     origin: Origin = "changed"

@@ -68,7 +68,7 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
             if not _is_among(point.padded_tokens_per_s, rates):
                 yield f"evidence.probe.curve at {point.micro_batch_size} rows"
     if workers is not None:
-        windows = [TrainingFigures.of(one) for _, one in _outcomes(behind, "feed") if isinstance(one, Measured)]
+        windows = [TrainingFigures.of(one) for _, one in _outcomes(behind, "training") if isinstance(one, Measured)]
         rates = [one.padded_tokens_per_s for one in windows]
         if not all(_is_among(rate, rates) for rate in workers.cached_padded_tokens_per_s):
             yield "evidence.workers.cached_padded_tokens_per_s"

@@ -18,7 +18,7 @@ class LossVerdict:
     """Result of a check."""
 
     equal: bool
-    told: str
+    message: str
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
@@ -30,7 +30,7 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
         f"not checked: in {len(losses)} steps the loss went from {losses[0]:.4f} to {last:.4f} with {name}, too little "
         "for a difference to show"
     )
-    return LossVerdict(equal=False, told=told)
+    return LossVerdict(equal=False, message=told)
 
 
 def compare_losses(reference: Sequence[float], other: Sequence[float], names: tuple[str, str]) -> LossVerdict:
@@ -42,7 +42,7 @@ def compare_losses(reference: Sequence[float], other: Sequence[float], names: tu
         f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and {first:.4f} with {names[0]}: "
         f"{apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
     )
-    return LossVerdict(equal=equal, told=told)
+    return LossVerdict(equal=equal, message=told)
 
 
 def _last(losses: Sequence[float]) -> float:

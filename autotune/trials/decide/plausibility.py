@@ -19,7 +19,7 @@ from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in practice none reaches the sheet."""
-RATE_JOBS = frozenset({"feed", "links", "gradient_sync"})
+RATE_JOBS = frozenset({"training", "links", "gradient_sync"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
 _LEAST_S = 1e-12
@@ -88,7 +88,7 @@ def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: s
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """Yield the rates of a trial, each of one GPU."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
-    if trial.job in ("step", "feed", "gradient_sync") and not trial.measured.get("replayed_step_s"):
+    if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get("replayed_step_s"):
         per_s = _training_flops_per_s(trial.job, figures, trial.config)
         yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
     if trial.job == "links":
@@ -103,7 +103,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
 def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
     least = least_flops_per_token(settings_of(config), None)
-    if job == "feed":
+    if job == "training":
         flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
         return float(flops_per_s / (figures.get("local_ranks") or 1))
     if not figures["step_s"]:

@@ -45,7 +45,7 @@ def serve(directory: Path, device: str) -> int:
             leave_ranks(together=True)
             return 0
         trial = json.loads(told)
-        measured = run_job(trial["job"], place / f"rank-{ranks.rank}.json", trial["measured"], trial["place"], ranks)
+        measured = run_job(trial["job"], place / f"rank-{ranks.rank}.json", trial["measured"], trial["local"], ranks)
         number += 1
     return 1
 

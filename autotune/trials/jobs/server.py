@@ -86,7 +86,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
     """Run a trial in as many processes as it has local ranks.
 
     Args:
-        request: ``job``, ``measured``, ``place``, ``timeout_s`` and ``directory``, the trial's own.
+        request: ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``, the trial's own.
         parent_gone: Function that waits for some seconds, and returns True if the parent no longer wants the answer.
 
     Returns:
@@ -145,11 +145,11 @@ def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]
 def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoReturn:
     os.setsid()
     end_with_parent(server)
-    directory, place = Path(request["directory"]), request["place"]
+    directory, local = Path(request["directory"]), request["local"]
     if ranks > 1:  # who it is, as torchrun says it, and where it meets the others
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        place |= {"environment": {name: str(number) for name, number in numbers.items()}}
-        place |= {"rendezvous": str(directory / "rendezvous")}
+        local |= {"environment": {name: str(number) for name, number in numbers.items()}}
+        local |= {"rendezvous": str(directory / "rendezvous")}
     log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -158,7 +158,7 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 1
     try:
-        code = 0 if run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], place) else 1
+        code = 0 if run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], local) else 1
     finally:
         os._exit(code)  # no interpreter shutdown: handlers of the server are not the child's to run
 
@@ -205,14 +205,14 @@ def serve() -> None:
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")
 
 
-def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[str, Any], *more: object) -> bool:
+def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[str, Any], *more: object) -> bool:
     """Run a job and write how it ended: ``status``, its details, and ``ended_s`` on the monotonic clock.
 
     Args:
         job: The name of a job, or a module by its full name, whose ``run`` returns figures.
         result_file: Path of the account.
         measured: ``measured`` of the trial.
-        place: ``place`` of the trial. With ``first_attempt`` the trial is tried again after a crash; a fault that may
+        local: ``local`` of the trial. With ``first_attempt`` the trial is tried again after a crash; a fault that may
             or may not be of memory is then a crash: near the limit little is free, and a broken kernel would pass for a
             smaller limit.
         more: Further arguments of ``run``.
@@ -223,11 +223,11 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], place: dict[s
     result: dict[str, Any]
     try:
         module = importlib.import_module(JOB_MODULES.get(job, job))
-        result = {"status": "measured", "figures": module.run(measured, place, *more)}
+        result = {"status": "measured", "figures": module.run(measured, local, *more)}
         _lift_limit()
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
-        result = _failure(error, place.get("first_attempt", False))
+        result = _failure(error, local.get("first_attempt", False))
     write_atomically(result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False)
     return bool(result["status"] == "measured")
 

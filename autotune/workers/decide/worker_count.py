@@ -1,6 +1,6 @@
 """Choice of the number of DataLoader workers from repeated windows, and of the rounds to measure next. Pure.
 
-The answer is the smallest count verified to have 98 % of the best count's throughput. A count is ``proven`` if the
+The answer is the smallest count verified to have 98 % of the best count's throughput. A count is ``verified`` if the
 lower bound of its ratio reaches that share (of the step on cached batches, which no count can beat; or of the best
 other count, once the largest was tried), or if it hardly waits for data. It is ``refuted``, and smaller ones with it,
 if the upper bound of its ratio to larger counts lies below. Only windows of the same round are compared, so that
@@ -31,7 +31,7 @@ GROWTH = 0.25
 
 Count = int | None
 """DataLoader workers of a rank; None for cached batches."""
-Verdict = Literal["proven", "refuted", "open"]
+Verdict = Literal["verified", "refuted", "open"]
 
 
 class WindowFigures(NamedTuple):
@@ -127,11 +127,11 @@ class WorkersRule:
         """Return the count to use, decided or not."""
         chosen = self.candidate
         verdicts = {count: self.verdict(count) for count in self.seen}
-        larger = (count for count in self.seen if count >= chosen and verdicts[count] == "proven")
-        proven = next(larger, self._max_count)
+        larger = (count for count in self.seen if count >= chosen and verdicts[count] == "verified")
+        verified = next(larger, self._max_count)
         hopeless = max((one for one in self.seen if one < chosen and self._is_hopeless(one, chosen)), default=-1)
-        undecided = (max(self._refuted, hopeless) + 1, proven)
-        decided = proven == chosen and verdicts[chosen] == "proven" and self._refuted == chosen - 1
+        undecided = (max(self._refuted, hopeless) + 1, verified)
+        decided = verified == chosen and verdicts[chosen] == "verified" and self._refuted == chosen - 1
         return WorkersChoice(
             workers=chosen,
             undecided_between=() if decided else undecided,
@@ -147,11 +147,11 @@ class WorkersRule:
         if count <= self._refuted:
             return "refuted"
         if self._low(count, None) >= ENOUGH_SHARE or self._waits_too_little(count):
-            return "proven"
+            return "verified"
         if self._explored and not self._is_young(count):
             rival = self._larger_rival(count)
             if rival is None or self._at_most(rival, count) <= 1 / ENOUGH_SHARE:
-                return "proven"
+                return "verified"
         return "open"
 
     def interval(self, count: int, reference: Count) -> Interval:
@@ -212,7 +212,7 @@ class WorkersRule:
         return (self.interval(other, None).high or math.inf) / self._value(count, None)
 
     def _seems_enough(self, count: int) -> bool:
-        if count == self._best or self.verdict(count) == "proven":
+        if count == self._best or self.verdict(count) == "verified":
             return True
         if self._best is None or len(self._common(count, self._best)) < FIRST_ROUNDS:
             value = self._value(count, None) / (1.0 if self._best is None else self._value(self._best, None))
@@ -308,10 +308,10 @@ class WorkersRule:
             most = self._longest_wait(chosen)
             return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
         rival = self._larger_rival(chosen)
-        proven = self.verdict(chosen) == "proven"
-        if proven and rival is None:
+        verified = self.verdict(chosen) == "verified"
+        if verified and rival is None:
             return "the best of all counts, and the largest that is allowed"
-        other = rival if proven or self._best is not None else None
+        other = rival if verified or self._best is not None else None
         what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
         return f"{_shown(self.interval(chosen, other))} of {what}"
 

@@ -45,7 +45,7 @@ class Trained(FakeMachine):
 
     @property
     def windows(self) -> list[tuple[str, int]]:
-        return [(name_of(trial), trial.measured["round"]) for trial in self.trials if trial.job == "feed"]
+        return [(name_of(trial), trial.measured["round"]) for trial in self.trials if trial.job == "training"]
 
 
 def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:

@@ -176,7 +176,7 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
     for number in range(rounds):
         rates = {"tokens_per_s": 0.9 * speed, "padded_tokens_per_s": speed * (1 + 0.01 * (number % 3))}
         outcome = {"kind": "measured", "figures": FEED | rates | {"gradient_accumulation_steps": 4}}
-        found = record("feed", outcome, config, key=f"{number}", old=not made_on, **made_on)
+        found = record("training", outcome, config, key=f"{number}", old=not made_on, **made_on)
         told = found.model_dump(mode="json", exclude_unset=True)
         measured = {"config": config, "cached": False, "local_ranks": 1, "round": number}
         trial_log.append(told | {"measured": measured})
@@ -217,7 +217,7 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
     (path,) = (here / "b" / "trials").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
     told = compared("a", "b")
-    assert told["b"]["notes"][0] == "1 records of other sites, or damaged, are left out"
+    assert told["b"]["notes"][0] == "1 records of other sites, or corrupt, are left out"
     assert told["headline"]["b"]["n"] == 4
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, of_one, of_windows
 from autotune.compare import decide
-from autotune.compare.decide import STEP_RATE, Change, Reading, Side, changes, compare, gate
+from autotune.compare.decide import STEP_RATE, Change, Measurement, Side, changes, compare, gate
 from tests.autotune.profiles.examples import example_profile
 from trainer.config.tables import flat_table
 
@@ -18,11 +18,11 @@ WORK = {
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
-def _side(readings=(), *, rates=STEADY, of="windows", **circumstances):
-    headline = [Reading(metric=decide.TRAINING_RATE, of=of, estimate=of_windows(rates))] if rates else []
+def _side(measurements=(), *, rates=STEADY, of="windows", **circumstances):
+    headline = [Measurement(metric=decide.TRAINING_RATE, of=of, estimate=of_windows(rates))] if rates else []
     return Side(
         kind="run", name="x", settings={"max_steps": 10}, circumstances=WORK | circumstances, facts={"torch": "2"},
-        readings=tuple(readings), headlines=tuple(headline),
+        measurements=tuple(measurements), headlines=tuple(headline),
     )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def _rates(factor):
         (_side(rates=_rates(1.1)), "faster", "passes"),
         (_side(rates=_rates(0.9)), "slower", "slower"),
         (_side(rates=_rates(0.96)), "slower", "undecided"),  # beyond noise, and perhaps too much so
-        (_side(rates=[60.0, 120.0, 80.0]), "not judged", "undecided"),  # too noisy for so few readings
+        (_side(rates=[60.0, 120.0, 80.0]), "not judged", "undecided"),  # too noisy for so few measurements
         (_side(rates=[60.0, 120.0, 80.0, 90.0, 100.0]), "the same within noise", "undecided"),
         (_side(rates=[96.0, 99.0, 97.0, 94.0]), "slower", "undecided"),  # above 0.95, and perhaps not
         (_side(rates=[80.0]), "not judged", "undecided"),  # of unknown noise
@@ -67,14 +67,14 @@ def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, wor
 
 
 def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
-    slots = [Reading(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
+    slots = [Measurement(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
     found = compare(_side(slots), _side(slots, layout="padded"))
     assert found.headline.verdict == "the same within noise"
     assert found.figures[0].verdict == "not comparable"
     sides = []
     for peak, most in ((100, 8), (120, 9)):
-        memory = Reading(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))
-        rows = Reading(metric=decide.LARGEST_MICRO_BATCH, of="budget", estimate=of_one(most), exact=True)
+        memory = Measurement(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))
+        rows = Measurement(metric=decide.LARGEST_MICRO_BATCH, of="budget", estimate=of_one(most), exact=True)
         sides.append(_side([memory, rows]))
     memory, rows = compare(*sides).figures
     assert (memory.verdict, memory.why) == ("not judged", "one figure shows no spread")
@@ -84,7 +84,7 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
 
 def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
     found = compare(
-        _side([Reading(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))]),
+        _side([Measurement(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))]),
         replace(_side(rates=[]), settings={"max_steps": 20}),
     )
     assert (found.only_a, found.headline) == (("slot tokens/s, 2 rows",), None)

@@ -115,7 +115,7 @@ def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(says, capsys,
     manifest = json.loads((whole / "manifest.json").read_text())
     manifest["source"]["token_bytes"] = 6
     (whole / "manifest.json").write_text(json.dumps(manifest))
-    assert "is whole: 2 samples, 4 files" in says("data", "verify", whole)
+    assert "is intact: 2 samples, 4 files" in says("data", "verify", whole)
     path = whole / "train-tokens-00000.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 2
@@ -124,7 +124,7 @@ def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(says, capsys,
     told = capsys.readouterr()
     assert "'train-tokens-00000.npy': id 519 at place 2 is not below 500" in told.out
     assert "'train-tokens-00000.npy': its SHA-256 is" in told.out
-    assert "is damaged: 2 faults in 'train-tokens-00000.npy'" in told.err
+    assert "is corrupt: 2 faults in 'train-tokens-00000.npy'" in told.err
     path.unlink()
     (whole / "stray").write_text("")
     assert run(["data", "verify", str(whole), "--json"]) == 3

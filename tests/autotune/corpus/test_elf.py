@@ -134,13 +134,13 @@ def test_a_malformed_section_is_named_as_such(section):
 @given(data=st.data())
 def test_damage_to_a_real_table_gives_ranges_or_the_one_error(first_program, data):
     section, address = frames_of(first_program)
-    damaged = bytearray(section)
+    corrupt = bytearray(section)
     places = st.tuples(st.integers(0, len(section) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(places, max_size=8)):
-        damaged[place] = value
+        corrupt[place] = value
     ranges = []
     with contextlib.suppress(UnusableFileError):
-        ranges.extend(function_ranges(bytes(damaged), address))
+        ranges.extend(function_ranges(bytes(corrupt), address))
     # Every entry takes at least its length and id, so damage cannot multiply them.
     assert len(ranges) <= len(section) // 8
     assert all(0 <= first < 2**64 and size >= 0 for first, size in ranges)

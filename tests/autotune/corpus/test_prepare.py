@@ -241,10 +241,10 @@ def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice
     assert prepared.manifest == read_manifest(tmp_path / "data")
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
-    damaged = content(tmp_path / "data")
+    corrupt = content(tmp_path / "data")
     with pytest.raises(BadInput, match="holds a dataset already"):
         run(f"text:{lines}", out=tmp_path / "data", max_samples=4)
-    assert content(tmp_path / "data") == damaged
+    assert content(tmp_path / "data") == corrupt
     run(f"text:{lines}", out=tmp_path / "data", overwrite=True)
     assert path.read_bytes() == good
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "lines.txt"]

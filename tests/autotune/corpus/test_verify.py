@@ -65,8 +65,8 @@ def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, 
 
 
 def test_all_faults_are_found_not_the_first(copy, tmp_path):
-    damaged = [f"train-tokens-{number:05}.npy" for number in range(3)]
-    for name in damaged:
+    corrupt = [f"train-tokens-{number:05}.npy" for number in range(3)]
+    for name in corrupt:
         with (copy / name).open("r+b") as file:
             file.seek(200)
             file.write(b"\xff\xff")
@@ -78,7 +78,7 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
     (copy / "train-offsets-00000.npy").symlink_to(tmp_path / "outside.npy")
     found = dict(faults(copy))
     others = {"tokenizer.json", "stray", "validation-tokens-00000.npy", "train-offsets-00000.npy"}
-    assert found.keys() == {*damaged, *others}
+    assert found.keys() == {*corrupt, *others}
     assert "cannot read" in found["train-offsets-00000.npy"]
     found = faults(copy)
     assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found

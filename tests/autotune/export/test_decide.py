@@ -94,7 +94,7 @@ def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
     assert (batch.per_device_batch_size, batch.gradient_accumulation_steps) == (8, 5)
     assert (batch.exported_samples_per_step, batch.tokens_per_step) == (80, 32 * 510)
     assert batch.exported_tokens_per_step == 80 * 510 / 2.5
-    assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
+    assert any("packed sequences are not" in warning and "holds 2.50 on" in warning for warning in export.warnings)
 
 
 def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row_counts_as_one_sample():

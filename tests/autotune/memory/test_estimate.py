@@ -89,7 +89,7 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     assert "not even one row of 128 tokens of bert-120m" in done.stderr
     found = json.loads(done.stdout)
     assert [one["model"] for one in found["models"]] == ["bert-mini"]
-    assert {name: one["exit_code"] for name, one in found["refused"].items()} == {"longformer": 7, "bert-120m": 4}
+    assert {name: one["exit_code"] for name, one in found["rejected"].items()} == {"longformer": 7, "bert-120m": 4}
 
 
 MINI = ["--model", "bert-mini"]

@@ -179,7 +179,7 @@ def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_a
 
     def doubtful(trial):
         outcome = simulate(trial)
-        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
+        doubts = isinstance(outcome, OutOfMemory) and trial.local["first_attempt"]
         return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
 
     machine = FakeMachine(unsteady)

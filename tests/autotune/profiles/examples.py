@@ -29,7 +29,7 @@ def example_profile() -> Profile:
             ratio_low=ratio - 0.005, ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio,
             memory_bytes=2**29,
         )
-        for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "proven"))
+        for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "verified"))
     ]  # fmt: skip
     return Profile(
         train=TrainConfig(

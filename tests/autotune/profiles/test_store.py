@@ -101,8 +101,8 @@ def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(c
 
 
 def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(tmp_path):
-    finished, damaged, check = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
-    assert (finished, damaged, check.found) == ((), 0, "no trials")
+    finished, corrupt, check = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
+    assert (finished, corrupt, check.found) == ((), 0, "no trials")
     trial_log, newest = TrialLog(tmp_path / "p" / "trials", "w"), "2026-01-02T00:00:00+00:00"
     mine = (*records_of_example(), record(time_utc=newest, key="newest"))
     theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
@@ -115,8 +115,8 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
     trial_log.append({"no": "trial"})
     other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
     for place, profile, expected in (("a", EXAMPLE, (len(mine), 1, 1)), ("b", other, (1, 1, len(mine)))):
-        finished, damaged, check = store.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
-        assert (len(finished), damaged, check.others) == expected
+        finished, corrupt, check = store.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
+        assert (len(finished), corrupt, check.others) == expected
 
 
 HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})

@@ -118,7 +118,7 @@ def _workers(note: str) -> WorkersEvidence:
         WorkersRow(
             num_workers=count, padded_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
             ratio_to_cached=ratio, ratio_low=ratio - 0.012, ratio_high=ratio + 0.01,
-            verdict="proven" if ratio > 0.99 else "refuted", data_wait_share=max(0.002, 1 - ratio - 0.003),
+            verdict="verified" if ratio > 0.99 else "refuted", data_wait_share=max(0.002, 1 - ratio - 0.003),
             memory_bytes=(3 + 2 * count) * GIB, storage_bytes_per_s=3.1e6,
             gpu=GpuUse(
                 utilisation_share=min(0.99, 0.3 + 0.7 * ratio), power_w=180 + 210 * ratio, sm_clock_mhz=1755.0,
@@ -364,7 +364,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
     profile = example_profile(manifest.dataset_hash, note)
     review = ApprovalRecord(
-        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
+        profile_sha256="0" * 64, decision="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
         note=f"go{note}"[:2000],
     )  # fmt: skip
     one = ReportedProfile(

@@ -122,7 +122,7 @@ def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept)
     assert "approved by reviewer at 20" in out
     assert "fits the H100s" in out
     found = json.loads(kept.read_text())
-    assert (found["verdict"], found["by"], found["note"]) == ("approved", "reviewer", "fits the H100s")
+    assert (found["decision"], found["by"], found["note"]) == ("approved", "reviewer", "fits the H100s")
     says(*REVIEW, "--reject", "--by", "another", "--note", "wrong data")
     assert state() == "rejected"
     says(*APPROVE)

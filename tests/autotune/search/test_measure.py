@@ -131,7 +131,7 @@ def test_every_window_is_beside_one_of_the_unexplored_settings_and_a_hopeless_fi
         assert trial.measured["cached"]
         assert config["global_batch_size"] == GLOBAL_ROWS[config["layout"]]
         assert config["global_batch_tokens"] is None
-        assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["beside"]
+        assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["interleaved_with"]
     pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
     assert len(pruned) > 3
     assert {(len(one.short), len(one.full)) for one in pruned.values()} == {(1, 0)}
@@ -279,7 +279,7 @@ def test_what_crashed_has_another_chance_alone_and_once_it_runs_is_read_beside_t
     assert evidence(search, found).choice == first.choice
     search, found = explored(tmp_path, rate)
     first = [one for one in search.runner.finished if one.trial.measured["round"] == 0]
-    names = set(first[0].trial.measured["beside"])
+    names = set(first[0].trial.measured["interleaved_with"])
     assert len({one.trial.key for one in first if not one.from_trial_log}) == len(names)
     assert taken(search, found).layout == "padded"
 

@@ -19,7 +19,7 @@ MADE_ON: dict[str, Any] = {
 
 
 def record(
-    job: str = "feed",
+    job: str = "training",
     outcome: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     *,
@@ -54,7 +54,7 @@ def records_of_example() -> tuple[TrialRecord, ...]:
         record("step", {"kind": "out_of_memory", "detail": ""}, {"micro_batch_size": 3}, budget_bytes=2**30, key="no"),
     ]
     windows = [
-        record("feed", {"kind": "measured", "figures": FEED | {"padded_tokens_per_s": rate}}, key=f"f{rate}")
+        record("training", {"kind": "measured", "figures": FEED | {"padded_tokens_per_s": rate}}, key=f"f{rate}")
         for rate in (99.0, 100.0, 101.0, 102.0)
     ]
     return (*bounds, *steps, *windows)

@@ -22,12 +22,12 @@ def test_losses_within_one_per_cent_at_the_end_are_equal_whichever_is_lower(othe
     assert EQUAL_LOSS_SHARE == 0.01
     verdict = compare_losses(FALLING, other, NAMES)
     assert verdict.equal is equal
-    assert ("not within" in verdict.told) is not equal
+    assert ("not within" in verdict.message) is not equal
 
 
 @given(LOSSES, st.floats(0, 0.2), st.floats(0, 0.2))
 def test_a_loss_equals_itself_and_what_is_further_apart_only_if_the_nearer_one_does(losses, apart, more):
-    assert compare_losses(losses, losses, NAMES).told.endswith(": 0.00% apart, within 1%")
+    assert compare_losses(losses, losses, NAMES).message.endswith(": 0.00% apart, within 1%")
     near = compare_losses(losses, [one * (1 + apart) for one in losses], NAMES)
     far = compare_losses(losses, [one * (1 + apart + more + 1e-9) for one in losses], NAMES)
     assert near.equal or not far.equal
@@ -37,5 +37,5 @@ def test_a_loss_equals_itself_and_what_is_further_apart_only_if_the_nearer_one_d
 def test_a_reference_that_did_not_learn_shows_nothing(losses):
     verdict = fell_too_little(sorted(losses), "fp32")
     assert not verdict.equal
-    assert verdict.told.startswith(f"not checked: in {len(losses)} steps the loss went from ")
+    assert verdict.message.startswith(f"not checked: in {len(losses)} steps the loss went from ")
     assert fell_too_little([6.0, *[6.0 * (1 - LEAST_FALL_SHARE) * 0.999] * 47], "fp32") is None

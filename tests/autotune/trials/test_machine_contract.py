@@ -58,7 +58,7 @@ def test_a_job_ends_in_time_as_what_became_of_it(machine, fault):
 
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
-    trial = replace(_fault("leave_child"), place={"pid_file": str(tmp_path / "pid")}, timeout_s=10)
+    trial = replace(_fault("leave_child"), local={"pid_file": str(tmp_path / "pid")}, timeout_s=10)
     assert isinstance(forking.run(trial), Measured)
     wait_for_end_of([int((tmp_path / "pid").read_text())], 5)
 

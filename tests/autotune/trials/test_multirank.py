@@ -30,7 +30,7 @@ def gradient_sync(data, *, synchronise=True, **parallel):
         "seq_length_tokens": 32, "layout": "packed", "parallel": parallel,
     }  # fmt: skip
     measured = {"config": config, "steps": 2, "synchronise": synchronise, "round": 0, "nodes": 1, "ranks_per_node": 2}
-    return Trial(job="gradient_sync", measured=measured, place={"data_dir": str(data)}, timeout_s=90.0)
+    return Trial(job="gradient_sync", measured=measured, local={"data_dir": str(data)}, timeout_s=90.0)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice
     "figures", [{"within": [[2**20, 1e-3], [10**9, 1e-4]]}, {"between": [[1, 0.0]]}, {"neighbours_bytes_per_s": [1e13]}]
 )
 def test_messages_faster_than_the_links_are_rejected_and_a_trial_that_was_replayed_has_no_rate(figures):
-    replayed = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
+    replayed = Trial(job="training", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
     assert list(rates_of_trial(replayed, Measured(figures={"tokens_per_s": 4e9}))) == []
     links = Trial(job="links", measured={}, timeout_s=1.0)
     with pytest.raises(Undecided, match=r"TB/s of links measured on NVIDIA H100 NVL, which reaches 0.6 at most"):
@@ -65,13 +65,13 @@ OF_TOKENS = 4_000_000 * FLOPS
     ("job", "config", "figures", "per_s"),
     [
         ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
-        ("feed", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
-        ("feed", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
+        ("training", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
+        ("training", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
         ("gradient_sync", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "micro_batch_size": 4,
         "gradient_accumulation_steps": 4},
          OF_TOKENS),
         ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
-        ("feed", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
+        ("training", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
         ("links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15),
     ],
 )  # fmt: skip

@@ -41,7 +41,7 @@ def run(started_server):
 
     def run_trial(what: dict, timeout_s: float = 120, **place):
         job = "tests.failing_job" if place else "step"
-        outcome = started_server.run(Trial(job=job, measured=what, place=place, timeout_s=timeout_s))
+        outcome = started_server.run(Trial(job=job, measured=what, local=place, timeout_s=timeout_s))
         assert psutil.Process(started_server._server.pid).children(recursive=True) == []
         return outcome
 

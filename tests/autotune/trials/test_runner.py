@@ -41,8 +41,8 @@ def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
 
 def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):
     runner(tmp_path, made_on=made_on(FINGERPRINT)).run(TRIAL, "t")
-    [kept], damaged = read_trial_records(tmp_path)
-    assert (kept.made_on, damaged) == (made_on(FINGERPRINT), 0)
+    [kept], corrupt = read_trial_records(tmp_path)
+    assert (kept.made_on, corrupt) == (made_on(FINGERPRINT), 0)
     TrialLog(tmp_path / "old", "w").append(kept.model_dump(mode="json", exclude={"made_on"}))
     [old], _ = read_trial_records(tmp_path / "old")
     assert old.made_on is None
@@ -73,7 +73,7 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
     assert isinstance(measuring.run(step, "t"), Measured)
 
 
-@pytest.mark.parametrize("job", ["feed", "links", "gradient_sync"])
+@pytest.mark.parametrize("job", ["training", "links", "gradient_sync"])
 def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
     measuring = runner(tmp_path, made_on=ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"}))
     with pytest.raises(MachineLacks, match="pretended NVIDIA H100 NVL"):

@@ -24,7 +24,7 @@ def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_a
 
 
 def test_a_feed_window_of_another_version_is_no_record():
-    said = record("feed").model_dump(mode="json")
+    said = record("training").model_dump(mode="json")
     assert TrialRecord.of(said) is not None
     old = {name: figure for name, figure in FEED.items() if name != "steps"} | {"step_s": [0.1]}
     assert TrialRecord.of(said | {"outcome": {"kind": "measured", "figures": old}}) is None

@@ -29,7 +29,7 @@ def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
     windows = machine_of(rate, clock, **options)
 
     def simulate(trial: Trial) -> Outcome:
-        if trial.job == "feed":
+        if trial.job == "training":
             return windows.run(trial)
         clock.sleep(1.0)
         return step_of_a_machine(trial)

@@ -17,9 +17,9 @@ class Told:
         (place / "p").mkdir()
         (place / "p.toml").rename(place / "p" / "tiny-cpu.toml")
         stages = (
-            Stage(name="probe", model="bert-mini", status="done", told="66 rows fit", seconds=3.0),
+            Stage(name="probe", model="bert-mini", status="done", summary="66 rows fit", seconds=3.0),
             Stage(name="baseline", model="bert-mini", status="done"),
-            Stage(name="probe", model="bert-small", status="failed", told="not even one row fits"),
+            Stage(name="probe", model="bert-small", status="failed", summary="not even one row fits"),
         )
         self.result = TuningResult(
             profiles=("p/tiny-cpu.toml",), report="r/report.html", stages=stages, seconds=9.5, seconds_in_children=9.0,

@@ -18,7 +18,7 @@ def view():
 
 
 def keeps_up(rate):
-    trial = Trial(job="feed", measured={"cached": False}, timeout_s=1.0)
+    trial = Trial(job="training", measured={"cached": False}, timeout_s=1.0)
     outcome, label = Measured(figures=FEED | {"tokens_per_s": rate}), "1 loader workers, round 1"
     return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False)
 
@@ -41,7 +41,7 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     with view.open():
         view.begin(probe)
         view.saw(keeps_up(9000.0))
-        probe.status, probe.told = "done", "66 rows fit"
+        probe.status, probe.summary = "done", "66 rows fit"
         view.end(probe)
     assert capsys.readouterr().err == "tune 1/2: probe m: 66 rows fit\n"
     view.begin(workers)
@@ -70,7 +70,7 @@ def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view,
         with view.show("probe m") as update:
             update(3, 12, "8 rows")
         view.clock.sleep(30.0)
-        probe.status, probe.told = "done", "66 rows fit"
+        probe.status, probe.summary = "done", "66 rows fit"
         view.end(probe)
     shown = capsys.readouterr().err
     assert "tune: 1 of 2 stages, 30 s gone, about 9 min 30 s left" in shown

@@ -125,7 +125,7 @@ def stage_of(result, name, model="a"):
 
 
 def told(result, name, model="a"):
-    return stage_of(result, name, model).told
+    return stage_of(result, name, model).summary
 
 
 def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages):
@@ -225,7 +225,7 @@ def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
         stages.run()
     assert stages.calls[-1] == ("workers", "a")
     workers = stage_of(stages.tuning, "workers")
-    assert (workers.status, workers.told) == ("failed", words)
+    assert (workers.status, workers.summary) == ("failed", words)
     assert f"workers a: failed: {words}" in capsys.readouterr().err
 
 
@@ -254,7 +254,7 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(st
     assert stage_of(result, "workers").status == "done"
     for stage in (stage_of(result, *one) for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))):
         assert stage.status == "skipped"
-        assert "of --minutes 3 are left" in stage.told
+        assert "of --minutes 3 are left" in stage.summary
     assert tuning.view.gone_s <= 1.2 * 180
     assert result.report is not None
     # What a stage takes at least it may take, even if its share is less.

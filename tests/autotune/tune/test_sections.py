@@ -14,13 +14,13 @@ from tests.autotune.trials.examples import FEED, STEP
 
 def stages():
     return [
-        Stage(name="probe", model="bert-mini", status="done", told="66 rows fit", seconds=55.7),
+        Stage(name="probe", model="bert-mini", status="done", summary="66 rows fit", seconds=55.7),
         Stage(
             name="workers", model="bert-mini", status="running", note="1 loader workers, round 2", done=3, expected=24,
             best="4,000 tokens/s (0 loader workers, round 1)", seconds=12.0,
         ),
-        Stage(name="network", model="bert-mini", status="skipped", told="one rank alone exchanges nothing"),
-        Stage(name="baseline", model="bert-mini", status="failed", told="the window crashed", seconds=3.0),
+        Stage(name="network", model="bert-mini", status="skipped", summary="one rank alone exchanges nothing"),
+        Stage(name="baseline", model="bert-mini", status="failed", summary="the window crashed", seconds=3.0),
         Stage(name="report", model=""),
     ]  # fmt: skip
 
@@ -58,7 +58,7 @@ def stepped(rows, rate=None, budget=2**30, device="cpu", **measured):
 
 def keeps_up(rate, label, *, cached=False, **more):
     figures = FEED | {"tokens_per_s": rate, "padded_tokens_per_s": 10 * rate}
-    return finished("feed", {"cached": cached} | more, figures, label)
+    return finished("training", {"cached": cached} | more, figures, label)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_each_model_has_its_row_and_what_is_next_stands_last():
 
 def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
     bare = but(example_profile(), evidence={"workers": None})
-    failed = Stage(name="workers", model="tiny", status="failed", told="the window crashed")
+    failed = Stage(name="workers", model="tiny", status="failed", summary="the window crashed")
     text = tuning_text(result(stages=(failed,), report=None), [bare])
     assert text.splitlines()[1].split()[-4:] == ["n/a"] * 4
     assert "not done: workers of tiny: the window crashed" in text

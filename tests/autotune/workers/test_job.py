@@ -27,7 +27,7 @@ def data(tmp_path_factory):
     """Every sample fills a row by itself, so that a micro-batch has as many samples as rows."""
     rng = np.random.default_rng(0)
     samples = rng.integers(5, 500, (4000, ROW_TOKENS - 2)).tolist()
-    return write_dataset(tmp_path_factory.mktemp("feed") / "data", samples)
+    return write_dataset(tmp_path_factory.mktemp("training") / "data", samples)
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def window(started_server, data):
         }  # fmt: skip
         measured = {
             "config": config, "cached": False, "round": 0, "window_s": 0.3, "min_steps": 4, "local_ranks": 1,
-            "replayed_step_s": None, "sample_delay_s": 0.0, "beside": [], "storage": "",
+            "replayed_step_s": None, "sample_delay_s": 0.0, "interleaved_with": [], "storage": "",
         }  # fmt: skip
-        trial = Trial(job="feed", measured=measured | changes, place={"data_dir": str(data)}, timeout_s=60)
+        trial = Trial(job="training", measured=measured | changes, local={"data_dir": str(data)}, timeout_s=60)
         outcome = started_server.run(trial)
         assert isinstance(outcome, Measured), outcome
         return TrainingFigures.of(outcome)

@@ -36,7 +36,7 @@ def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
     found = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
     assert (found.chosen, found.undecided_between) == (needed, [])
     rows = {row.num_workers: row for row in found.rows}
-    assert rows[needed].verdict == "proven"
+    assert rows[needed].verdict == "verified"
     assert rows[needed].ratio_to_cached == pytest.approx(1.0, abs=0.01)
     assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
     assert found.cached_padded_tokens_per_s[0] == pytest.approx(1000.0, rel=0.01)
@@ -53,7 +53,7 @@ def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_
     assert len({trial.key for trial in machine.trials}) == len(machine.trials) == found.windows == found.seconds
     slowed = {(trial.measured["sample_delay_s"], trial.measured["replayed_step_s"]) for trial in machine.trials}
     assert slowed == {(0.001, 0.06)}
-    assert {trial.place["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
+    assert {trial.local["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
     assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
     assert (found.local_ranks, found.max_workers) == (2, 4)
     assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
@@ -274,6 +274,6 @@ def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_
     sweep.read_round(100, [TimedWindow(name="without its ceiling", config=with_data(CONFIG, {"num_workers": 1}))])
     sweep.read_round(101, [TimedWindow(name="ceiling", config=CONFIG, cached=True), *windows])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
-    sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
+    sweep.runner.run(Trial(job="training", measured={"cached": False}, timeout_s=1), "crashes")
     further = study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials[len(study.trials) :]
     assert [trial.params for trial in further] == [{"num_workers": 1, "prefetch_factor": 4}]

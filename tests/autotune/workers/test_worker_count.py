@@ -58,7 +58,7 @@ def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_trie
     for knee in range(max_count + 1):
         choice, _ = decide(Feed(rising(knee), waits=waits), max_count)
         assert (choice.workers, choice.undecided_between) == (knee, ())
-        assert choice.verdicts[knee] == "proven"
+        assert choice.verdicts[knee] == "verified"
         assert len(choice.verdicts) <= len(worker_count.ladder(max_count)) + max_count.bit_length()
 
 

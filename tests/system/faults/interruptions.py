@@ -1,4 +1,4 @@
-"""Ways to end a training before its end, and what damaged checkpoints and full disks do to it.
+"""Ways to end a training before its end, and what corrupt checkpoints and full disks do to it.
 
 An interruption starts a job, strikes, and sees that it left as it should.
 
@@ -142,7 +142,7 @@ def damage(job: Job, rng: random.Random) -> bool:
     newest, older = list_checkpoints(job.checkpoints)[:2]
     file = rng.choice(sorted(newest.iterdir()))
     os.truncate(file, rng.randrange(file.stat().st_size))
-    job.damaged.append((newest.name, older.name))
+    job.corrupt.append((newest.name, older.name))
     return True
 
 
@@ -203,8 +203,8 @@ def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
 
 
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
-    found, damaged = newest_checkpoint(checkpoints)
-    assert [path for path, _ in damaged] == [newest]
+    found, corrupt = newest_checkpoint(checkpoints)
+    assert [path for path, _ in corrupt] == [newest]
     assert found[0] == before
 
 

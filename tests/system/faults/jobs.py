@@ -117,8 +117,8 @@ class Job:
     starts: int = 0
     notes: list[Path] = field(default_factory=list)
     """Of each start, what its ranks wrote down."""
-    damaged: list[tuple[str, str]] = field(default_factory=list)
-    """Checkpoints that were damaged on purpose, and those before them."""
+    corrupt: list[tuple[str, str]] = field(default_factory=list)
+    """Checkpoints that were corrupted on purpose, and those before them."""
 
     def __post_init__(self) -> None:
         self.log = self.directory.with_suffix(".log")
@@ -263,4 +263,4 @@ def check_the_same(job: Job, expected: Job) -> None:
         for one, after in itertools.pairwise(resumed)
         if one.level == "error"
     ]
-    assert passed_over == job.damaged
+    assert passed_over == job.corrupt

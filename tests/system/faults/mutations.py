@@ -1,4 +1,4 @@
-"""Commands read damaged and hostile files, and none ends in a traceback.
+"""Commands read corrupt and hostile files, and none ends in a traceback.
 
 Half of the mutations know the structure of a file: a JSON, TOML or NPY file whose values change in kind, size or sign,
 whose keys go or swap, and whose checksums are corrected afterwards, so that what lies behind the checksum is reached.
@@ -119,7 +119,7 @@ def targets(place: Path, kind: str) -> list[Path]:
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
-    """Return damaged content of a file; at half of the draws still of its format."""
+    """Return corrupt content of a file; at half of the draws still of its format."""
     if draw.random() < 0.5:
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
             if suffix == ".json":

@@ -91,11 +91,11 @@ def write_samples_down(place: Path) -> None:
         pairs.extend(zip(plan.segments.epochs.tolist(), plan.segments.samples.tolist(), strict=True))
         return plan
 
-    def add_and_write(overseer, step, result, samples):
+    def add_and_write(controller, step, result, samples):
         with place.open("a") as file:
             file.write(json.dumps([step, pairs]) + "\n")
         pairs.clear()
-        add(overseer, step, result, samples)
+        add(controller, step, result, samples)
 
     Upcoming.used = used_and_noted
     HealthController.add = add_and_write

@@ -67,7 +67,7 @@ def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_pat
     order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
     for step, rollbacks in sorted(order):
         (tmp_path / checkpoint_name(step, rollbacks)).mkdir()
-    for name in ("step-5", "step-000000007.damaged-1", ".step-000000009.attempt-1.partial", "other"):
+    for name in ("step-5", "step-000000007.corrupt-1", ".step-000000009.attempt-1.partial", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000030").symlink_to(tmp_path / "other")
     (tmp_path / "step-000000031").write_text("")
@@ -88,7 +88,7 @@ def test_the_last_ones_the_milestones_and_the_newest_good_one_stay(tmp_path):
     assert not list(tmp_path.glob(".*"))
     assert prune(tmp_path, keep_last=2, keep_every_steps=3) == []
     write_checkpoint(tmp_path, 7, good=True)
-    (tmp_path / checkpoint_name(7, 0) / "manifest.json").write_text("{}")  # damaged: no good one to keep
+    (tmp_path / checkpoint_name(7, 0) / "manifest.json").write_text("{}")  # corrupt: no good one to keep
     prune(tmp_path, keep_last=1, keep_every_steps=None)
     assert steps_in(tmp_path) == [9, 5]
 
@@ -117,14 +117,14 @@ def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path
 def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
     old, middle, new = (write_checkpoint(tmp_path, step, good=step == 1) for step in (1, 2, 3))
     assert newest_checkpoint(tmp_path)[0][0] == new
-    found, damaged = newest_checkpoint(tmp_path, good=True)
-    assert (found[0], damaged) == (old, [])
+    found, corrupt = newest_checkpoint(tmp_path, good=True)
+    assert (found[0], corrupt) == (old, [])
     (new / "rank-00000.safetensors").write_bytes(CONTENT[:-1])
     (middle / "manifest.json").unlink()
-    (found, manifest), damaged = newest_checkpoint(tmp_path)
+    (found, manifest), corrupt = newest_checkpoint(tmp_path)
     assert (found, manifest.state.step) == (old, 1)
-    assert [path for path, _ in damaged] == [new, middle]
-    assert "1,023 bytes instead of 1,024" in damaged[0][1]
+    assert [path for path, _ in corrupt] == [new, middle]
+    assert "1,023 bytes instead of 1,024" in corrupt[0][1]
     (old / "manifest.json").write_text("")
     assert newest_checkpoint(tmp_path)[0] is None
 
@@ -192,10 +192,10 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_done(tmp_path, monkeyp
 
 def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):
     path = write_checkpoint(tmp_path, 5)
-    kept = {one.name for one in tmp_path.iterdir()} | {"step-000000003.damaged-1"}
+    kept = {one.name for one in tmp_path.iterdir()} | {"step-000000003.corrupt-1"}
     for name in (
         ".step-000000006.attempt-1.partial", ".step-000000004.0a0b0c0d.removed", ".step-000000005.0a0b0c0d.replaced",
-        "step-000000003.damaged-1",
+        "step-000000003.corrupt-1",
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-00000.safetensors").write_bytes(b"x")

@@ -29,7 +29,7 @@ def told():
 
 
 @pytest.fixture
-def keeper_of(training, tmp_path, told):
+def manager_of(training, tmp_path, told):
     def make(directory=tmp_path, **settings) -> CheckpointManager:
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
@@ -38,18 +38,18 @@ def keeper_of(training, tmp_path, told):
     return make
 
 
-def save(keeper, step, **changes):
-    keeper.save(state_of(step, **changes), rollbacks=0, wait=True)
+def save(manager, step, **changes):
+    manager.save(state_of(step, **changes), rollbacks=0, wait=True)
 
 
 @pytest.fixture
 def save_on_bad_disk(monkeypatch):
     """Save to a disk that fails in the given way, and wait for it."""
 
-    def save_there(keeper, step, number=errno.ENOSPC):
+    def save_there(manager, step, number=errno.ENOSPC):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
-            save(keeper, step)
+            save(manager, step)
 
     return save_there
 
@@ -63,47 +63,47 @@ def save_on_bad_disk(monkeypatch):
         ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
     ],
 )
-def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(keeper_of, settings, due):
-    keeper = keeper_of(**settings)
-    assert [step for step in range(1, 10) if keeper.is_due(step, None)] == due
+def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(manager_of, settings, due):
+    manager = manager_of(**settings)
+    assert [step for step in range(1, 10) if manager.is_due(step, None)] == due
 
 
-def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(keeper_of):
-    keeper = keeper_of()
-    assert keeper.is_due(5, asked_at=4)
-    save(keeper, 5)
-    assert [keeper.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [False, False, True]
+def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(manager_of):
+    manager = manager_of()
+    assert manager.is_due(5, asked_at=4)
+    save(manager, 5)
+    assert [manager.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [False, False, True]
 
 
-def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
+def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(manager_of, monkeypatch):
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.perf_counter = lambda: clock.now_s
     monkeypatch.setattr("trainer.checkpoint.manager.time", clock)
-    keeper = keeper_of(interval_s=60.0)
+    manager = manager_of(interval_s=60.0)
     clock.now_s += 59
-    assert not keeper.is_due_by_time()
+    assert not manager.is_due_by_time()
     clock.now_s += 1
-    assert keeper.is_due_by_time()
-    save(keeper, 5)
-    assert not keeper.is_due_by_time()
-    disabled = keeper_of(interval_s=60.0, enabled=False)
+    assert manager.is_due_by_time()
+    save(manager, 5)
+    assert not manager.is_due_by_time()
+    disabled = manager_of(interval_s=60.0, enabled=False)
     clock.now_s += 60
-    assert keeper.is_due_by_time()
+    assert manager.is_due_by_time()
     assert not disabled.is_due_by_time()
 
 
 def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
-    keeper_of, training, told, save_on_bad_disk
+    manager_of, training, told, save_on_bad_disk
 ):
-    assert keeper_of(enabled=False).seconds_of_a_save() == 0
-    keeper = keeper_of()
+    assert manager_of(enabled=False).seconds_of_a_save() == 0
+    manager = manager_of()
     expected_s = 1 + state_bytes(training) / 100e6
     for step in (1, 3):
-        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
-        save_on_bad_disk(keeper, step)
+        assert manager.seconds_of_a_save() == pytest.approx(expected_s)
+        save_on_bad_disk(manager, step)
         assert told[-1].kind == "save_failed"
-        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
-        save(keeper, step + 1)
+        assert manager.seconds_of_a_save() == pytest.approx(expected_s)
+        save(manager, step + 1)
         expected_s = told[-1].values["seconds"]
 
 
@@ -115,12 +115,12 @@ def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training)
     assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
 
 
-def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(keeper_of, told):
-    keeper, priority = keeper_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
+def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(manager_of, told):
+    manager, priority = manager_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
     for step in (1, 2):
-        keeper.save(state_of(step), rollbacks=0)
-    assert keeper.at_step == 2
-    keeper.wait()
+        manager.save(state_of(step), rollbacks=0)
+    assert manager.at_step == 2
+    manager.wait()
     assert [event.kind for event in told] == ["saved", "saved"]
     assert told[1].message == "saved step-000000002; removed step-000000001"
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
@@ -137,99 +137,99 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
          "no room for a copy of the state in host memory: cannot allocate 12 GiB"),
     ],
 )  # fmt: skip
-def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(keeper_of, told, monkeypatch, broken, error, why):
+def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, told, monkeypatch, broken, error, why):
     with monkeypatch.context() as patch:
         patch.setattr(broken, Mock(side_effect=error))
-        keeper = keeper_of()
-        keeper.save(state_of(1), rollbacks=0)
-        keeper.wait()
-    assert not keeper.has_saved(1)
-    save(keeper, 2)
+        manager = manager_of()
+        manager.save(state_of(1), rollbacks=0)
+        manager.wait()
+    assert not manager.has_saved(1)
+    save(manager, 2)
     assert [(event.kind, event.level) for event in told] == [("save_failed", "error"), ("saved", "info")]
     assert f"{why}; there is no checkpoint yet, and training goes on" in told[0].message
-    assert keeper.has_saved(2)
+    assert manager.has_saved(2)
 
 
-def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_path):
+def test_a_rollback_returns_to_the_newest_whole_good_one(manager_of, told, tmp_path):
     root = tmp_path / format.CHECKPOINTS_DIRECTORY
-    keeper = keeper_of()
+    manager = manager_of()
     with pytest.raises(TrainingFailed, match="no good checkpoint to return to"):
-        keeper.newest_good()
+        manager.newest_good()
     write_checkpoint(root, 1)
     good = write_checkpoint(root, 2)
-    damaged = write_checkpoint(root, 3)
+    corrupt = write_checkpoint(root, 3)
     write_checkpoint(root, 4, good=False)
-    (damaged / "rank-00000.safetensors").write_bytes(b"")
-    path, manifest = keeper.newest_good()
+    (corrupt / "rank-00000.safetensors").write_bytes(b"")
+    path, manifest = manager.newest_good()
     assert (path, manifest.state.step) == (good, 2)
-    assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
+    assert [(event.kind, "step-000000003" in event.message) for event in told] == [("corrupt", True)]
 
 
 def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
-    keeper_of, training, tmp_path
+    manager_of, training, tmp_path
 ):
-    own, other = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
+    own, other = manager_of(tmp_path / "a"), manager_of(tmp_path / "b")
     own.save(state_of(4), rollbacks=0)
     weight = next(training.module.parameters())
     before = weight.detach().clone()
     good = own.newest_good()
     assert (own.owns(good[0]), other.owns(good[0])) == (True, False)
-    for keeper, newest in ((own, "step-000000004"), (other, None)):
+    for manager, newest in ((own, "step-000000004"), (other, None)):
         with torch.no_grad():
             weight.zero_()
-        keeper.at_step = None
-        keeper.restore(*good)
+        manager.at_step = None
+        manager.restore(*good)
         assert torch.equal(weight, before)
-        assert (keeper.newest, keeper.at_step) == (newest, 4)
-        assert keeper.has_saved(4) == (keeper is own)
+        assert (manager.newest, manager.at_step) == (newest, 4)
+        assert manager.has_saved(4) == (manager is own)
 
 
 @pytest.mark.parametrize(
     ("number", "left"), [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])]
 )
 def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_another_fault_costs_none(
-    keeper_of, told, tmp_path, save_on_bad_disk, number, left
+    manager_of, told, tmp_path, save_on_bad_disk, number, left
 ):
-    keeper = keeper_of(keep_last=5)
+    manager = manager_of(keep_last=5)
     for step in (1, 2, 3, 4):
-        save(keeper, step, good=step < 3)
-    save_on_bad_disk(keeper, 5, number)
+        save(manager, step, good=step < 3)
+    save_on_bad_disk(manager, 5, number)
     assert [
         format.step_of(path.name) for path in format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
     ] == left
-    assert (told[-1].kind, keeper.newest) == ("save_failed", "step-000000004")
+    assert (told[-1].kind, manager.newest) == ("save_failed", "step-000000004")
     assert "the newest checkpoint is still step-000000004" in told[-1].message
     assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
 
 
-def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(keeper_of, told, monkeypatch):
-    keeper = keeper_of(keep_last=1)
-    save(keeper, 1)
+def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(manager_of, told, monkeypatch):
+    manager = manager_of(keep_last=1)
+    save(manager, 1)
     refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
     monkeypatch.setattr("trainer.checkpoint.manager.prune", refuse)
-    save(keeper, 2)
+    save(manager, 2)
     assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
     assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
-    assert keeper.newest == "step-000000002"
+    assert manager.newest == "step-000000002"
 
 
 def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
-    keeper_of, training, tmp_path, told, monkeypatch
+    manager_of, training, tmp_path, told, monkeypatch
 ):
-    keeper, root = keeper_of(), tmp_path / format.CHECKPOINTS_DIRECTORY
+    manager, root = manager_of(), tmp_path / format.CHECKPOINTS_DIRECTORY
     written, write = threading.Event(), format.CheckpointWriter.write
     monkeypatch.setattr(format.CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
     before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
-    keeper.save(state_of(3), rollbacks=0)
-    keeper.tell_finished()
-    assert keeper.busy
+    manager.save(state_of(3), rollbacks=0)
+    manager.tell_finished()
+    assert manager.busy
     assert (told, format.list_checkpoints(root)) == ([], [])
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
     threading.Timer(0.2, written.set).start()
-    keeper.save(state_of(4), rollbacks=1, wait=True)
-    assert not keeper.busy
+    manager.save(state_of(4), rollbacks=1, wait=True)
+    assert not manager.busy
     newest, older = format.list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
     assert format.read_checkpoint(older).state == state_of(3)
@@ -243,12 +243,12 @@ def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next
 
 @pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
 def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_was_taken_before(
-    keeper_of, training, tmp_path, told, monkeypatch, options
+    manager_of, training, tmp_path, told, monkeypatch, options
 ):
-    keeper = keeper_of(**options)
-    keeper._room.join()
+    manager = manager_of(**options)
+    manager._room.join()
     monkeypatch.setattr("trainer.checkpoint.manager.HostCopy", None)
-    keeper.save(state_of(0), rollbacks=0, wait=not options)
+    manager.save(state_of(0), rollbacks=0, wait=not options)
     assert told[0].values["stall_s"] == told[0].values["seconds"]
     (path,) = format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
     # Before the first step it has the optimizer's state, too.

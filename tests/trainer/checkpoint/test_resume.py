@@ -96,7 +96,7 @@ def test_auto_begins_a_run_anew_that_has_no_checkpoint_yet(tmp_path):
     writer, start = chosen(write_run(tmp_path / "r", CONFIG, ()))
     assert (writer.attempt, start.checkpoint) == (2, None)
     assert start.events[0].level == "warning"
-    assert "no whole checkpoint" in messages(start)[0]
+    assert "no intact checkpoint" in messages(start)[0]
 
 
 def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
@@ -167,9 +167,9 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
     damage(saved(run, 10))
     _, start = chosen(run)
     assert start.manifest.state.step == 5
-    assert (root / "step-000000010.damaged-2" / "rank-00000.safetensors").read_bytes() == b"short"
+    assert (root / "step-000000010.corrupt-2" / "rank-00000.safetensors").read_bytes() == b"short"
     assert [event.level for event in start.events] == ["error", "info"]
-    assert "step-000000010 is damaged and was passed over: " in messages(start)[0]
+    assert "step-000000010 is corrupt and was passed over: " in messages(start)[0]
     assert "5 bytes instead of 1,024" in messages(start)[0]
     assert (root / "latest").read_text() == "step-000000005\n"
     assert messages(chosen(run)[1]) == ["goes on from step-000000005"]
@@ -240,13 +240,13 @@ def test_another_run_can_begin_from_a_checkpoint(tmp_path, place, step):
 
 def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(run, tmp_path):
     damage(saved(run, 10))
-    with pytest.raises(BadConfig, match="the checkpoint is damaged"):  # that was named
+    with pytest.raises(BadConfig, match="the checkpoint is corrupt"):  # that was named
         chosen(tmp_path / "fork", str(saved(run, 10)))
     assert not (tmp_path / "fork").exists()
     _, start = chosen(tmp_path / "fork", str(run))
     assert start.manifest.state.step == 5
     assert saved(run, 10).is_dir()
-    assert "damaged and was passed over" in messages(start)[0]
+    assert "corrupt and was passed over" in messages(start)[0]
 
 
 def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
@@ -257,7 +257,7 @@ def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
         (None, tmp_path / "nowhere", "neither a run with checkpoints nor a checkpoint"),
         (other, run, "holds a run already"),
         (tmp_path / "file" / "r", "auto", "cannot write"),
-        (tmp_path / "fork", empty, "has no whole checkpoint"),
+        (tmp_path / "fork", empty, "has no intact checkpoint"),
         (None, saved(run, 5), "has newer checkpoints than step-000000005"),
         (run, saved(run, 5), "has newer checkpoints than step-000000005"),
     ):
@@ -287,10 +287,10 @@ def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run,
 def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(run):
     damage(saved(run, 5), saved(run, 10))
     for _ in range(2):  # as torchrun with --max-restarts does
-        with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is whole") as caught:
+        with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is intact") as caught:
             chosen(run)
         assert "another --out" in caught.value.next_step
-    assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
+    assert names(run) == ["step-000000005.corrupt-2", "step-000000010.corrupt-2"]
 
 
 def test_a_run_that_gave_up_without_a_good_checkpoint_begins_afresh_and_keeps_what_it_had(tmp_path):
@@ -315,7 +315,7 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_
     assert "begins from" in messages(start)[0]
     whole = (origin / "rank-00000.safetensors").read_bytes()
     damage(origin)
-    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
+    with pytest.raises(BadConfig, match="the checkpoint is corrupt"):
         chosen(fork)
     (origin / "rank-00000.safetensors").write_bytes(whole)
     write_checkpoint(fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json"))

@@ -137,7 +137,7 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
         torch.full((5,), 1.5, dtype=torch.bfloat16), torch.tensor([True]), torch.full((1,), 9.0, dtype=torch.float64),
     ]  # fmt: skip
     held = [
-        TensorShard(name=str(number), local=value, shape=tuple(value.shape), begin=0, keeper=True, shared=True)
+        TensorShard(name=str(number), local=value, shape=tuple(value.shape), begin=0, saved_here=True, shared=True)
         for number, value in enumerate(values)
     ]
     copy = HostCopy(held, FILE, pinned=False)

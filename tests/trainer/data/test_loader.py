@@ -128,7 +128,7 @@ def test_bounded_memory_whatever_was_visited(dataset, layout):
 
 
 @pytest.fixture
-def supply_of(dataset, make_dataset):
+def loader_of(dataset, make_dataset):
     made = []
 
     def make(samples=None, **changes) -> MicroBatchLoader:
@@ -143,21 +143,21 @@ def supply_of(dataset, make_dataset):
         one.close()
 
 
-def steps_of(supply, count):
+def steps_of(loader, count):
     """What the next steps are made of: their micro-batches, and the numbers of their samples."""
     taken = []
     for _ in range(count):
-        batches = supply.next_step(lambda loader, number: list(islice(loader, number)))
-        taken.append(([content(batch) for batch in batches], supply.samples.tolist()))
+        batches = loader.next_step(lambda made, number: list(islice(made, number)))
+        taken.append(([content(batch) for batch in batches], loader.samples.tolist()))
     return taken
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_supply_that_goes_on_from_a_position_gives_what_another_with_loader_processes_does(
-    supply_of, layout, workers
+def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_processes_does(
+    loader_of, layout, workers
 ):
-    whole = supply_of(layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3))
+    whole = loader_of(layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3))
     assert whole.whole_position() == whole.position
     whole.start_at(whole.position)
     before = steps_of(whole, 3)
@@ -170,7 +170,7 @@ def test_a_supply_that_goes_on_from_a_position_gives_what_another_with_loader_pr
     whole.start_at(position)  # as after a rollback
     assert steps_of(whole, 3) == after
     whole.close()
-    again = supply_of(layout=layout)
+    again = loader_of(layout=layout)
     again.start_at(position)
     first = again.wait_for_first()  # which takes nothing
     again.compare_first()
@@ -181,28 +181,28 @@ def test_a_supply_that_goes_on_from_a_position_gives_what_another_with_loader_pr
 
 
 @pytest.mark.parametrize(("count", "rows"), [(400, 200), (4200, 4)])
-def test_behind_the_last_epoch_there_is_no_step(supply_of, count, rows):
+def test_behind_the_last_epoch_there_is_no_step(loader_of, count, rows):
     """Lanes end one by one, so a step of few rows can be empty long before the data is over."""
     samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(count)]
-    supply = supply_of(samples, max_epochs=1, global_batch_size=rows)
-    supply.start_at(supply.position)
-    taken = list(iter(lambda: steps_of(supply, 1)[0], ([], [])))
+    loader = loader_of(samples, max_epochs=1, global_batch_size=rows)
+    loader.start_at(loader.position)
+    taken = list(iter(lambda: steps_of(loader, 1)[0], ([], [])))
     assert sorted(number for _, numbers in taken for number in numbers) == list(range(count))
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_to_close_it_ends_its_loader_processes(supply_of, monkeypatch, is_stuck):
+def test_to_close_it_ends_its_loader_processes(loader_of, monkeypatch, is_stuck):
     before = set(multiprocessing.active_children())
-    supply = supply_of(data=DataSettings(num_workers=2))
-    supply.start_at(supply.position)
-    supply.wait_for_first()
+    loader = loader_of(data=DataSettings(num_workers=2))
+    loader.start_at(loader.position)
+    loader.wait_for_first()
     loaders = set(multiprocessing.active_children()) - before
     assert len(loaders) == 2
-    steps_of(supply, 2)
+    steps_of(loader, 2)
     if is_stuck:  # as in a file system that does not answer
         monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # torch's patience with each
         os.kill(min(process.pid for process in loaders), signal.SIGSTOP)
-    supply.close()
+    loader.close()
     try:
         for process in loaders:
             process.join(10)

@@ -119,10 +119,10 @@ def test_each_micro_batch_is_a_sign_of_life_and_what_ranks_tell_comes_back_added
     training, batches = rig
     seen = []
     training.step.progressed = lambda: seen.append(1)
-    assert training.step.run(batches, 1e-3).told.tolist() == []
+    assert training.step.run(batches, 1e-3).sums.tolist() == []
     assert len(seen) == 2
-    told = training.step.run(batches, 1e-3, told=[1.0, 0.0, 15.0]).told
-    assert (told.tolist(), told.dtype) == ([1.0, 0.0, 15.0], torch.float64)
+    sums = training.step.run(batches, 1e-3, values=[1.0, 0.0, 15.0]).sums
+    assert (sums.tolist(), sums.dtype) == ([1.0, 0.0, 15.0], torch.float64)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])

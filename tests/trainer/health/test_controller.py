@@ -52,8 +52,8 @@ def test_training_stops_and_saves_exactly_when_some_rank_says_so(ranks):
 QUIET = said(0)
 
 
-def add(overseer, step, *numbers, samples=(1,), told=QUIET, **changes):
-    overseer.add(step, result_of(*numbers, told=told, **changes), np.array(samples))
+def add(controller, step, *numbers, samples=(1,), told=QUIET, **changes):
+    controller.add(step, result_of(*numbers, sums=told, **changes), np.array(samples))
 
 
 def read_late(monkeypatch):
@@ -75,7 +75,7 @@ def ranks():
 
 
 @pytest.fixture
-def overseer_of(events, ranks):
+def controller_of(events, ranks):
     def make(**health) -> HealthController:
         config = config_of(health=HealthSettings(window_steps=16, **health), max_grad_norm=1.0)
         return HealthController(config, ranks, events.append)
@@ -84,45 +84,47 @@ def overseer_of(events, ranks):
 
 
 @pytest.fixture
-def ordinary(overseer_of, events, ranks):
+def ordinary(controller_of, events, ranks):
     """A function that makes one to which twenty ordinary steps cost no message, and led to nothing."""
 
     def make(**health) -> HealthController:
-        overseer = overseer_of(**health)
+        controller = controller_of(**health)
         for step in range(1, 21):
-            add(overseer, step, 2.0 + 0.01 * (step % 5))
-            assert overseer.look().worst is None
+            add(controller, step, 2.0 + 0.01 * (step % 5))
+            assert controller.look().worst is None
         assert (events, ranks.gather.call_count) == ([], 0)
-        return overseer
+        return controller
 
     return make
 
 
-def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(overseer_of, events):
-    overseer, result = overseer_of(), result_of(math.nan, 1 + 2**-50, applied=False, told=QUIET)
-    overseer.add(1, result, np.array([1]))
+def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(controller_of, events):
+    controller, result = controller_of(), result_of(math.nan, 1 + 2**-50, applied=False, sums=QUIET)
+    controller.add(1, result, np.array([1]))
     result.grad_norm.zero_()
-    assert overseer.look().worst.values["grad_norm"] == 1 + 2**-50
-    assert overseer.look(all_of_them=True).worst is None
+    assert controller.look().worst.values["grad_norm"] == 1 + 2**-50
+    assert controller.look(all_of_them=True).worst is None
     assert len(events) == 1
 
 
-def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(overseer_of, monkeypatch):
+def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(
+    controller_of, monkeypatch
+):
     read_late(monkeypatch)
-    overseer, read = overseer_of(on_non_finite="skip"), []
+    controller, read = controller_of(on_non_finite="skip"), []
     for step in range(1, 5):
-        add(overseer, step, math.nan, applied=False)
-        read.append(overseer.look().at_step)
+        add(controller, step, math.nan, applied=False)
+        read.append(controller.look().at_step)
     assert read == [0, 0, 1, 2]
-    assert (overseer.look(all_of_them=True).at_step, overseer.skipped_steps) == (3, 4)
-    assert overseer.look(all_of_them=True).at_step == 0
+    assert (controller.look(all_of_them=True).at_step, controller.skipped_steps) == (3, 4)
+    assert controller.look(all_of_them=True).at_step == 0
 
 
 def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
-    overseer = ordinary()
-    add(overseer, 21, 50.0, samples=[7, 5])
-    add(overseer, 22, samples=[6])
-    verdict = overseer.look()
+    controller = ordinary()
+    add(controller, 21, 50.0, samples=[7, 5])
+    add(controller, 22, samples=[6])
+    verdict = controller.look()
     assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (Action.WARN, 21, None)
     (event,) = events
     assert (event.kind, event.action, event.level, event.step) == ("spike", "warn", "warning", 21)
@@ -133,20 +135,20 @@ def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
 
 
 def test_the_strongest_of_several_steps_rules(ordinary):
-    overseer = ordinary(on_spike="rollback", on_non_finite="skip")
+    controller = ordinary(on_spike="rollback", on_non_finite="skip")
     for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):  # the first of them
-        add(overseer, step, loss, applied=False)
-    verdict = overseer.look()
+        add(controller, step, loss, applied=False)
+    verdict = controller.look()
     assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)
     assert "the loss of step 22 is 50" in verdict.trouble.message
     assert verdict.trouble.next_step
 
 
-def test_what_ranks_told_is_read_with_the_step(overseer_of):
-    overseer = overseer_of()
+def test_what_ranks_told_is_read_with_the_step(controller_of):
+    controller = controller_of()
     for step, told in enumerate((QUIET, said(0, save=True), said(0, signal.SIGTERM)), start=1):
-        add(overseer, step, told=told)
-    verdict = overseer.look()
+        add(controller, step, told=told)
+    verdict = controller.look()
     assert (verdict.worst, verdict.stop_reason, verdict.save_asked_at) == (None, "SIGTERM on rank 0", 2)
-    add(overseer, 4, told=said(0, over=True))
-    assert "is nearly over" in overseer.look().stop_reason
+    add(controller, 4, sums=said(0, over=True))
+    assert "is nearly over" in controller.look().stop_reason
