@@ -256,7 +256,7 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 "chosen": choice.workers,
                 "undecided_between": list(choice.undecided_between),
                 "choice": choice.proof,
-                "refusal": choice.refusal,
+                "next_smaller": choice.next_smaller,
                 "windows": swept.reading.windows,
                 "seconds": swept.reading.seconds,
                 "ratios": {str(count): ratio.value for count, ratio in choice.ratios.items()},

@@ -62,9 +62,7 @@ DATA_WAIT = Metric(name="data wait", unit="share")
 MFU = Metric(name="MFU", unit="share")
 WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")
 PEAK_MEMORY = Metric(name="peak memory", unit="bytes", needs=(*_WORK, "machine", "ranks"))
-LARGEST_MICRO_BATCH = Metric(
-    name="largest micro-batch", unit="rows", needs=(*_WORK, "machine", "layout", "memory budget")
-)
+LARGEST = Metric(name="largest micro-batch", unit="rows", needs=(*_WORK, "machine", "layout", "memory budget"))
 LOSS = Metric(name="loss", unit="nats", needs=(*_WORK, "global batch"))
 SAMPLES, TOKENS = Metric(name="samples", unit="samples", needs=()), Metric(name="tokens", unit="tokens", needs=())
 

@@ -12,7 +12,7 @@ from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_soun
 from autotune.base.units import format_bytes
 from autotune.compare.decide import (
     DATA_WAIT,
-    LARGEST_MICRO_BATCH,
+    LARGEST,
     MFU,
     PEAK_MEMORY,
     SAMPLES,
@@ -143,9 +143,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
 def _profile_figures(profile: Profile) -> Iterable[Measurement]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
-        yield Measurement(
-            metric=LARGEST_MICRO_BATCH, of="under the budget", estimate=of_one(probe.feasible_max), exact=True
-        )
+        yield Measurement(metric=LARGEST, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
         of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
         yield Measurement(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]

@@ -37,8 +37,8 @@ app = typer.Typer(
 def inspect(
     *,
     directory: Dataset,
-    seq_length_tokens: Annotated[
-        list[int] | None, typer.Option(min=8, max=2**20, help="A row length to consider; may be repeated.")
+    seq_length: Annotated[
+        list[int] | None, typer.Option(min=8, max=2**20, help="A sequence length to consider; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +46,7 @@ def inspect(
     from autotune.corpus.verify import DEFAULT_SEQ_LENGTHS_TOKENS
     from autotune.corpus.verify import inspect as inspect_dataset
 
-    found = inspect_dataset(directory, seq_length_tokens or DEFAULT_SEQ_LENGTHS_TOKENS)
+    found = inspect_dataset(directory, seq_length or DEFAULT_SEQ_LENGTHS_TOKENS)
     if as_json:
         print(answer_json({**counts_of(directory, found.manifest), **plain(found)}))
     else:

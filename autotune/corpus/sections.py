@@ -181,16 +181,13 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
 
 
 def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution) -> Table:
-    seq_length_tokens = one.profile.train.seq_length_tokens
+    length = one.profile.train.seq_length_tokens
     lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
     rows: list[Row] = [
         *_every_fact(manifest, lengths).items(),
         ["mean tokens of a sample", count(spread.mean_tokens() or 0.0)],
-        [
-            "longer than a row holds",
-            format_share(spread.truncated_share(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)),
-        ],
-        [f"waste, one sample to a row of {seq_length_tokens}", format_share(spread.padding_waste(seq_length_tokens))],
+        ["longer than a row holds", format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE))],
+        [f"waste, one sample to a row of {length}", format_share(spread.padding_waste(length))],
     ]
     return facts("The dataset", rows)
 

@@ -17,7 +17,7 @@ from autotune.memory.decide.batch_search import (
     Prediction,
     SizeTrial,
     bracket,
-    next_micro_batch_size,
+    next_size,
     predict_bytes,
 )
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
@@ -156,7 +156,7 @@ class Search:
         """Try sizes until the largest is verified on both sides."""
         budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size
         while True:
-            rows = next_micro_batch_size(self.tried, budget, most, self.prediction)
+            rows = next_size(self.tried, budget, most, self.prediction)
             if rows is None:
                 rows = bracket(self.tried).feasible_max
                 peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == rows and one.fits]

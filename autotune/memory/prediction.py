@@ -376,9 +376,8 @@ def shared(
 ) -> MemoryPlan:
     """Return the plan with the memory under every way of sharing the model among the ranks."""
     tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
-    verified_bytes = (
-        memory.state.total_bytes if is_verified else 0
-    )  # a trial says that it fits, whatever a trace predicts
+    # A trial says that it fits, whatever a trace predicts.
+    verified_bytes = memory.state.total_bytes if is_verified else 0
     found = shares(
         memory.state,
         fleet.ranks,

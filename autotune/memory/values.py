@@ -25,8 +25,8 @@ class Term(StrEnum):
     INPUTS = "inputs and masks"
     HEAD = "head and loss"
     COPIES = "16-bit copies of weights"
-    WORKSPACES = "workspaces of matrix products"
-    OUTSIDE = "outside the allocator"
+    WORKSPACES = "matmul workspaces"
+    NON_PYTORCH = "non-PyTorch memory"
     ROUNDING = "rounding and fragmentation"
 
 

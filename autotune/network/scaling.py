@@ -153,10 +153,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
             next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
         )
     # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
-    first, last = (
-        min(probe.curve, key=lambda point: point.micro_batch_size),
-        max(probe.curve, key=lambda point: point.micro_batch_size),
-    )
+    first, last = (pick(probe.curve, key=lambda point: point.micro_batch_size) for pick in (min, max))
     sequence_s = last.step_s / last.micro_batch_size
     if last.micro_batch_size > first.micro_batch_size:
         sequence_s = max(0.0, (last.step_s - first.step_s) / (last.micro_batch_size - first.micro_batch_size))
@@ -211,10 +208,8 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
-    split, few = (
-        MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size),
-        min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES),
-    )
+    split = MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size)
+    few = min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES)
     wide = row.gradient_dtype == "fp32"
     sync = row.sync if wide else replace(row.sync, gradient_dtype=tuning.request.half)
     figures = tuning.steps(row.micro_batch_size, few, sync, steps=steps)

@@ -228,10 +228,8 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         contents, manifest = contents_of(directory, train.layout, seq_length_tokens), read_manifest(directory)
         histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
-        in_all, told = (
-            count * contents.mean_non_padding_tokens / contents.mean_samples,
-            "samples by what those laid out hold",
-        )
+        in_all = count * contents.mean_non_padding_tokens / contents.mean_samples
+        told = "samples by what those laid out hold"
         room = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
         is_open = samples.counts[-1] and samples.edges[-1] < room  # it does not say how many exceed a sequence
         if not is_open and not samples.truncated_share(room):

@@ -158,7 +158,7 @@ class Exploration:
             self.known.tried[cell].outcome = "ran"
 
     def read(
-        self, cells: Sequence[Configuration], *, short: bool = False, unexplored_last: bool = False
+        self, cells: Sequence[Configuration], *, short: bool = False, starting_last: bool = False
     ) -> Mapping[Configuration, float]:
         """Measure a window of each and of the starting configuration; return non-padding tokens/s of those that ran.
 
@@ -167,7 +167,7 @@ class Exploration:
         """
         if not cells:
             return {}
-        every = [*cells, self.starting] if unexplored_last else [self.starting, *cells]
+        every = [*cells, self.starting] if starting_last else [self.starting, *cells]
         number, names = self.rounds, [cell.name for cell in every]
         self.rounds += 1
         what = "a first look" if short else f"round {number + 1}"
@@ -253,7 +253,7 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
     left = list(finalists)
     pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}
     for turn in itertools.count(1):
-        rates = search.read(left, unexplored_last=True)
+        rates = search.read(left, starting_last=True)
         ran = [cell for cell in left if cell in rates and cell in search.known.cells]
         for cell in set(left) & set(rates):
             pairs[cell].append((rates[cell], rates[search.starting]))
@@ -297,7 +297,7 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
         )
         explored.append(row)
     return ExploreEvidence(
-        cells=len({*search.known.cells, *search.known.tried}),
+        configurations=len({*search.known.cells, *search.known.tried}),
         trials=len(others),
         pruned=sum(one.outcome == "pruned" for one in others),
         starting=before,

@@ -45,7 +45,7 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
         yield f"loss: {found.equal_loss}"
     looked = f", {found.pruned} of them for one short window" if found.pruned else ""
     yield (
-        f"tried: {format_count(found.trials)} of {format_count(found.cells - 1)} other ways to train{looked}; "
+        f"tried: {format_count(found.trials)} of {format_count(found.configurations - 1)} other ways to train{looked}; "
         f"{format_count(found.windows)} windows in {format_seconds(found.seconds)}"
     )
     yield f"the search stopped because {found.stopped_because}"

@@ -102,10 +102,8 @@ def explore_request(
     probe = settled_probe(bench, probe_request)
     levels, left_out = _levels(bench, train, probe_request.config)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        rows = {
-            layout: sequence_statistics(train.model_copy(update={"layout": layout}), dataset)
-            for layout in levels["layout"]
-        }
+        layouts = [train.model_copy(update={"layout": layout}) for layout in levels["layout"]]
+        rows = {one.layout: sequence_statistics(one, dataset) for one in layouts}
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
     global_batch_size = {
         layout: global_batch_size_of(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()

@@ -69,7 +69,7 @@ class ExploredRow(StrictTable):
 class ExploreEvidence(RatioBounds):
     """Result of a search over the settings of a training step."""
 
-    cells: Positive
+    configurations: Positive
     """Number of configurations in the search space; all are predicted to fit, as far as memory can be predicted."""
     trials: NonNegative
     """Number of configurations that were tried, including those that did not run."""

@@ -236,9 +236,7 @@ class _Measured:
         return found
 
 
-@functools.cache
-def _reader(kind: type[Any]) -> "TypeAdapter[Any]":
-    return TypeAdapter(kind)
+_reader = functools.cache(TypeAdapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

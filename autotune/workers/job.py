@@ -81,9 +81,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         consumer.step(loader)
         consumer.finish()
     step_s = time.perf_counter() - started_s
-    # Workers that began together are where they were after so many steps: a window that cuts a volley miscounts.
-    volley = max(1, workers // math.gcd(workers, micro_batches))
-    figures = _measure(asked, loader, consumer, ranks, volley=volley, step_s=step_s)
+    # Workers that began together are where they were after so many steps: a window that cuts a group miscounts.
+    group = max(1, workers // math.gcd(workers, micro_batches))
+    figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
     if asked.losses and isinstance(consumer, TrainingStep):
         figures["losses"] = consumer.losses()
     leave_ranks(together=True)
@@ -227,18 +227,12 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
 
 
 def _measure(
-    asked: TrainingRequest,
-    loader: Iterator[MicroBatch],
-    consumer: Consumer,
-    ranks: Ranks,
-    *,
-    volley: int,
-    step_s: float,
+    asked: TrainingRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, group: int, step_s: float
 ) -> dict[str, Any]:
-    """Take steps until the window is full, equally many on all ranks, in whole volleys; return the figures."""
+    """Take steps until the window is full, equally many on all ranks, in whole groups; return the figures."""
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:
-        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / volley) * volley
+        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
 
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()

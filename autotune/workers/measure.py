@@ -237,7 +237,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
         chosen=choice.workers,
         undecided_between=list(undecided),
         choice=doubt + choice.proof,
-        refusal=choice.refusal,
+        next_smaller=choice.next_smaller,
         keeps_up=choice.keeps_up,
         cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in ceilings],
         rows=[_row(count, sweep, choice) for count in sweep.counts],

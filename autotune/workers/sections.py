@@ -91,8 +91,8 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
         ("SM clock", "r", lambda one: None if one[1].sm_clock_mhz is None else f"{one[1].sm_clock_mhz:.0f} MHz"),
         ("at the cap", "r", lambda one: format_share(one[1].power_capped_share)),
     )  # fmt: skip
-    refusal = f". {sentence(found.refusal)}" if found.refusal else ""
-    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice}){refusal}")
+    smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
+    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice}){smaller}")
     return (
         Pairs(pairs=(("loader workers", chosen),)),
         shown,

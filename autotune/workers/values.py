@@ -91,7 +91,7 @@ class WorkersEvidence(StrictTable):
     undecided_between: list[NonNegative] = Field(default_factory=list)
     """Fewest and most workers that may be enough; empty if it is decided."""
     choice: str
-    refusal: str | None = None
+    next_smaller: str | None = None
     """Result of the next smaller count that was measured."""
     keeps_up: bool
     """True if the chosen count keeps the step supplied with data."""

@@ -9,7 +9,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_micro_batch_size
+from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_size
 from tests.simulators.noise import log_uniform
 
 MIB = 2**20
@@ -99,9 +99,7 @@ def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
     )
     tried: list[SizeTrial] = []
     while len(tried) < ENDLESS_TRIALS:
-        rows = next_micro_batch_size(
-            tried, machine.budget_bytes, MAX_MICRO_BATCH_SIZE, prediction if predicted else None
-        )
+        rows = next_size(tried, machine.budget_bytes, MAX_MICRO_BATCH_SIZE, prediction if predicted else None)
         if rows is None:
             return len(tried), bracket(tried).feasible_max == machine.truth
         attempt = machine.attempt(rows)

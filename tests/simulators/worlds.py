@@ -205,7 +205,7 @@ def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
         "optimizer": 8 * world.parameters // share,
         "activations: layers": int(rows * per_row),
         "head and loss": int(rows * world.seq_length * 0.15 * VOCAB_SIZE * BYTES_PER_LOGIT),
-        "outside the allocator": 10**9,
+        "non-PyTorch memory": 10**9,
     }
 
 

@@ -175,9 +175,8 @@ class BatchPlan(BatchSplit):
     @property
     def padded_tokens(self) -> int:
         """Positions of one optimizer step over all ranks, padding and empty sequences included."""
-        return (
-            self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size * self.seq_length_tokens
-        )
+        sequences = self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size
+        return sequences * self.seq_length_tokens
 
     @property
     def lanes(self) -> int:

@@ -118,6 +118,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
         ids[starts + tokens + 1] = self._special.sep
         self._dataset.read_into(ids, starts + 1, segments.shards, segments.begins, tokens)
         predicted, targets = self._corrupt(ids, starts + 1, plan)
+        edges = np.arange(0, len(ids) + 1, width)
         return MicroBatch(
             ids_BS=torch.from_numpy(ids.reshape(-1, width)),
             starts_N=torch.from_numpy(starts.astype(np.int32)),
@@ -126,9 +127,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             targets_P=torch.from_numpy(targets),
             non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
             predicted_tokens=len(predicted),
-            most_predicted_in_sequence=int(
-                np.diff(np.searchsorted(predicted, np.arange(0, len(ids) + 1, width))).max()
-            ),
+            most_predicted_in_sequence=int(np.diff(np.searchsorted(predicted, edges)).max()),
             after=plan.after,
         )
 

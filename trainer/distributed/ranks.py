@@ -66,11 +66,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-GRADIENT_DTYPES: dict[GradientDtype, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class GradientTraffic:
@@ -81,7 +77,7 @@ class GradientTraffic:
     """
 
     def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
-        self._dtype = GRADIENT_DTYPES[dtype]
+        self._dtype = DTYPES[dtype]
         self._device = device
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
@@ -371,7 +367,7 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     gradient_dtype = config.parallel.gradient_dtype
-    policy = MixedPrecisionPolicy(reduce_dtype=None if gradient_dtype == "fp32" else GRADIENT_DTYPES[gradient_dtype])
+    policy = MixedPrecisionPolicy(reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype])
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -206,9 +206,8 @@ def sequence_queries(
 ) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
-    ``position_K`` are the positions to predict, ascending,
-    then those of unused slots. ``sequence_slots`` is at least the most
-    tokens to predict in any sequence.
+    ``position_K`` are the positions to predict, ascending, then those of unused slots. ``sequence_slots`` is at least
+    the most tokens to predict in any sequence.
     """
     document_BS = inputs.document_BS
     assert document_BS is not None

@@ -68,7 +68,7 @@ def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     return Bracket(feasible_max=max(fitted, default=0), infeasible_min=infeasible_min)
 
 
-def next_micro_batch_size(
+def next_size(
     tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
 ) -> int | None:
     """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits."""

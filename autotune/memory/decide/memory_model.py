@@ -146,7 +146,7 @@ def memory_breakdown(fit: MemoryModel, rows: int, overheads: MemoryOverheads) ->
     if overheads.workspaces_bytes:
         terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
     if overheads.non_pytorch_bytes:
-        terms[Term.OUTSIDE] = overheads.non_pytorch_bytes
+        terms[Term.NON_PYTORCH] = overheads.non_pytorch_bytes
     if peak != sum(terms.values()):
         terms[Term.ROUNDING] = peak - sum(terms.values())
     return MemoryBreakdown(micro_batch_size=rows, terms_bytes=terms, peak_bytes=peak)

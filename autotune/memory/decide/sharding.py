@@ -15,7 +15,7 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
         gradients_bytes=terms.pop(Term.GRADIENTS, 0),
         optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
         head_and_loss_bytes=terms.pop(Term.HEAD, 0),
-        non_pytorch_bytes=terms.pop(Term.OUTSIDE, 0),
+        non_pytorch_bytes=terms.pop(Term.NON_PYTORCH, 0),
         activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
         temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
     )

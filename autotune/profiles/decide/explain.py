@@ -237,8 +237,8 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
             figures.append(figure(f"of the ceiling, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n))
         else:
             rejected.append(f"{count}: {row.ratio_to_cached:.1%} of the ceiling, {_WORDS[row.verdict]}")
-    if found.refusal:
-        rejected.append(found.refusal)
+    if found.next_smaller:
+        rejected.append(found.next_smaller)
     if (joint := found.joint) is not None and joint.adopted:
         expected = getattr(joint, name)
         because = "a search over workers, prefetching and pinning together found it to be faster"

@@ -65,7 +65,7 @@ class WorkersChoice:
     keeps_up: bool
     """True if the chosen count keeps the step fed: verified against cached batches, or by how little it waits."""
     proof: str
-    refusal: str | None
+    next_smaller: str | None
     """Result of the next smaller count that was measured; None if there is none."""
 
 
@@ -139,7 +139,7 @@ class WorkersRule:
             verdicts=verdicts,
             keeps_up=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
             proof=self._proof(chosen),
-            refusal=self._refusal(),
+            next_smaller=self._next_smaller(),
         )
 
     def verdict(self, count: int) -> Verdict:
@@ -315,7 +315,7 @@ class WorkersRule:
         what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
         return f"{_shown(self.interval(chosen, other))} of {what}"
 
-    def _refusal(self) -> str | None:
+    def _next_smaller(self) -> str | None:
         """Return the result of the largest smaller count that was measured; None if there is none."""
         below = self._below
         if below is None:

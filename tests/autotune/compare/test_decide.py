@@ -74,7 +74,7 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
     sides = []
     for peak, most in ((100, 8), (120, 9)):
         memory = Measurement(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))
-        rows = Measurement(metric=decide.LARGEST_MICRO_BATCH, of="budget", estimate=of_one(most), exact=True)
+        rows = Measurement(metric=decide.LARGEST, of="budget", estimate=of_one(most), exact=True)
         sides.append(_side([memory, rows]))
     memory, rows = compare(*sides).figures
     assert (memory.verdict, memory.why) == ("not judged", "one figure shows no spread")

@@ -98,13 +98,13 @@ def test_what_cannot_be_done_is_refused_before_anything_is_made(tmp_path, says, 
 
 def test_counts_the_drawn_histogram_and_rows_fit_a_terminal_and_json_has_the_manifest_as_well(says, make_dataset):
     directory = make_dataset([[5] * (1 + number % 60) for number in range(500)], validation=[[5, 6]])
-    out = says("data", "inspect", directory, "--row-tokens", "64")
+    out = says("data", "inspect", directory, "--seq-length", "64")
     for said in (
         "500 samples", "1 samples, 2 tokens", "###", "packing gain", "row tokens", "next: autotune data verify",
     ):  # fmt: skip
         assert said in out
     assert max(map(len, out.splitlines()[:-1])) <= 100
-    told = json.loads(says("data", "inspect", directory, "--row-tokens", "60", "--row-tokens", "120", "--json"))
+    told = json.loads(says("data", "inspect", directory, "--seq-length", "60", "--seq-length", "120", "--json"))
     assert (told["samples"], told["manifest"]["used_vocab_size"]) == (500, 500)
     assert [row["seq_length_tokens"] for row in told["rows"]] == [60, 120]
     assert told["rows"][1]["packing_gain"] > told["rows"][0]["packing_gain"] > 1.5

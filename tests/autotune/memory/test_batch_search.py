@@ -16,7 +16,7 @@ from autotune.memory.decide.batch_search import (
     SizeTrial,
     bracket,
     largest_within,
-    next_micro_batch_size,
+    next_size,
 )
 
 MAX_MICRO_BATCH_SIZE = 16_384
@@ -53,7 +53,7 @@ def search_all(
     ``fails`` says which fail, by their rows and how often those were tried before.
     """
     tried: list[SizeTrial] = []
-    while (rows := next_micro_batch_size(tried, budget, max_micro_batch_size, prediction)) is not None:
+    while (rows := next_size(tried, budget, max_micro_batch_size, prediction)) is not None:
         assert 1 <= rows <= max_micro_batch_size
         failed = fails(rows, sum(one.micro_batch_size == rows for one in tried))
         fits = None if failed else peak(rows) <= budget
@@ -104,7 +104,7 @@ REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
     ids=["no row", "no row as predicted", "fitted by luck", "refuted", "refuted without a prediction", "odd curve"],
 )
 def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried, known, wanted):
-    assert next_micro_batch_size(tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)) in wanted
+    assert next_size(tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)) in wanted
     refused = min(one.micro_batch_size for one in tried if not one.fits)
     fitting = max((one.micro_batch_size for one in tried if one.micro_batch_size < refused), default=0)
     assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=refused)

@@ -102,7 +102,7 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(model, rows, overheads):
     found = memory.memory_breakdown(model, rows, overheads)
     assert sum(found.terms_bytes.values()) == found.peak_bytes == memory.peak_bytes(model, rows, overheads)
     assert all(size > 0 for size in found.terms_bytes.values())
-    assert found.terms_bytes.get(Term.OUTSIDE, 0) == overheads.non_pytorch_bytes
+    assert found.terms_bytes.get(Term.NON_PYTORCH, 0) == overheads.non_pytorch_bytes
     assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(overheads.workspaces_bytes)
     if overheads.kind == "cpu":
         assert Term.ROUNDING not in found.terms_bytes

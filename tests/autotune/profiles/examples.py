@@ -48,7 +48,7 @@ def example_profile() -> Profile:
                 mean_tokens_per_sequence=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, choice="so", refusal="0 is slow", keeps_up=True,
+                chosen=1, choice="so", next_smaller="0 is slow", keeps_up=True,
                 cached_padded_tokens_per_s=[102.0], rows=rows, local_ranks=1,
                 max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
                 window_s=2.0, windows=7, seconds=14.0,

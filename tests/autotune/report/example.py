@@ -61,7 +61,7 @@ def _probe(note: str) -> ProbeEvidence:
         "parameters": 0.45, "gradients": 0.45, "optimizer": 0.9, "activations: BertSelfAttention": 21.0,
         "activations: Linear": 18.5, "activations: GELUActivation": 18.1, "activations: LayerNorm": 11.4,
         "activations: Dropout": 9.6, "head and loss": 4.2, "temporaries": 3.4, "inputs and masks": 0.02,
-        "outside the allocator": 1.1, f"rounding and fragmentation{note}": 1.3,
+        "non-PyTorch memory": 1.1, f"rounding and fragmentation{note}": 1.3,
     }  # fmt: skip
     return ProbeEvidence(
         feasible_max=307, infeasible_min=308, feasible_peak_bytes=round(92.1 * GIB),
@@ -94,7 +94,7 @@ def _explore(note: str) -> ExploreEvidence:
         for settings, ratio, windows, outcome in tried
     ]  # fmt: skip
     return ExploreEvidence(
-        cells=108, trials=4, windows=30, pruned=1, starting=starting, chosen=starting, candidate=compiled,
+        configurations=108, trials=4, windows=30, pruned=1, starting=starting, chosen=starting, candidate=compiled,
         ratio_to_starting=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
         choice=f"{compiled.name} is not proven to be faster, so {starting.name} stays{note}",
         stopped_because=f"nothing is expected to win more than 0.2%, which is below the noise{note}",
@@ -130,7 +130,7 @@ def _workers(note: str) -> WorkersEvidence:
     ]  # fmt: skip
     return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
-        refusal=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004],
+        next_smaller=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004],
         rows=rows,
         local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
         consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0,

@@ -114,7 +114,7 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     assert lines[-2:] == [
         "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
     ]  # fmt: skip
-    assert "0 is slow" not in workers_of(sweep(refusal=None))
+    assert "0 is slow" not in workers_of(sweep(next_smaller=None))
 
 
 def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a_table_if_there_are_any():

@@ -101,9 +101,9 @@ def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_t
     assert choice.ratios[workers].value == pytest.approx(feed.rate(workers), rel=0.02)
     assert proof in choice.proof
     if refused is None:
-        assert choice.refusal is None
+        assert choice.next_smaller is None
     else:
-        assert choice.refusal.startswith(f"{refused} was refused: it has at most")
+        assert choice.next_smaller.startswith(f"{refused} was refused: it has at most")
 
 
 @given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
