@@ -51,7 +51,7 @@ class SavingTrainer:
         place: Where data and checkpoints go; not there yet.
         model: A preset.
         device: Where it trains.
-        row_tokens: Of a row.
+        seq_length_tokens: Of a sequence.
         rows: Of a micro-batch, which is a whole step.
     """
 

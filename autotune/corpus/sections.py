@@ -39,7 +39,7 @@ def dataset_text(found: Inspected) -> str:
     every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
     rows = table_of(
         "", found.rows,
-        ("row tokens", "l", lambda row: format_count(row.seq_length_tokens)),
+        ("seq length", "l", lambda row: format_count(row.seq_length_tokens)),
         ("padding", "l", lambda row: format_share(row.padded_waste)),
         ("samples cut", "l", lambda row: format_share(row.cut_samples)),
         ("tokens lost", "l", lambda row: format_share(row.cut_tokens)),

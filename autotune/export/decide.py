@@ -17,7 +17,7 @@ Equivalence = Literal["same", "near", "none"]
 """``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
 Scalar = str | int | float | bool | None
 Value = Scalar | dict[str, Scalar]
-"""Values that a JSON file of settings can means."""
+"""Values that a JSON file of settings can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

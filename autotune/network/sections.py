@@ -28,10 +28,8 @@ from autotune.report.values import ReportedProfile
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """Return the evidence and the next command, for the console."""
-    following = (
-        f"{command('network', profile=profile, predict=True)}, or {command('train', profile=profile, slurm=True)}"
-    )
-    pairs = (("profile", (str(profile),)), ("next", (following,)))
+    predict, train = command("network", profile=profile, predict=True), command("train", profile=profile, slurm=True)
+    pairs = (("profile", (str(profile),)), ("next", (f"{predict}, or {train}",)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
 
 

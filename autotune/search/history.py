@@ -35,8 +35,10 @@ class ExploreRequest:
     most_trials: int = 60
     """Largest number of configurations to try."""
     left_out: tuple[str, ...] = ()
-    fits: Callable[[Configuration], bool] = lambda knobs: True
-    """Memory check by prediction; called only for proposed configurations, as tracing takes seconds."""
+    predict: Callable[[Configuration], int | None] | None = None
+    """Largest micro-batch of a ``kind`` predicted to leave the headroom free, None if unknown; takes seconds."""
+    predicted_for: Mapping[str, float] = field(default_factory=dict)
+    """Limits that predictions depend on besides the configuration."""
 
     def config_of(self, cell: Configuration) -> TrainConfig:
         """Return the starting training configuration with the settings of ``cell``, at the same global batch."""

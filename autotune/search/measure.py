@@ -8,6 +8,7 @@ Every configuration keeps the global batch, and is first measured in a short win
 Windows use cached batches, as DataLoader workers are tuned later, for the settings that result from this search.
 """
 
+import bisect
 import itertools
 import math
 import statistics
@@ -55,8 +56,10 @@ class Exploration:
     rounds: int = 0
     taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Seconds of windows, start-up included, without and with compiled layers."""
+    predicted: dict[Configuration, int | None] = field(default_factory=dict)
+    """Predicted largest micro-batch, by kind; None if it cannot be predicted."""
     predicting_s: float = 0.0
-    """Seconds of memory predictions, each a trace of a model."""
+    """Seconds of these predictions, those from the trial log included."""
     stopped_because: str = ""
 
     def __post_init__(self) -> None:
@@ -119,10 +122,20 @@ class Exploration:
         return max(LEAST_S, compiled if cell.compile else plain)
 
     def _fits(self, cell: Configuration) -> bool:
-        began_s = self.runner.clock.monotonic_s()
-        fits = self.request.fits(cell)
-        self.predicting_s += self.runner.clock.monotonic_s() - began_s
-        return fits
+        """Return whether it is predicted to fit; the trial log keeps predictions, so that a resumed search is equal."""
+        if (predict := self.request.predict) is None:
+            return True
+        if (kind := cell.kind) not in self.predicted:
+            asked = {"predicted": self.request.config_of(kind).model_dump(mode="json"), **self.request.predicted_for}
+            trial = Trial(job="trace", measured=asked, timeout_s=self.request.training.request.trial_timeout_s)
+            found = self.runner.run(
+                trial, f"{kind.name}, memory", by=lambda _: Measured(figures={"max": predict(kind)})
+            )
+            assert isinstance(found, Measured)
+            self.predicted[kind] = found.figures["max"]
+            self.predicting_s += self.runner.finished[-1].seconds
+        most = self.predicted[kind]
+        return most is None or cell.micro_batch_size <= most
 
     @property
     def left_s(self) -> float:
@@ -134,9 +147,9 @@ class Exploration:
 
     def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
         """Return the most promising configurations: as many as the time left can verify, and at least one."""
-        every = self.known.finalists(precisions)
-        window_s = max(map(self._takes_s, every), default=LEAST_S)
-        return every[: max(1, int(self.left_s / (FIRST_VERIFYING * window_s)) - 1)]
+        every, least_s = self.known.finalists(precisions), self._takes_s(self.starting)
+        rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
+        return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
     def _hopeless(self, log_ratio: float) -> bool:
         """Return whether a short window is too far below the best for a full window to make up."""

@@ -1,7 +1,6 @@
 """The explore stage: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
-import math
 import shutil
 from dataclasses import replace
 from typing import Any, get_args
@@ -109,21 +108,16 @@ def explore_request(
         layout: global_batch_size_of(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()
     }
     max_micro_batch_size = probe_request.max_micro_batch_size
-    most: dict[Configuration, float] = {}
+    limits = {"memory_budget_bytes": probe.memory_budget_bytes, "headroom_share": constraints.headroom_share}
+    limits |= {"ranks": probe.local_ranks, "micro_batches": probe.micro_batches}
 
-    def fits(cell: Configuration) -> bool:
-        """Return whether it is predicted to leave the headroom free; True if it cannot be predicted."""
-        if probe.expected is None:
-            return True
-        if cell.kind not in most:
-            config = probe.config.model_copy(update=cell.model_dump())
-            alike = replace(probe, rows=rows[cell.layout], config=config)
-            try:
-                predicted = alike.trace(bench.machine).max_micro_batch_size
-                most[cell.kind] = with_headroom(predicted, constraints.headroom_share)
-            except CannotTrace:
-                most[cell.kind] = math.inf
-        return cell.micro_batch_size <= most[cell.kind]
+    def predict(kind: Configuration) -> int | None:
+        """Return the largest micro-batch predicted to leave the headroom free; None if it cannot be predicted."""
+        alike = replace(probe, rows=rows[kind.layout], config=probe.config.model_copy(update=kind.model_dump()))
+        try:
+            return with_headroom(alike.trace(bench.machine).max_micro_batch_size, constraints.headroom_share)
+        except CannotTrace:
+            return None
 
     return ExploreRequest(
         training=training_windows(bench, train, request, probe.local_ranks),
@@ -136,7 +130,8 @@ def explore_request(
             for layout, one in rows.items()
         },
         left_out=tuple(left_out),
-        fits=fits,
+        predict=None if probe.expected is None else predict,
+        predicted_for=limits,
     )
 
 

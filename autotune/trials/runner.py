@@ -34,6 +34,7 @@ LEAVING_S = 5.0
 ATTEMPTS = 3
 """Attempts at a timed window that other processes or faults disturb."""
 Key = TypeVar("Key")
+Run = Callable[[Trial], Outcome]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +73,12 @@ class TrialRunner:
         """Return whether the trial was run before without a result that is taken from the trial log."""
         return trial.key in self._failed and trial.key not in self._known
 
-    def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
+    def run(
+        self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False, by: Run | None = None
+    ) -> Outcome:
         """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
 
-        ``timed`` is True if a rate is taken from a ``step``; jobs in ``RATE_JOBS`` always measure one.
+        ``timed`` is True if a rate is taken from a ``step``; ``RATE_JOBS`` always measure one. ``by`` is run instead.
 
         Raises:
             OutOfTime: If it is likely to end after ``budget_ends_s``.
@@ -93,7 +96,7 @@ class TrialRunner:
         if done is None:
             self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
-            outcome = self.machine.run(trial)
+            outcome = (by or self.machine.run)(trial)
             if isinstance(outcome, Measured) and here is not None:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
             # Rounded as in the trial log, so that decisions by time are the same when it is read back.

@@ -139,13 +139,13 @@ class ReplayedStep:
 
     Args:
         micro_batch_s: Time of a micro-batch of full sequences on the device.
-        row_tokens: Tokens of a full sequence; shorter ones take less time, in proportion.
+        seq_length_tokens: Tokens of a full sequence; shorter ones take less time, in proportion.
         micro_batches: Micro-batches of a step.
         ranks: This process among all ranks, which wait for each other.
     """
 
     def __init__(self, micro_batch_s: float, seq_length_tokens: int, micro_batches: int, ranks: Ranks) -> None:
-        self._micro_batch_s, self._row_tokens = micro_batch_s, seq_length_tokens
+        self._micro_batch_s, self._seq_length_tokens = micro_batch_s, seq_length_tokens
         self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
@@ -159,7 +159,7 @@ class ReplayedStep:
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
             begins_s = self._ranks.all_reduce_max(max(time.perf_counter(), self._free_s))[0]
-            self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._row_tokens
+            self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._seq_length_tokens
             self.wait.gave(_Until(self._free_s))
             batches.append(batch)
         self._busy_until(begins_s)

@@ -78,7 +78,7 @@ def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
 def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
     words = "--max-micro-batch-size 16 --ranks 2 --layout bucketed --activation-checkpointing selective"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
-    assert desk.tables()["train"]["micro_batch_size"] % 4 == 0
+    assert 1 <= desk.tables()["train"]["micro_batch_size"] <= 16
     assert "within nodes" in desk("network", "--profile", desk.profile, "--data", data, "--minutes", "0.1").out
     network = desk.tables()["evidence"]["network"]
     assert [link["members"] for link in network["links"]] == [2]

@@ -83,7 +83,7 @@ def exploring(
     cells: tuple[Configuration, ...] = FEW,
     minutes: float = 20.0,
     most_trials: int = 60,
-    fits: Callable[[Configuration], bool] = lambda knobs: True,
+    predict: Callable[[Configuration], int | None] | None = None,
     **simulated: Any,
 ) -> Exploration:
     """A search that has not begun, whose windows count their own real tokens; others are of ``machine_of``."""
@@ -96,7 +96,7 @@ def exploring(
         non_padding_shares=dict.fromkeys(GLOBAL_ROWS),
         most_trials=most_trials,
         left_out=("attention: a CPU has no varlen kernel",),
-        fits=fits,
+        predict=predict,
     )
     fake = FakeMachine(lambda trial: instead(search, trial) or machine.run(trial))
     search = Exploration(request=request, runner=runner_on(fake, place, clock))

@@ -45,10 +45,6 @@ class ModelWork:
         attention = 2 * self.attention_width * sum(pairs)
         return 3 * 2 * (matmuls + attention)  # forward and backward, each a multiplication and an addition
 
-    def six_n_flops(self, tokens: float) -> float:
-        """Return FLOPs by the 6 N convention (Kaplan et al. 2020): all parameters at every token, and no attention."""
-        return 6.0 * self.parameters * tokens
-
 
 def attended_pairs(lengths: Int64, reach: int | None) -> float:
     """Return the number of token pairs that attend to each other in documents of ``lengths``, shape (N,)."""

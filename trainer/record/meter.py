@@ -277,7 +277,8 @@ class Meter:
                 sums["whole_square"] / world, sums["part_square"] / world, share, sums["non_padding_tokens"] / steps
             )
         flops_per_s = sums["flops"] / seconds / world
-        six_n_per_s = self._work.six_n_flops(sums["non_padding_tokens"]) / seconds / world
+        # The 6 N convention of Kaplan et al. 2020: all parameters at every token, and no attention.
+        six_n_per_s = 6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
         return StepRow(
             **row.known,
             loss=_finite(loss),

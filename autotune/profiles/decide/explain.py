@@ -21,7 +21,7 @@ follows from what you set. ``asked for``: an input of the measurements, whose fi
 the trainer. ``changed``: none of these; the profile was edited by hand or by ``autotune advise``."""
 
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
-_OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
+_OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = tagged(DataSettings, Tag.LOADER)
 _ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model") | dict.fromkeys(
     ("data.path", "data.dataset_hash"), "dataset"
@@ -93,12 +93,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         and (name == "num_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
     ):
         found = _loader(profile, swept, name)
-    elif (
-        table == "parallel"
-        and name in _OF_EXCHANGE
-        and evidence.network is not None
-        and evidence.network.gradient_syncs
-    ):
+    elif table == "parallel" and name in _OF_GRADIENT_SYNC and evidence.network is not None:
         found = _gradient_sync(profile, evidence.network, key, value)
     else:
         found = _given(profile, key, value, default)
@@ -262,7 +257,7 @@ def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: ob
     for row in found.gradient_syncs:
         kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.tokens_per_s
         way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.gradient_accumulation_steps} micro-batches"
-        if any(getattr(row, one) != getattr(parallel, one) for one in _OF_EXCHANGE):
+        if any(getattr(row, one) != getattr(parallel, one) for one in _OF_GRADIENT_SYNC):
             rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} real tokens/s, {row.outcome}")
             continue
         origin = "measured"

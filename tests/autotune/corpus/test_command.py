@@ -100,7 +100,7 @@ def test_counts_the_drawn_histogram_and_rows_fit_a_terminal_and_json_has_the_man
     directory = make_dataset([[5] * (1 + number % 60) for number in range(500)], validation=[[5, 6]])
     out = says("data", "inspect", directory, "--seq-length", "64")
     for said in (
-        "500 samples", "1 samples, 2 tokens", "###", "packing gain", "row tokens", "next: autotune data verify",
+        "500 samples", "1 samples, 2 tokens", "###", "packing gain", "seq length", "next: autotune data verify",
     ):  # fmt: skip
         assert said in out
     assert max(map(len, out.splitlines()[:-1])) <= 100

@@ -178,10 +178,10 @@ def test_half_a_verdict_and_texts_without_bounds_are_refused(says, kept, options
 
 def test_hostile_names_are_kept_and_steer_nothing(says, kept):
     name = "\x1b[31mreviewer\u202e\r\n| <script>\0\x07"
-    says(*REVIEW, "--by", name, "--note", "\x1b]0;x\x07\nstanding: rejected")
+    says(*REVIEW, "--by", name, "--note", "\x1b]0;x\x07\napproval: rejected")
     out = says(*REVIEW)
     assert all(c.isprintable() or c == "\n" for c in out)
-    assert not any(line.startswith("standing: rejected") for line in out.splitlines())
+    assert not any(line.startswith("approval: rejected") for line in out.splitlines())
     text = kept.read_text()
     assert all(c == "\n" or " " <= c <= "~" for c in text)  # no terminal is steered by looking at the file either
     assert json.loads(text)["by"] == name.strip()

@@ -160,10 +160,13 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
     asked = []
-    search, _ = explored(tmp_path, additive({}), fits=lambda knobs: asked.append(knobs) or knobs.micro_batch_size <= 8)
+    search, _ = explored(tmp_path, additive({}), predict=lambda kind: asked.append(kind) or 8)
     assert {knobs_of(trial).micro_batch_size for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
-    assert len(asked) == len(set(asked)) < len(FEW)
-    assert UNEXPLORED not in asked
+    assert len(asked) == len(set(asked)) <= len({cell.kind for cell in FEW})
+    assert {kind.micro_batch_size for kind in asked} == {1}
+    again = explored(tmp_path, additive({}), predict=lambda kind: pytest.fail("it is in the trial log"))[0]
+    assert (again.predicted, again.predicting_s) == (search.predicted, search.predicting_s)
+    assert again.runner.machine.trials == []
 
 
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
@@ -224,11 +227,11 @@ def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_
             verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
 
     search = exploring(
-        tmp_path, CLOSE, note, noise=0.1, seed=seed, minutes=minutes, fits=lambda _: not search.runner.clock.sleep(5)
+        tmp_path, CLOSE, note, noise=0.1, seed=seed, minutes=minutes, predict=lambda _: search.runner.clock.sleep(5)
     )
     search.run()
     confirm(search)
-    assert search.predicting_s >= 5 * len(search.known.tried) - 5
+    assert search.predicting_s == pytest.approx(5 * len(search.predicted), abs=0.01)
     assert 2 <= len(next(iter(verified.values()))) <= 1 + 3 < 1 + FINALISTS
     assert len(verified) >= FIRST_VERIFYING
     assert search.left_s >= -15  # the windows in progress, and two of a loss check
@@ -241,7 +244,7 @@ COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
     ("changes", "why", "cells"),
     [
         ({"cells": (UNEXPLORED,)}, "nothing else fits or runs", 1),
-        ({"cells": FEW, "fits": lambda knobs: False}, "nothing else fits or runs", 1),
+        ({"cells": FEW, "predict": lambda kind: 0}, "nothing else fits or runs", 1),
         ({"cells": COMPILED, "minutes": 1}, "what is left takes longer than the time that is left", len(COMPILED)),
     ],
 )
@@ -306,7 +309,7 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert fp32 | {"precision": "bf16"} == bf16
     assert fp32["micro_batch_size"] == UNEXPLORED.micro_batch_size
     kept = evidence(search, found)
-    assert kept.cells == len(FEW)
+    assert kept.configurations == len(FEW)
     assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
     assert kept.windows == len(search.runner.finished)
     assert sum(row.windows for row in kept.rows) == kept.windows - 2  # those of the loss are of no row

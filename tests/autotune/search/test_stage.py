@@ -185,7 +185,7 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert max(cell.micro_batch_size for cell in request.cells) <= 64
 
 
-def test_whether_a_cell_fits_is_predicted_once_for_its_kind_and_what_cannot_be_predicted_is_tried(make):
+def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(make):
     work, traces = make(), []
 
     def simulate(trial):
@@ -196,15 +196,12 @@ def test_whether_a_cell_fits_is_predicted_once_for_its_kind_and_what_cannot_be_p
     request = work.request(traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
-    assert [request.fits(plain.but(micro_batch_size=rows)) for rows in (1, 30, 40, 20)] == [True, True, False, True]
+    assert request.predict(plain) == 32
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
-    once = len(traces)
-    assert request.fits(plain.but(micro_batch_size=20))
-    assert len(traces) == once
-    assert request.fits(plain.but(compile=True))
-    request.fits(plain.but(activation_checkpointing="full"))
+    request.predict(plain.but(compile=True))
+    request.predict(plain.but(activation_checkpointing="full"))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
-    assert work.request(traced=True).fits(plain.but(micro_batch_size=64))
-    assert work.request(traced=False).fits(plain)
+    assert work.request(traced=True).predict(plain) is None
+    assert work.request(traced=False).predict is None
