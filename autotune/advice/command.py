@@ -106,6 +106,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
     from autotune.profiles.store import rebase_data_path, write_profile
+    from trainer.health.events import utc_now
 
     if now.profile is None:
         raise UsageError(
@@ -125,7 +126,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
-    kept = write_profile(path, rebase_data_path(apply_advice(now.profile, changes), old, path))
+    kept = write_profile(path, rebase_data_path(apply_advice(now.profile, changes, utc_now()), old, path))
     return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
 
 

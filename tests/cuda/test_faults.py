@@ -66,7 +66,7 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
     _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-micro-batch-size", "1", code=4)
-    assert outcomes == {"bert-mini: 1 rows": "out_of_memory", "bert-mini: 1 rows without a limit": "measured"}
+    assert outcomes == {"bert-mini: 1 rows": "out_of_memory", "bert-mini: 1 row without a limit": "measured"}
 
 
 def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(null_gpu, patterned_dataset):

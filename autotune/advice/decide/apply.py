@@ -9,7 +9,6 @@ from autotune.profiles.values import Profile, updated
 from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.errors import BadConfig
-from trainer.health.events import utc_now
 
 
 def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
@@ -39,7 +38,7 @@ _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
 """Prefixes of settings that do not change the computing of a micro-batch."""
 
 
-def apply_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
+def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc: str) -> Profile:
     """Return the profile with these changes and without the evidence that they invalidate.
 
     Raises:
@@ -54,4 +53,4 @@ def apply_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
             choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
             evidence["probe"] = probe.model_copy(update={"choice": choice})
     train = apply_changes(profile.train, changes)
-    return updated(profile, train, "advise", evidence, without, created_utc=utc_now())
+    return updated(profile, train, "advise", evidence, without, created_utc=created_utc)
