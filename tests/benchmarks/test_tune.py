@@ -9,7 +9,7 @@ import pytest
 
 from autotune.search.values import Configuration
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
-from benchmarks.grid import Grid, groups, read_grids
+from benchmarks.grid import GRID, Grid, groups, read_grids
 from benchmarks.tune import Overhead, Replay, make_bars, replay
 
 WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
@@ -58,6 +58,12 @@ def test_a_grid_is_the_same_after_it_was_written_with_deviations_as_wide_as_thos
     (grid,) = read_grids(path)
     assert grid == recorded()
     assert statistics.pstdev(grid.deviations()) == pytest.approx(NOISE, rel=0.15)
+
+
+def test_the_grids_that_were_recorded_are_read():
+    for grid in read_grids(GRID):
+        assert grid.starting in grid.ratios
+        assert len(grid.ratios) > 100
 
 
 def test_a_round_has_every_cell_once_in_another_order_each_time():
