@@ -11,7 +11,7 @@ from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
 from autotune.plan.values import Fleet, Goal, GoalKind, PlanFigure, derived
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Of training, after Kaplan et al. 2020, arXiv 2001.08361."""
+"""FLOPs of training by the 6·N·D convention (Kaplan et al. 2020, arXiv 2001.08361)."""
 SECONDS_PER_HOUR = 3600.0
 MOST_PASSES = 40
 LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that fail, energy, disk"
