@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -373,7 +374,8 @@ def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def _without_paths(text: str, out: Path) -> str:
-    """Remove this machine's paths: results are passed on."""
+    """Remove this machine's paths and the GPUs' serial ids: results are passed on."""
+    text = re.sub(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "GPU", text)
     for directory, name in ((out, "."), (ROOT, "."), (Path(sys.prefix), "python"), (Path.home(), "~")):
         text = text.replace(str(directory), name) if len(directory.parts) > 1 else text
     return text
