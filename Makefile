@@ -72,6 +72,7 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.size
+	$(BIN)/python -m benchmarks.words
 	$(MAKE) --no-print-directory docs
 
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error

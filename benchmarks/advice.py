@@ -3,7 +3,7 @@
 - ``simulated``: what limits 400 simulated runs and their profiles, known from what each remedy saves there, and what
   advice delivers in simulated trainings.
 - ``limits``: real trainings on this machine, each limited by one thing, two of them over a slow network (needs root).
-- ``followed``: real trainings in which advice is followed; what it delivers stands beside what it promised.
+- ``followed``: real trainings in which advice is followed; the delivered gain is compared with the predicted one.
 - ``sizes``: advice that promises storage or memory, followed for real.
 """
 

@@ -1,4 +1,4 @@
-"""Bars: figures that must not be missed, one line each; how every benchmark shows and keeps them, and how it ends."""
+"""Bars: figures with a target, one line each; every benchmark shows and keeps them, and ends, the same way."""
 
 import argparse
 import functools
@@ -22,7 +22,7 @@ Direction = Literal["<=", ">="]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One figure and what it is held against."""
+    """One figure and its target."""
 
     name: str
     """Ends in the figure's unit."""
@@ -31,7 +31,7 @@ class Bar:
     unit: str
     bar: float
     direction: Direction
-    """How the figure must lie to the bar."""
+    """Direction in which the figure may differ from the bar."""
 
     @property
     def holds(self) -> bool | None:
@@ -50,7 +50,7 @@ class Bar:
             if abs(self.figure) < 10_000
             else f"{self.figure:.0f}"
         )
-        verdict = {True: "ok", False: "short", None: "not measured"}[self.holds]
+        verdict = {True: "ok", False: "missed", None: "not measured"}[self.holds]
         return f"{self.name} figure={digits} bar{self.direction}{self.bar:g} {verdict}"
 
     def to_json(self) -> dict[str, Any]:

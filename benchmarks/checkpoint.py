@@ -1,13 +1,13 @@
-"""``python -m benchmarks.checkpoint``: what saving the state of training costs, and what going on from it costs.
+"""``python -m benchmarks.checkpoint``: the cost of saving the state of a training, and of resuming it.
 
-*Stall*: optimizer steps of ``bert-120m`` (1.3 GB of weights and optimizer state) are taken in blocks, in turns without
-a save, with a synchronous one at the block's beginning, and with an asynchronous one. The time that a block takes
-longer than one without is what the save cost, the disturbance by the writing thread included. ``torch.save`` of the
-same state, synced, stands beside them.
+*Stall*: optimizer steps of ``bert-120m`` (1.3 GB of weights and optimizer state) are taken in interleaved blocks
+without a save, with a synchronous one at the block's beginning, and with an asynchronous one. The time that a block
+takes longer than one without is what the save cost, the disturbance by the writing thread included. ``torch.save`` of
+the same state, synced, is shown for comparison.
 
-*Resume*: ``python -m trainer`` goes on at 202 million samples from a checkpoint near the start of the first epoch, and
-from the same one with its position moved to the middle, with a cold page cache, in turns. Counted is what lies between
-joining the ranks and going forward: dataset, model, checkpoint and first batch, as ``startup.json`` tells.
+*Resume*: ``python -m trainer`` resumes at 202 million samples from a checkpoint near the start of the first epoch, and
+from the same one with its position moved to the middle, with a cold page cache, interleaved. Counted is the time
+between joining the ranks and going forward: dataset, model, checkpoint and first batch, as ``startup.json`` tells.
 """
 
 import json
@@ -74,7 +74,7 @@ def extra_s(stall: dict[str, Any], name: str) -> float:
 
 
 def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repeats: int) -> dict[str, Any]:
-    """Blocks of steps with and without saves, in turns."""
+    """Interleave blocks of steps with and without saves."""
     from benchmarks.saves import SavingTrainer
 
     trainer = SavingTrainer(place / "stall", model, device, seq_length_tokens=ROW_TOKENS, rows=ROWS)
@@ -111,7 +111,7 @@ def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repea
 
 
 def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
-    """Go on at the start and in the middle of an epoch, in turns."""
+    """Resume at the start and in the middle of an epoch, interleaved."""
     from benchmarks.saves import move_to_middle, write_profile
     from benchmarks.scale import drop_caches
     from tests.simulators.corpora import real_lengths, write_sparse_corpus
@@ -163,7 +163,7 @@ def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
         [name, f"{_median(resume[key]):.3f} s", f"{_median(resume['first_batch'][key]):.3f} s"]
         for name, key in (("near the start", "start_s"), ("in the middle", "middle_s"))
     ]
-    title = f"going on at {resume['samples']:,} samples (page cache {resume['page_cache']})"
+    title = f"resuming at {resume['samples']:,} samples (page cache {resume['page_cache']})"
     return text + text_table([title, "dataset, model, checkpoint, first batch", "first batch alone"], rows) + "\n"
 
 

@@ -1,6 +1,6 @@
 """``python -m benchmarks.cli``: how long ``autotune --help`` takes as a whole process, and what it must not import.
 
-The median of five runs after one that warms the file cache is held against half a second, which is about what a person
+The median of five runs after one that warms the file cache must stay below half a second, which is about what a person
 waits without noticing. The program that answers must not import torch: that alone takes seconds.
 """
 

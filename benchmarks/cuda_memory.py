@@ -78,7 +78,7 @@ CASES = (
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
-    """Probe and train what is asked for, print and return the exit code."""
+    """Probe and train the chosen configurations, print and return the exit code."""
     options_of = parser("cuda_memory", __doc__ or "")
     options_of.add_argument("--only", default="", metavar="TEXT", help="configurations whose names hold this text")
     options = options_of.parse_args(arguments)

@@ -1,15 +1,15 @@
-"""``python -m benchmarks.estimate``: how soon a prediction of memory is there, how right it is, and what it saves.
+"""``python -m benchmarks.estimate``: time and accuracy of a memory prediction, and the trials that it saves.
 
-* speed: the law of BERT-base's memory (rows of 512, fp32, dropout 0.1 on both sides, AdamW, two steps) from traces of
-  three micro-batches, against torch's own ``MemTracker`` under ``FakeTensorMode`` on transformers' model, run at the
-  same three; one process, imports and first calls excluded, in turns, medians. It runs with the device "cpu", as fake
-  CUDA tensors fail in backward where torch has no CUDA; ours predicts for CUDA.
+* speed: the memory model of BERT-base (sequences of 512, fp32, dropout 0.1 on both sides, AdamW, two steps) from traces
+  of three micro-batches. The reference is torch's ``MemTracker`` under ``FakeTensorMode`` on transformers' model, run
+  at the same three; one process, imports and first calls excluded, interleaved, medians. It runs on the device
+  "cpu", as fake CUDA tensors fail in backward if torch has no CUDA; ours predicts for CUDA.
 * cold: seconds of the whole process ``autotune estimate``, for one model and for two; the larger median counts.
-* accuracy: the peak that the law says against what the CPU's allocator did in real steps, for the worst configuration.
-* simulated: trials until the largest micro-batch is proven, on machines drawn from a seed that is the date unless it is
-  given. The bars are held against the first 300, and a wrong answer anywhere counts; two times 300 more are shown, as
-  the most that one machine took is a matter of luck.
-* fork: from asking for a trial that does nothing to its outcome, against a new interpreter that imports the same.
+* accuracy: the predicted peak against the CPU allocator's peak in real steps, for the worst configuration.
+* simulated: trials until the largest micro-batch is verified, on machines drawn from a seed, today's date by default.
+  The bars apply to the first 300, and a wrong answer anywhere counts; two times 300 more are shown, as
+  the largest number of trials on one machine is a matter of luck.
+* fork: from the request of a trial that does nothing to its outcome, against a new interpreter that imports the same.
 """
 
 import datetime

@@ -6,8 +6,9 @@ References, from PyPI, in the same process and the same minute:
   ``DataCollatorForLanguageModeling`` of transformers, which is how the recipes of that library feed an encoder;
 * by hand: the same tuned: ids only, numpy format, and the collator's own mask function called directly on the batch.
 
-Rows of 512, batches of 64, no loader processes. Samples that fill a row, so that all do the same work, for samples/s;
-lengths of real functions for real tokens/s, where the plain way pads and ours packs. Interleaved repeats, medians.
+Sequences of 512 in batches of 64, ``num_workers=0``. For samples/s, every sample fills a sequence, so all do the same
+work; for non-padding tokens/s, samples have lengths of real functions, which the plain way pads and ours packs.
+Repeats are interleaved; figures are medians.
 """
 
 import statistics
@@ -39,7 +40,7 @@ WINDOW_S = 1.0
 PLAIN_BAR, BY_HAND_BAR, PACKED_BAR, EFFICIENCY_BAR = 40.0, 10.0, 40.0, 0.995
 
 Batches = Iterator[tuple[int, int]]
-"""Endless: samples and real tokens of one batch after another."""
+"""Endless: samples and non-padding tokens of one batch after another."""
 
 
 @measuring
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def measure(place: Path, samples: int, repeats: int, window_s: float) -> dict[str, dict[str, list[float]]]:
-    """Rates of every contender, one window of each in turn: samples/s and real tokens/s by name."""
+    """Rates of every contender, one window of each in turn: samples/s and non-padding tokens/s by name."""
     full = np.full(samples, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE)
     real = real_lengths(samples, seed=0)
     contenders: dict[str, Batches] = {}
@@ -201,7 +202,7 @@ def _by_hand(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.D
 
 
 def _window(batches: Batches, window_s: float) -> tuple[float, float]:
-    """Samples/s and real tokens/s over at least one batch and about the window's length."""
+    """Samples/s and non-padding tokens/s over at least one batch and about the window's length."""
     samples = tokens = 0
     started_s = time.perf_counter()
     while True:
@@ -229,7 +230,7 @@ def _table(rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float
                 format_share(spread),
             ]
         )
-    table = text_table(["", "samples/s", "real tokens/s", "tokens/s of plain", "spread"], rows)
+    table = text_table(["", "samples/s", "non-padding tokens/s", "tokens/s of plain", "spread"], rows)
     return (
         f"{table}\npacking efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: "
         f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}"

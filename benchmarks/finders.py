@@ -57,7 +57,7 @@ class Case:
     memory_budget_bytes: int
 
     def config_of(self, rows: int) -> dict[str, Any]:
-        """The configuration with micro-batches of so many rows, one to an optimizer step."""
+        """The configuration with micro-batches of ``size`` sequences, one per optimizer step."""
         return dict(self.config) | {"micro_batch_size": rows, "global_batch_size": rows}
 
 

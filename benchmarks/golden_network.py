@@ -1,6 +1,6 @@
 """Cases of the paper's cluster whose efficiency follows from arithmetic: 128 nodes of two GPUs at 25 GbE.
 
-Assumed, not measured: 2.5 GB/s of a card (80 % of the line), 36 TFLOP/s in fp32 and 292 in bf16 (60 % and 35 % of the
+Assumed, not measured: 2.5 GB/s per NIC (80 % of the line), 36 TFLOP/s in fp32 and 292 in bf16 (60 % and 35 % of the
 peak of an H100), no latency, no update. Efficiency is against one node with the same rows on every GPU.
 """
 
@@ -50,7 +50,7 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
 
 
 def efficiency(of: RankCompute, rows: int, micro_batches: int, sync: GradientSync, nodes: int) -> float:
-    """Of so many nodes, each rank with the same work as on one."""
+    """Return the step of ``nodes`` nodes with the same work per rank as on one."""
     alone = step_time(of, rows, micro_batches, sync, network(1))
     return alone.step_s / step_time(of, rows, micro_batches, sync, network(nodes)).step_s
 
@@ -62,7 +62,7 @@ def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
 
 
 def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
-    """The best exchange of the 120 M model in bf16 with a global batch of so many sequences.
+    """Return the best gradient synchronisation of the 120 M model in bf16 at this global batch, in sequences.
 
     Raises:
         ValueError: If there are fewer sequences than ranks.

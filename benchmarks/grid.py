@@ -78,18 +78,18 @@ class Grid:
     """What the probe alone comes to."""
     window_s: float
     ratios: dict[Configuration, list[float]] = field(default_factory=dict)
-    """Real tokens/s to the unexplored settings beside them, one figure for each round that a cell was read in."""
+    """Ratios of tokens/s to the starting configuration of the same round, one for each round of a cell."""
     seconds: dict[Configuration, float] = field(default_factory=dict)
     """What a window took, start included: median."""
     reference_rates: list[float] = field(default_factory=list)
-    """Real tokens/s of the unexplored settings, for each group."""
+    """Tokens/s of the starting configuration, for each group."""
 
     def mean_log_ratios(self) -> dict[Configuration, float]:
-        """Where the logarithms of each cell's ratios lie."""
+        """Return the mean of the logarithms of each cell's ratios."""
         return {cell: location([math.log(one) for one in ratios]) for cell, ratios in self.ratios.items()}
 
     def deviations(self) -> list[float]:
-        """Of the logarithms of all ratios from where their cell's lie, as wide as those of single windows are."""
+        """Return how far the logarithm of each ratio is from its cell's mean, scaled to single windows."""
         every = [residuals_of([math.log(one) for one in ratios]) for ratios in self.ratios.values()]
         return [one for some in every for one in some]
 
@@ -139,8 +139,8 @@ def read_grids(path: Path) -> list[Grid]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cases, and write them after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grid", description="Measure whole spaces of settings.")
-    parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="where the readings go")
-    parser.add_argument("--place", type=Path, default=Path("grid"), help="where trial log and dataset lie")
+    parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="file for the measurements")
+    parser.add_argument("--place", type=Path, default=Path("grid"), help="directory of trial log and dataset")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every cell")
     parser.add_argument("--most-rounds", type=int, default=MOST_ROUNDS, help="of those that may be the best")
     options = parser.parse_args(arguments)

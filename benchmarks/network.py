@@ -4,7 +4,7 @@
   Gbit/s and 200 Mbit/s. Predicted from latency, bandwidth, what computing loses meanwhile, and steps in which no
   gradient travels, all ranks running; steps with and without travelling gradients take turns, and the median of rounds
   counts.
-- What ``autotune network`` chooses against the default, at the same global batch, in real tokens/s.
+- What ``autotune network`` chooses against the default, at the same global batch, in non-padding tokens/s.
 - Useful nodes as predicted from two nodes, against brute force over a simulated cluster.
 - Cases of the paper's cluster that follow from arithmetic.
 """
@@ -137,7 +137,7 @@ def corpus(directory: Path) -> Path:
 def _tuning(
     machine: MultirankMachine, place: Path, data: Path, *, count: int, rows: int, seq_length_tokens: int
 ) -> NetworkTuning:
-    """At a global batch of so many rows a rank."""
+    """Return the figures at this global batch per rank, in sequences."""
     config = TrainConfig(
         model=ModelSettings(name="bert-4x256", config=MODEL),
         seq_length_tokens=seq_length_tokens,

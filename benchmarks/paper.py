@@ -1,10 +1,11 @@
-"""The step that the paper's public trainer takes (arXiv 2509.05258), written from its description: what "before" is.
+"""The step of the paper's public trainer (arXiv 2509.05258), written from its description: the paper baseline.
 
-fp32, every sample padded to the full row, attention head by head with a matrix of weights in memory, positions embedded
-in a Python loop over samples, a prediction head on every position, an optimizer that is not fused, two synchronised
-logging calls a step. The number of parameters and the mathematics are BERT's, but attention weights are not dropped.
+* Padding and precision: fp32; every sample is padded to the full sequence length.
+* Model: attention head by head with a matrix of weights in memory, positions embedded in a Python loop over samples, a
+  dense MLM head. The number of parameters and the mathematics are BERT's, but attention weights are not dropped.
+* Step: an optimizer that is not fused, two synchronised logging calls per step.
 
-Shapes: B rows, S places of a row, D hidden, E of a head, V words.
+Shapes: B sequences, S positions of a sequence, D hidden, E of a head, V words.
 """
 
 import torch

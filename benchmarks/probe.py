@@ -1,8 +1,8 @@
 """``python -m benchmarks.probe``: trials and seconds until the largest micro-batch is known, against what people use.
 
 Six cases on a CPU whose memory is limited for real. Ours predicts by tracing, tries, verifies and refutes, every trial
-in a process of its own; seconds include the tracing. The references search in one process, as they do: Lightning's
-``BatchSizeFinder`` and accelerate's ``find_executable_batch_size``, on the same step. Imports count for nobody. An
+in its own process; seconds include the tracing. The references search in one process, as they do: Lightning's
+``BatchSizeFinder`` and accelerate's ``find_executable_batch_size``, on the same step. Imports are not counted. An
 answer is exact when two further processes run it and two refuse one row more.
 """
 

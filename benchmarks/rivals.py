@@ -75,7 +75,7 @@ class Turn:
 
 
 class Contender(ABC):
-    """A trainer in a thread of its own that stops after every optimizer step until it is its turn again."""
+    """A trainer in its own thread that stops after every optimizer step until it is its turn again."""
 
     matmul_precision = "high"
     """Of fp32 products on a GPU, which is one setting for all threads."""
@@ -175,7 +175,7 @@ class Paper(Contender):
     matmul_precision = "highest"
 
     def run(self) -> None:
-        """Steps until nobody asks for more."""
+        """Take steps until no more are requested."""
         config, device = self.match.config, self.match.ranks.device
         torch.manual_seed(config.seed)
         model = PaperModel(self.match.bert_config()).to(device)

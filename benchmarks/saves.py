@@ -48,9 +48,9 @@ class SavingTrainer:
     """One rank of the trainer, whose steps and saves are called from outside.
 
     Args:
-        place: Where data and checkpoints go; not there yet.
+        place: Directory for data and checkpoints, not there yet.
         model: A preset.
-        device: Where it trains.
+        device: Device to train on.
         seq_length_tokens: Of a sequence.
         rows: Of a micro-batch, which is a whole step.
     """

@@ -174,7 +174,7 @@ def wrong_stations(page: str, words: Mapping[str, str], root: Path = ROOT) -> It
     Args:
         page: Markdown with one table of stations for each value.
         words: The word by which the files of each value know it.
-        root: Where the files are.
+        root: Directory of the files.
     """
     for name, stations in stations_of(page).items():
         files = [file for file, _ in stations]

@@ -1,11 +1,11 @@
 """``python -m benchmarks.train``: our training step against the paper's and transformers' Trainer, on a CPU.
 
-The recipes that stand for these two in ``autotune baseline`` are held against them as well.
+The recipes that stand for these two in ``autotune baseline`` are compared with them as well.
 
 Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real functions without duplicates, the
 same samples per optimizer step, the same schedule and dropout (the paper drops no attention weights), fp32. Contenders
-take their optimizer steps in turns, each with its own loop, loader and logging; a figure is a ratio of medians of real
-tokens per second.
+interleave their optimizer steps, each with its own loop, loader and logging; a figure is a ratio of medians of
+non-padding tokens per second.
 """
 
 import statistics
@@ -46,7 +46,7 @@ class Setting:
     turns: int
     """Optimizer steps of each contender."""
     learned: bool = False
-    """Whether ours and transformers' go on to the end of their schedule, to compare what they learned."""
+    """Whether ours and transformers' train to the end of their schedule, to compare their losses."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Found:
     ceiling: float
     """The ratio of operations per real token, the paper's over ours."""
     overhead: float | None
-    """Part of our step outside forward, backward and optimizer; None where steps were taken in turns only."""
+    """Part of our step outside forward, backward and optimizer; None if steps were only interleaved."""
     losses: Mapping[str, float]
     """On the same validation rows, after the same number of steps."""
 
@@ -186,7 +186,7 @@ def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN40
 
 
 def recipes(match: Any) -> list[Any]:  # noqa: ANN401 - matches
-    """The same for our trainer as the paper's trainer and transformers' are set up."""
+    """Return the same for our trainer with the settings of the paper's trainer and of transformers'."""
     recipes = decide.paper(match.config, 1, most_workers=0, limit=""), decide.hf_trainer(match.config, 1)
     samples = {"global_batch_tokens": None, "global_batch_samples": match.samples_per_step}
     return [replace(match, config=one.config.model_copy(update=samples)) for one in recipes]
@@ -239,7 +239,7 @@ def _table(found: Found) -> str:
         median = statistics.median(rates)
         loss = f"{found.losses[name]:.3f}" if name in found.losses else ""
         rows.append([name, f"{median:,.0f}", f"{ours / median:.2f}", f"{(max(rates) - min(rates)) / median:.0%}", loss])
-    table = text_table(["", "real tokens/s", "ours is faster by", "spread", "validation loss"], rows)
+    table = text_table(["", "tokens/s", "ours is faster by", "spread", "validation loss"], rows)
     return f"{table}\nratio of operations, padded and dense over needed: {found.ceiling:.2f}\n"
 
 

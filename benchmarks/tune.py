@@ -1,14 +1,14 @@
-"""``python -m benchmarks.tune``: what a whole tuning costs beside its trials, and how good what it finds is.
+"""``python -m benchmarks.tune``: the overhead of a whole tuning, and the quality of the configuration it finds.
 
-Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in a process of its own. What does not go by
+Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in its own process. Time that does not pass
 while trials, their server or ranks run or start is overhead: Python's own start, decisions, trial logs, the report.
 
-Regret: ``benchmarks.grid`` has measured every cell of the explored space of two models on a CPU, those that may be the
-best many times, and kept the readings. Explorations are replayed against them, with another seed each time: a window
-gives what its cell gives in the mean, off by as much as one of the recorded ratios was. What was chosen is held against
-the best cell of the grid, by the grid's own means, of which the best is flattered by chance. Short windows deviate
-twice as much as what was recorded, which were full ones. Losses are taken to be equal whatever the precision: what is
-asked here is speed. Compiled cells are not in the grid: each would take a minute on a CPU.
+Regret: ``benchmarks.grid`` measured every cell of the search space of two models on a CPU, the likely best ones many
+times, and kept the measurements. Searches are replayed against them, each with another seed: a window returns its
+cell's mean, off by one of the recorded ratios. The chosen cell is compared with the best cell of the grid by the grid's
+own means, of which the best is flattered by chance. Short windows deviate twice as much as the recorded full ones.
+Losses are taken to be equal whatever the precision, as this benchmark is about speed. Compiled cells are not in the
+grid: each would take a minute on a CPU.
 """
 
 import json
@@ -63,9 +63,9 @@ class Replay:
     seed: int
     chosen: str
     of_best_share: float
-    """Real tokens/s of what was chosen, as a part of the best cell's."""
+    """Tokens/s of the chosen configuration, as a share of the best cell's."""
     to_unexplored: float
-    """The same against the unexplored settings."""
+    """The same against the starting configuration."""
     trials_share: float
     """Cells that were tried, as a part of all."""
 
@@ -185,7 +185,7 @@ def _request(grid: Grid) -> ExploreRequest:
 
 
 def measure_overhead(minutes: float) -> Overhead:
-    """Tune for real, in a process of its own."""
+    """Run a real tuning in its own process."""
     with tempfile.TemporaryDirectory(prefix="tune-") as name:
         place = Path(name)
         (place / "tiny.json").write_text(json.dumps(TINY))

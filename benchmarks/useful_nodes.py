@@ -1,7 +1,7 @@
 """Useful nodes as predicted from what two nodes show, against brute force over the simulated cluster.
 
-The prediction is given what a tuning would measure: steps of a rank without exchange at two sizes of the micro-batch,
-the times of all-reduces of several sizes within a node and between two, and steps of two nodes with the exchange.
+The prediction gets the measurements of a tuning: steps of a rank without gradient synchronisation at two micro-batch
+sizes, all-reduces of several sizes within a node and between two, and steps of two nodes with synchronisation.
 Brute force tries every node count, dtype, bucket size and accumulation on the simulator itself.
 """
 
@@ -58,7 +58,7 @@ def run_far(
 ) -> list[dict[str, Any]]:
     """The step on all nodes of the paper's cluster, as predicted from two and as simulated; and on 16,384 GPUs.
 
-    Every rank has its largest micro-batch. What is predicted of 16,384 GPUs is held against nothing.
+    Every rank has its largest micro-batch. The prediction for 16,384 GPUs is not checked.
     """
     found = []
     for model in models:

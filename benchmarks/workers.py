@@ -1,11 +1,11 @@
-"""``python -m benchmarks.workers``: whether the smallest sufficient number of loader workers is found, at what cost.
+"""``python -m benchmarks.workers``: is the smallest sufficient ``num_workers`` found, and at what cost?
 
-Simulated: 1,000 trainings with everything that machines do to a figure (``tests.simulators.loader``), on which the
-truth is known. The rule is held to it, with what data-wait says and by throughput alone; beside it the rule of
-loadtune (PyPI, 0.3.0): from a window without workers it either stays there, tries two workers, or tries a ladder of
-counts, and takes the fewest workers within 2 % of the best. It gets one window for each, which is its default, and as
-many as ours took in all. An exhaustive sweep measures the ceiling and every count as often as ours measured the one
-that it chose. Trainings in which some count's true ratio lies within half a per cent of 98 % count either way.
+Simulated: 1,000 trainings with realistic noise and faults (``tests.simulators.loader``) of which the answer is known.
+Compared: our rule with the data-wait figures, our rule by throughput alone, and the rule of loadtune (PyPI, 0.3.0).
+From a window without workers, loadtune stays there, tries two workers, or tries a ladder of counts, and takes the
+fewest workers within 2 % of the best. It gets one window for each count, which is its default, and as many as ours
+took. An exhaustive sweep measures cached batches and every count as often as ours measured the one that it chose.
+Trainings in which some count's true ratio lies within half a per cent of 98 % count either way.
 
 Real: datasets on this machine that sleep a known time for every sample, whose answers follow by arithmetic, and the
 same tokenised dataset as it is, under a real training step.

@@ -17,8 +17,8 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
 @pytest.mark.parametrize(
     ("figure", "direction", "verdict"),
     [
-        (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "short"), (None, "<=", "not measured"),
-        (4.31, ">=", "ok"), (0.5, ">=", "ok"), (0.4, ">=", "short"),
+        (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "missed"), (None, "<=", "not measured"),
+        (4.31, ">=", "ok"), (0.5, ">=", "ok"), (0.4, ">=", "missed"),
     ],
 )  # fmt: skip
 def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
