@@ -65,7 +65,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--minutes \d+", "--minutes 4", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
-    "docs/own-data.md": (
+    "docs/data.md": (
         (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
         (r"--slurm-workers site\.toml --workers 64", "--workers 1", _NO_CLUSTER),
         (r"--workers 32 --slurm.*", "--workers 32 --slurm --dry-run", _NO_CLUSTER),
@@ -169,10 +169,10 @@ def test_own_data_becomes_a_training(directory):
     (directory / "corpus" / "a.log").write_text("\n".join(lines))
     (directory / "events.jsonl").write_text("\n".join(json.dumps({"doc": {"body": f"{one} again"}}) for one in lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), directory / "events.parquet")
-    page = ROOT / "docs" / "own-data.md"
+    page = ROOT / "docs" / "data.md"
     of_each_kind = [one for one in named_in_prose(page) if "--out" in one.words]
     assert len(of_each_kind) == 4
-    typed("docs/own-data.md", directory, [*of_each_kind, *commands_of(page)])
+    typed("docs/data.md", directory, [*of_each_kind, *commands_of(page)])
 
 
 def fill(page: Path, work: Path) -> None:
