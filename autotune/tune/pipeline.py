@@ -134,8 +134,8 @@ class Tuning:
         sys.stderr.write(f"tune: takes at least about {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
-                f"warning: --minutes {self.request.minutes:g} is less: what has no time is skipped\n"
-                f"  next: use --minutes {math.ceil(total / 60)}, or run the same command again to continue\n"
+                f"warning: --time-limit {self.request.minutes:g}min is less: what has no time is skipped\n"
+                f"  next: use --time-limit {math.ceil(total / 60)}min, or run the same command again to continue\n"
             )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
@@ -144,7 +144,7 @@ class Tuning:
         least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
             why = f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
-            why += f"--minutes {self.request.minutes:g} are left"
+            why += f"--time-limit {self.request.minutes:g}min are left"
         self._skip(stage, why)
         if stage.over:
             return
@@ -272,11 +272,11 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         f"autotune profile approve {first} --by NAME  # once somebody has read the report",
     ]
     if nodes < 2:
-        return (*steps, f"autotune train --profile {first}")
+        return (*steps, f"autotune train {first}")
     if network is None or network.nodes < 2:
-        steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
-    steps.append(f"autotune plan --profile {first} --nodes {nodes}")
-    return (*steps, f"autotune train --profile {first} --nodes {nodes} --slurm")
+        steps.append(f"autotune network {first} --slurm  # the network between nodes was not measured")
+    steps.append(f"autotune plan {first} --nodes {nodes}")
+    return (*steps, f"autotune train {first} --nodes {nodes} --slurm")
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:

@@ -10,9 +10,9 @@ from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import example_profile
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
-PLAN, PREDICT = ["plan", "--profile", "planned.toml"], ["network", "--predict", "--profile", "scaled.toml"]
-NETWORK = ["network", "--data", "corpus", "--profile"]
-WORKERS, BASELINE = ["workers", "--profile", "p.toml"], ["baseline", "--profile", "p.toml"]
+PLAN, PREDICT = ["plan", "planned.toml"], ["network", "--predict", "scaled.toml"]
+NETWORK = ["network", "--data", "corpus"]
+WORKERS, BASELINE = ["workers", "p.toml"], ["baseline", "p.toml"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,8 @@ def profiles(here, monkeypatch, patterned_dataset):
         (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--hours", "1"], 3, "Did you mean 'bert-120m'?"),
         (["plan"], ["--model", "bert-120m", "--hours", "1"], 2, "--gpu with one of"),
         (["plan"], ["--model", "bert-120m", "--gpu", "h200"], 2, "--epochs 3 --data DIR"),
-        (["plan"], ["--profile", "none.toml"], 3, "none.toml"),
-        (["plan"], ["--profile", SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
+        (["plan"], ["none.toml"], 3, "none.toml"),
+        (["plan"], [SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
         (PREDICT, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
         (PREDICT, ["--bandwidth", "25"], 2, "such as 25Gbit"),
         (PREDICT, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "such as 25us"),
@@ -58,8 +58,8 @@ def profiles(here, monkeypatch, patterned_dataset):
         (NETWORK, ["p.toml", "--wait"], 2, "--wait means nothing without --slurm"),
         (NETWORK, ["unprobed.toml"], 6, "autotune probe"),
         (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),
-        (WORKERS, ["--window", "0"], 2, "--window"),
-        (WORKERS, ["--minutes", "0"], 2, "--minutes"),
+        (WORKERS, ["--window", "0s"], 2, "--window"),
+        (WORKERS, ["--time-limit", "0min"], 2, "--time-limit"),
         (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"),
         (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
         (WORKERS, ["--step-time", "60"], 2, "--step-time"),
@@ -78,5 +78,5 @@ def test_wrong_turns_say_what_to_do(says, profiles, command, options, code, said
 def test_a_profile_without_a_probe_is_refused_before_anything_is_submitted(says, profiles, sbatch, command):
     text = (profiles / "p.toml").read_text()
     (profiles / "p.toml").write_text(text[: text.index("[evidence.probe]")] + "[evidence]\n")
-    assert "autotune probe --model CONFIG.json" in says(command, "--profile", "p.toml", "--slurm", code=6)
+    assert "autotune probe --model CONFIG.json" in says(command, "p.toml", "--slurm", code=6)
     assert not sbatch.exists()
