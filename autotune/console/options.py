@@ -151,9 +151,7 @@ VocabSize = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    option(
-        "NAME", "Target GPU, such as h100-nvl-94gb. Default: this machine's or the profile's.", autocompletion=cards
-    ),
+    option("NAME", "Target GPU, such as h100-nvl-94gb. Default: the machine's or the profile's.", autocompletion=cards),
 ]
 Memory = Annotated[
     int | None,
@@ -188,15 +186,9 @@ class StepOptions:
     precision: Precision = None
     attention_dropout: Annotated[
         float | None,
-        option(
-            "SHARE",
-            "Attention dropout; 0 enables the fastest kernels. Default: the model's.",
-            advanced=True,
-            min=0,
-            max=0.99,
-        ),
+        option("SHARE", "Attention dropout; 0 is fastest. Default: the model's.", min=0, max=0.99, advanced=True),
     ] = None
-    max_micro_batch_size: Annotated[int, option("N", "Largest micro-batch size to try.", advanced=True, min=1)] = (
+    max_micro_batch_size: Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)] = (
         MAX_MICRO_BATCH_SIZE
     )
 
@@ -207,8 +199,7 @@ class ModelOptions(StepOptions):
 
     data: Data
     device: Annotated[
-        Literal["auto", "cuda", "cpu"],
-        option(None, "Device to measure; auto: the first GPU, else the CPU.", advanced=True),
+        Literal["auto", "cuda", "cpu"], option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True)
     ] = "auto"
     memory_bytes: Memory = None
     global_batch_tokens: Annotated[int | None, batch_tokens("524288")] = None

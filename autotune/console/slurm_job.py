@@ -67,9 +67,8 @@ class SlurmOptions:
         str | None,
         option(
             "[SITE]",
-            "Submit this command as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.",
+            "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.",
             "--slurm",
-            show_default=False,
             autocompletion=sites,
         ),
     ] = None

@@ -25,14 +25,10 @@ class TrainOptions:
 
     profile: opt.OneProfile
     data: opt.ProfileData = None
-    out: Annotated[Path | None, opt.option("DIR", "Run directory; a run in it resumes. Default: runs/UTC-MODEL.")] = (
-        None
-    )
-    assignments: Annotated[list[str] | None, opt.option("train.KEY=VALUE", "Set a setting; repeatable.", "--set")] = (
-        None
-    )
+    out: Annotated[Path | None, opt.option("DIR", "Run directory; a run in it resumes. Default: a new one.")] = None
+    assignments: Annotated[list[str] | None, opt.option("train.KEY=VALUE", "Override; repeatable.", "--set")] = None
     require_approved: Annotated[
-        bool, opt.flag("--require-approved", "Fail unless this exact content was approved (autotune profile approve).")
+        bool, opt.flag("--require-approved", "Fail unless this exact content was approved.")
     ] = False
     reports: opt.Reports = opt.REPORTS
 
@@ -93,8 +89,7 @@ def train(
         float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
     ] = None,
     chain: Annotated[
-        int | None,
-        opt.option("N", "Submit N dependent jobs (without requeue).", advanced=True, min=1, max=100),
+        int | None, opt.option("N", "Submit N dependent jobs (without requeue).", advanced=True, min=1, max=100)
     ] = None,
     job: SlurmOptions,
 ) -> None:

@@ -1,5 +1,6 @@
 """``autotune probe`` and ``autotune estimate``: the largest micro-batch per model, measured and predicted."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,11 +24,7 @@ def probe(
     activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
-        opt.option(
-            None,
-            "Parallel strategy: replicate (ddp), shard the optimizer (zero1) or everything (fsdp2).",
-            advanced=True,
-        ),
+        opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
     ] = "ddp",
     compile: Annotated[bool, opt.flag("--compile", "Compile the layers with torch.compile.")] = False,
     gpu: opt.Gpu = None,
@@ -48,7 +45,7 @@ def probe(
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.sections import probe_answer, probe_text
-    from autotune.memory.stage import probe_models
+    from autotune.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
 
     requests = options.probes(
@@ -77,7 +74,7 @@ def probe(
     )
     if job.submitted_or_rejected(context, asked):
         return
-    with open_session(options.device, options.data) as bench:
+    with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
         probed = probe_models(bench, requests, out)
     answer = {"models": [probe_answer(one) for one in probed]}
     print(answer_json(answer) if job.as_json else probe_text(probed, options.data))

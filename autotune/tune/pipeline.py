@@ -17,10 +17,10 @@ from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
 from autotune.errors import AutotuneError, ExceedsMemory, NotCheckable, OutOfTime, Undecided
-from autotune.machine.measured_device import DeviceChoice
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
-from autotune.memory.stage import prepare, probe_one
+from autotune.memory.stage import check_budgets, prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.store import profile_paths, read_profile, require_local_probe
@@ -99,7 +99,7 @@ class Tuning:
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():
-            with open_session(request.device, request.probes[0].data) as opened:
+            with open_session(request.device, request.probes[0].data, check=self._check) as opened:
                 bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
                 self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
@@ -118,6 +118,13 @@ class Tuning:
             seconds_in_children=round(self.waited_s, 3),
             next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
+
+    def _check(self, site: MeasuredDevice) -> None:
+        """Raise ``BadInput`` if the device cannot meet the request, or a profile is missing that no probe writes."""
+        check_budgets(self.request.probes, site)
+        if "probe" in self.request.skip:
+            for path in profile_paths(self.request.out, self.request.models, site.name):
+                read_profile(path)
 
     @property
     def has_saved(self) -> bool:

@@ -20,13 +20,7 @@ def workers(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     max_workers: Annotated[
-        int | None,
-        option(
-            "N",
-            "Largest number of DataLoader workers per GPU. Default: the allotted CPUs, split among GPUs.",
-            min=0,
-            max=4096,
-        ),
+        int | None, option("N", "Most DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096)
     ] = None,
     time_limit_s: Annotated[float, time_limit("10min")] = 600.0,
     step_time_s: Annotated[

@@ -67,9 +67,7 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = (
-        "--max-micro-batch-size 32 --as-gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
-    )
+    words = "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")

@@ -77,10 +77,10 @@ def test_figures_of_another_micro_batch_are_dropped(advise):
 
 def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_measured(advise):
     path = write_profile("p.toml", data__num_workers=1)
-    assert "the profile is as it was" in advise(path, "--apply")
+    assert "the profile is unchanged" in advise(path, "--apply")
     path = starved()
     path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
-    assert "edited by hand" in advise(path, "--apply", code=6)
+    assert "it was modified after it was measured" in advise(path, "--apply", code=6)
     assert [*Path().rglob("*.advised.toml")] == []
     found = json.loads(advise(path, "--json"))["advice"]
     assert found[0]["rule"] == "edited"

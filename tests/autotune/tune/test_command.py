@@ -130,7 +130,7 @@ def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, cal
 def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, call, says):
     assert "wokers" in call("--skip", "wokers", code=2)
     assert "bert-mini" in says("tune", "--model", "bert-mni", "--data", "data", code=3)
-    assert "lots" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "lots", code=3)
+    assert "Write --memory 94GB" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "94", code=2)
     assert told.asked is None
 
 
