@@ -25,7 +25,7 @@ def compare(
     strict: Annotated[bool, flag("--strict", "Exit with 8 if noise leaves --fail-if-slower undecided.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare settings and speed; separate gain from noise."""
+    """Show which differences exceed noise."""
     from autotune.base.document import answer_json, plain
     from autotune.compare.decide import gate
     from autotune.compare.sections import comparison_text

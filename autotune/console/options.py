@@ -137,7 +137,7 @@ ProfileData = Annotated[
 NodeRanks = Annotated[int | None, gpus_per_node("the profile's")]
 Layout = Annotated[
     Literal["packed", "bucketed", "padded"] | None,
-    option(None, "Layout of samples in sequences. Default: packed if supported, else padded."),
+    option(None, "Layout of samples in sequences. Default: packed if supported, else padded.", advanced=True),
 ]
 Checkpointing = Annotated[
     Literal["none", "selective", "full"], option(None, "Activation checkpointing: recompute activations in backward.")
@@ -164,7 +164,7 @@ Bandwidth = Annotated[
     float | None,
     option(
         "RATE", "Assumed line rate of a node's NIC, such as 25Gbit. Default: the measured one.",
-        parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"),
+        parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"), advanced=True,
     ),
 ]  # fmt: skip
 TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]

@@ -92,7 +92,7 @@ def stage(
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a dataset to local disk, verifying every byte.
+    """Copy a dataset to local disk and verify it.
 
     One process per node copies; the others wait for it.
     """

@@ -21,8 +21,7 @@ def network(
         str | None,
         option(
             "N[,N]...",
-            "Nodes to measure. Default: all of this job; 2 with --slurm. With --predict: node counts. "
-            f"Default: {DEFAULT_NODES}.",
+            f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict.",
         ),
     ] = None,
     time_limit_s: Annotated[float, time_limit("15min")] = 900.0,

@@ -102,7 +102,7 @@ class Stages:
         self.reported = [path.stem for path in profiles]
 
     @contextlib.contextmanager
-    def open_session(self, device, data, check):
+    def open_session(self, device, data, check=None):
         self.benches += 1
         yield Session(
             site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),

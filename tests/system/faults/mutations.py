@@ -48,7 +48,7 @@ READ = {
         "profile show {profile} --json",
         "compare {profile} {other}",
         "advise {profile}",
-        "plan {profile} --hours 3",
+        "plan {profile} --duration 3h",
         "export {profile} --to hf-trainer",
         "train {profile} --slurm={site} --dry-run --data {data}",
         "report {profile} --out {out}/report.html",
