@@ -110,7 +110,7 @@ class Sizes:
     """Options of commands that probe."""
     window: str = ""
     """Options of commands that time windows."""
-    tune: str = "--minutes {minutes}"
+    tune: str = "--time-limit {minutes}min"
     seq_length: int = 512
     steps: int = 40
     """Of a training."""
@@ -129,9 +129,9 @@ FULL = Sizes()
 TINY = Sizes(
     models=("bert-mini",),
     memory={},
-    probe="--max-micro-batch-size 4 --trial-timeout 40 --global-batch-tokens 1024",
-    window="--window 0.3",
-    tune="--minutes 10 --skip workers --skip network --skip baseline",
+    probe="--max-micro-batch-size 4 --trial-timeout 40s --global-batch-tokens 1024",
+    window="--window 0.3s",
+    tune="--time-limit 10min --skip workers --skip network --skip baseline",
     seq_length=64,
     steps=4,
     compiled=False,
@@ -164,8 +164,8 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     yield Stage(name="arithmetic", words=("-c", confirm), least_s=10, most_s=120)
     for model in sizes.models:
         profile, run = f"{PROFILES}/{model}.toml", f"{RUNS}/{model}"
-        read = f"--profile {profile} --data data"
-        timed = f"{read} --minutes {{minutes}} --here --json"
+        read = f"{profile} --data data"
+        timed = f"{read} --time-limit {{minutes}}min --here --json"
         local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
         local = f"{local} --set train.checkpoint.enabled=false"
         yield from memory(model, f"--model {model} --attention-dropout 0", sizes.probe)
@@ -180,7 +180,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
             yield command(f"scale-{model}", f"network --predict {read} --bandwidth 100Gbit --json", 10, 60, profile)
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
-        yield from memory(name, options, "--trial-timeout 80")
+        yield from memory(name, options, "--trial-timeout 80s")
     tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window, sizes.tune])
     tune = f"{tune} --data data --seq-length {sizes.seq_length} --attention-dropout 0 --here --json"
     yield command("tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200)

@@ -192,8 +192,8 @@ def measure_overhead(minutes: float) -> Overhead:
         data = write_corpus(place / "data", real_lengths(SAMPLES, seed=0))
         command = [
             sys.executable, "-m", "autotune", "tune", "--model", "tiny.json", "--data", str(data), "--device", "cpu",
-            "--memory", "400MiB", "--seq-length", "128", "--global-batch-tokens", "4096", "--minutes", f"{minutes:g}",
-            "--window", "0.5", "--explore", "--here", "--json",
+            "--memory", "400MiB", "--seq-length", "128", "--global-batch-tokens", "4096",
+            "--time-limit", f"{minutes:g}min", "--window", "0.5s", "--explore", "--here", "--json",
         ]  # fmt: skip
         began_s = time.monotonic()
         said = run_program(command, timeout_s=3600.0, cwd=place, stderr=None)

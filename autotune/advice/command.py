@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, profiles
+from autotune.console.options import NODES, REPORTS, AsJson, ProfileData, Reports, flag, option, profiles
 from autotune.errors import ProfileRejected, UsageError
 
 if TYPE_CHECKING:
@@ -21,26 +21,26 @@ def advise(
     place: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PROFILE|RUN|DATA]",
-            help="A profile, a run, or a directory with data. Default: the newest run, else the only profile.",
+            metavar="[RUN|PROFILE|DATA]",
+            help="Run, profile or raw data. Default: the newest run, else the only profile.",
+            autocompletion=profiles,
         ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="The profile that a run was started from.", autocompletion=profiles)
+        Path | None,
+        typer.Argument(metavar="[PROFILE]", help="Profile that the run was started from.", autocompletion=profiles),
     ] = None,
     data: ProfileData = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as are meant. Default: as measured.")] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="List what is looked for, and nothing else.")] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Write the safe changes into a new profile.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="With --apply: the new profile. Default: PROFILE.advised.toml.")
-    ] = None,
+    nodes: Annotated[int | None, NODES] = None,
+    rules: Annotated[bool, flag("--rules", "List the rules and exit.")] = False,
+    apply: Annotated[bool, flag("--apply", "Write the safe changes into a new profile.")] = False,
+    out: Annotated[Path | None, option("PATH", "New profile, with --apply. Default: PROFILE.advised.toml.")] = None,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
     """Find the bottleneck and recommend changes.
 
-    Each recommendation comes with its evidence, expected gain, cost, and the exact command.
+    Each recommendation has evidence, expected gain, cost, and the exact command.
     """
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
@@ -55,17 +55,16 @@ def advise(
         print(answer_json(said) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
-    # An option that changes nothing is a misunderstanding, and is not passed over.
+    # An option without effect is a misunderstanding, and must not be ignored.
     idle = {
-        f"--profile {profile}": profile is not None
-        and not (where / RUN_FILE).is_file()
-        and "only a run was started from a profile",
-        f"--nodes {nodes}": nodes is not None and not where.is_file() and "nodes are predicted from a profile",
-        f"--out {out}": out is not None and not apply and "only --apply writes a profile",
+        f"{str(profile)!r} requires a run before it, and {str(where)!r} is none": profile is not None
+        and not (where / RUN_FILE).is_file(),
+        f"--nodes {nodes} requires a profile, and {str(where)!r} is none": nodes is not None and not where.is_file(),
+        f"--out {str(out)!r} requires --apply": out is not None and not apply,
     }
-    for option, why in idle.items():
-        if why:
-            raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
+    for message, applies in idle.items():
+        if applies:
+            raise UsageError(message, next_step="Remove it, or see: autotune advise --help")
     now = context_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
@@ -90,8 +89,8 @@ def _default_place() -> Path:
     several = f"there are {len(profiles)} profiles in {_PROFILES}/"
     raise UsageError(
         several if profiles else f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/",
-        next_step="Name one: autotune advise PROFILE, or autotune advise RUN. To make a profile: autotune tune "
-        "--model M --data DIR",
+        next_step="Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
+        "--model MODEL --data DIR",
     )
 
 
@@ -102,7 +101,7 @@ def _profiles() -> list[Path]:
 
 
 def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
-    """Write the safe changes of profile ``of`` to ``profile``, if any; ``kept`` is a backup of the file found there."""
+    """Write the safe changes of profile ``of`` to ``profile``, if any; ``kept`` is a backup of the replaced file."""
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
     from autotune.profiles.store import rebase_data_path, write_profile
@@ -110,13 +109,13 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
 
     if now.profile is None:
         raise UsageError(
-            "--apply needs a profile to change, and none is known here",
-            next_step="Name it: autotune advise PROFILE --apply, or autotune advise RUN --profile PROFILE --apply.",
+            "--apply requires a profile",
+            next_step="Name it: autotune advise PROFILE --apply, or autotune advise RUN PROFILE --apply",
         )
     if not now.intact:
         raise ProfileRejected(
-            f"{now.profile_path} was edited by hand: what is safe by its figures may not be safe by its settings",
-            next_step="Measure it anew, or edit further by hand; see: "
+            f"--apply cannot be used with {str(now.profile_path)!r}: it was modified after it was measured",
+            next_step="Measure again: autotune tune; or see the changes: "
             + shlex.join(["autotune", "profile", "verify", now.profile_path]),
         )
     changes = safe_changes(now.profile.train, found)
@@ -125,7 +124,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
         return {"profile": None, "of": old, "kept": None, "changes": ()}
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
-        raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
+        raise UsageError(f"--out {str(path)!r} is the profile itself", next_step="Name another file with --out.")
     kept = write_profile(path, rebase_data_path(apply_advice(now.profile, changes, utc_now()), old, path))
     return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
 
@@ -134,8 +133,8 @@ def _applied_text(applied: dict[str, Any] | None) -> str:
     if applied is None:
         return ""
     if applied["profile"] is None:
-        return "\n\nno change is safe to be written without measuring: the profile is as it was"
+        return "\n\nno change is safe without a measurement: the profile is unchanged"
     changes = "\n".join(f"  {change}" for change in applied["changes"])
-    kept = "" if applied["kept"] is None else f"\nwhat lay there is kept as {applied['kept']}"
+    kept = "" if applied["kept"] is None else f"\nthe previous file is kept as {applied['kept']}"
     command = shlex.join(["autotune", "compare", str(applied["of"]), str(applied["profile"])])
     return f"\n\nwrote {applied['profile']}:\n{changes}{kept}\nnext: {command}"

@@ -215,10 +215,10 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
 def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
-    network = f"autotune network --profile {path}"
+    network = f"autotune network {path}"
     looked_at = (
         (evidence.probe is None, "the largest micro-batch", probe_command(stored.profile, str(stored.path))),
-        (evidence.workers is None, "loader workers", f"autotune workers --profile {path}"),
+        (evidence.workers is None, "loader workers", f"autotune workers {path}"),
         (evidence.network is None and several_ranks, "the exchange of gradients", network),
         (
             nodes is not None and nodes > 1 and not joins_nodes(evidence.network),

@@ -5,44 +5,33 @@ import re
 import sys
 from collections.abc import Mapping
 
-from autotune.errors import BadInput
-
-_BYTE_FACTORS = {"b": 1} | {
-    f"{prefix}{unit}": base**power
+_BYTES = {"b": 1.0} | {
+    f"{prefix}{unit}": float(base**power)
     for power, prefix in enumerate("kmgt", start=1)
-    for unit, base in (("b", 10**3), ("ib", 2**10))
+    for unit, base in (("", 10**3), ("b", 10**3), ("ib", 2**10))
 }
 _BITS_PER_S = {
     f"{prefix}bit{per}": 10 ** (3 * power) for power, prefix in enumerate(["", *"kmgt"]) for per in ("", "/s")
 }
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+NO_UNIT = "has no unit"
+"""Message of the ``ValueError`` for a bare number."""
 _NUMBER = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµ/]*)\s*")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size in bytes such as ``94GB`` (decimal) or ``94GiB`` (binary): the unit is never guessed.
+    """Read a size such as ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary).
 
     Raises:
-        BadInput: If the text is not a positive number with a known unit.
+        ValueError: If the text is not a positive size with a unit.
     """
-    match = _SIZE.fullmatch(text)
-    number, unit = ("0", "") if match is None else (match[1], match[2].lower())
-    size_bytes = int(float(number) * _BYTE_FACTORS.get(unit, 0))
-    if size_bytes <= 0:
-        number = number if float(number) else "2"
-        prefix = next((one.upper() for one in "kmgt" if unit.startswith(one)), "G")
-        raise BadInput(
-            f"{text!r} is not a size: it requires a positive number and a unit",
-            next_step=f"Write {number}{prefix}B (decimal) or {number}{prefix}iB (binary).",
-        )
-    return size_bytes
+    return int(_quantity(text, _BYTES, "a size", least=1.0))
 
 
 def exact_bytes(size_bytes: int) -> str:
     """Return a size that ``parse_bytes`` reads back exactly, in the largest whole unit: ``94GB``, ``2GiB``."""
-    units = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
+    units = {"TB": 10**12, "TiB": 2**40, "GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
     return next((f"{size_bytes // one}{unit}" for unit, one in units.items() if not size_bytes % one), f"{size_bytes}B")
 
 
@@ -93,16 +82,24 @@ def parse_bits_per_s(text: str) -> float:
     Raises:
         ValueError: If the text is not a positive rate in bits.
     """
-    return _quantity(text, _BITS_PER_S, "a line rate: write bits per second, such as 25Gbit")
+    return _quantity(text, _BITS_PER_S, "a line rate")
 
 
 def parse_seconds(text: str) -> float:
-    """Read a time such as ``25us``.
+    """Read a duration such as ``25us``, ``2s``, ``10min`` or ``4h``.
 
     Raises:
-        ValueError: If the text is not a time with a unit.
+        ValueError: If the text is not a duration with a unit.
     """
-    return _quantity(text, _SECONDS, "a time: write a number and s, ms or us, such as 25us", least=0.0)
+    return _quantity(text, _SECONDS, "a duration", least=0.0)
+
+
+def exact_seconds(duration_s: float) -> str:
+    """Return a duration as options accept it, in the largest whole unit: ``10min``, ``90s``, ``500ms``."""
+    for unit, factor in (("h", 3600), ("min", 60), ("s", 1)):
+        if duration_s >= factor and not duration_s % factor:
+            return f"{duration_s / factor:g}{unit}"
+    return f"{duration_s:.6g}s" if duration_s >= 1 else f"{1e3 * duration_s:.6g}ms"
 
 
 def parse_amount(text: str) -> float:
@@ -111,15 +108,17 @@ def parse_amount(text: str) -> float:
     Raises:
         ValueError: If the text is not a positive number, optionally followed by K, M, B, G or T.
     """
-    return _quantity(text, _AMOUNTS, "an amount: write a positive number, such as 45.2B, 2T or 1e22")
+    return _quantity(text, _AMOUNTS, "an amount")
 
 
-def _quantity(text: str, units: Mapping[str, float], what: str, *, least: float = sys.float_info.min) -> float:
+def _quantity(text: str, units: Mapping[str, float], kind: str, *, least: float = sys.float_info.min) -> float:
     match = _NUMBER.fullmatch(text)
+    if match and not match[2] and "" not in units:
+        raise ValueError(NO_UNIT)
     value = float(re.sub("[_,]", "", match[1])) * units.get(match[2].lower(), math.nan) if match else math.nan
     if least <= value < math.inf:
         return value
-    raise ValueError(f"{text!r} is not {what}")
+    raise ValueError(f"is not {kind}")
 
 
 def format_amount(value: float | None) -> str:

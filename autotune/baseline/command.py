@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from autotune.base.defaults import BASELINE_ROUNDS, WINDOW_S
-from autotune.console.options import SweepOptions, Window, grouped
+from autotune.console.options import SweepOptions, Window, grouped, option, time_limit
 from autotune.console.slurm_job import JobOptions, profile_job
 
 
@@ -16,14 +16,15 @@ def baseline(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     rounds: Annotated[
-        int, typer.Option(min=1, max=100, help="Windows of each at most; fewer where ratios are known to 5 %.")
+        int, option("N", "Most rounds of windows; fewer once ratios are known within 5 %.", min=1, max=100)
     ] = BASELINE_ROUNDS,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, help="Time after which no round begins any more; three are always measured.")
-    ] = 5.0,
+    time_limit_s: Annotated[float, time_limit("5min")] = 300.0,
     job: JobOptions,
 ) -> None:
-    """Measure speedup over defaults and paper recipe."""
+    """Measure the speedup over untuned settings.
+
+    Compares the tuned settings with defaults and the paper baseline in interleaved windows; three rounds at least.
+    """
     from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
@@ -33,8 +34,8 @@ def baseline(
     stored = read_profile(sweep.profile)
     require_local_probe(stored)
     train = stored.profile.train
-    request = sweep.request(stored, job.reports, minutes, window_s=window_s)
-    purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."
+    request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
+    purpose = f"Measures the speedup of the tuned {train.model.name}, and writes it into {stored.path}."
     if job.submitted_or_rejected(context, profile_job("baseline", purpose, stored, request)):
         return
     with open_session(train.device, request.data) as bench:

@@ -48,7 +48,7 @@ def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
-        command = f"autotune baseline --profile {one.quoted}"
+        command = f"autotune baseline {one.quoted}"
         what = "What the tuned settings are worth against others"
         return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)
     return _compared(found)
@@ -143,7 +143,7 @@ def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
     )
     found = pay_back(spent_s, one.profile.evidence.baseline)
     if found is None:
-        command = f"autotune baseline --profile {one.quoted}"
+        command = f"autotune baseline {one.quoted}"
         return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
     return (Paragraph(words=(said, *_paid(found, one.unit))), table)
 

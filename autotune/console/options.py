@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once; those that belong together are a group, a dataclass of them.
+"""Options that several commands have, each declared once, and groups of them as dataclasses.
 
 Shells complete models, GPUs, profiles and site files after an option, and file names if nothing else is offered.
 """
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
+from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S, VOCAB_SIZE, WINDOW_S
+from autotune.base.units import NO_UNIT, exact_seconds, parse_amount, parse_bits_per_s, parse_bytes, parse_seconds
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,67 +63,148 @@ def _tables(incomplete: str) -> list[str]:
     return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Reports = Annotated[Path, typer.Option(help="Where trial logs and reports lie.")]
+_T = TypeVar("_T")
+ADVANCED = "Advanced"
+"""Help panel of options that are rarely needed; only ``--help-all`` shows them."""
+
+
+def option(metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any) -> Any:  # noqa: ANN401 - typer's
+    """Return an option that takes a value; without a metavar, help shows the choices."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=ADVANCED if advanced else None, **more)
+
+
+def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
+    """Return an option without a value."""
+    return option(None, text, name, advanced=advanced)
+
+
+def quantity(name: str, parse: Callable[[str], float], example: str, *, least: float = 0.0) -> Callable[[Any], float]:
+    """Return the parser of an option that takes a number with a unit; ``example`` shows the usual one."""
+
+    def read(given: str | float) -> float:
+        if not isinstance(given, str):
+            return given  # the default
+        fixed = example
+        try:
+            if (value := parse(given)) >= least:
+                return value
+            why = f"is less than {exact_seconds(least)}"
+        except ValueError as error:
+            why = str(error)
+            if why == NO_UNIT:
+                fixed = given.strip() + example.lstrip("0123456789")
+        raise UsageError(f"{name} {given!r} {why}", next_step=f"Write {name} {fixed}")
+
+    return read
+
+
+def duration(
+    name: str, example: str, text: str, default_s: float | None = None, *, least_s: float = 0.0, advanced: bool = False
+) -> Any:  # noqa: ANN401 - typer's
+    """Return an option that takes a duration with a unit; its value is in seconds."""
+    text += "" if default_s is None else f" Default: {exact_seconds(default_s)}."
+    read = quantity(name, parse_seconds, example, least=least_s)
+    return option("DURATION", text, name, parser=read, show_default=False, advanced=advanced)
+
+
+def time_limit(default: str) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of a measurement's time budget; its value is in seconds."""
+    return duration("--time-limit", "10min", f"Time budget of the measurements. Default: {default}.", least_s=1)
+
+
+def batch_tokens(default: str) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of the global batch; its value is a number of tokens."""
+    text, read = "Non-padding tokens per optimizer step, over all GPUs", quantity(_BATCH, parse_amount, "512K")
+    return option("TOKENS", f"{text}. Default: {default}.", _BATCH, parser=read)
+
+
+def gpus_per_node(default: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of the number of GPUs per node."""
+    return option("N", f"GPUs per node; processes on a CPU. Default: {default}.", min=1, advanced=advanced)
+
+
+_BATCH = "--global-batch-tokens"
 REPORTS = Path("reports")
-OneProfile = Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)]
-TrialTimeout = Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")]
+NODES = option("N", "Nodes to train on.", min=1, max=8192)
+SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
+AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
+Reports = Annotated[Path, option("DIR", "Directory for trial logs and reports.", advanced=True)]
+OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML) to read.", autocompletion=profiles)]
+Data = Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA")]
 ProfileData = Annotated[
-    Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
+    Path | None, option("DIR", "Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
-NodeRanks = Annotated[int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")]
+NodeRanks = Annotated[int | None, gpus_per_node("the profile's")]
 Layout = Annotated[
     Literal["packed", "bucketed", "padded"] | None,
-    typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
+    option(None, "Layout of samples in sequences. Default: packed if supported, else padded.", advanced=True),
 ]
 Checkpointing = Annotated[
-    Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
+    Literal["none", "selective", "full"], option(None, "Activation checkpointing: recompute activations in backward.")
 ]
-Window = Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")]
-_T = TypeVar("_T")
+Precision = Annotated[
+    Literal["bf16", "fp32"] | None,
+    option(None, "Precision of matrix multiplications. Default: bf16 on GPUs, fp32 on CPUs.", advanced=True),
+]
+VocabSize = Annotated[
+    int | None, option("N", f"Vocabulary size if there is no dataset. Default: {VOCAB_SIZE}.", min=8, advanced=True)
+]
+Gpu = Annotated[
+    str | None,
+    option("NAME", "Target GPU, such as h100-nvl-94gb. Default: the machine's or the profile's.", autocompletion=cards),
+]
+Memory = Annotated[
+    int | None,
+    option(
+        "SIZE", "Memory budget per GPU, such as 80GB. Default: all free memory but 512 MiB; on a CPU half of the RAM.",
+        "--memory", parser=quantity("--memory", parse_bytes, "80GB"),
+    ),
+]  # fmt: skip
+Bandwidth = Annotated[
+    float | None,
+    option(
+        "RATE", "Assumed line rate of a node's NIC, such as 25Gbit. Default: the measured one.",
+        parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"), advanced=True,
+    ),
+]  # fmt: skip
+TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]
+PipelineStages = Annotated[int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)]
+Window = Annotated[
+    float, duration("--window", "2s", "Length of one timed window.", WINDOW_S, least_s=0.1, advanced=True)
+]
+TrialTimeout = Annotated[
+    float, duration("--trial-timeout", "600s", "Longest time of one trial.", TRIAL_TIMEOUT_S, least_s=1, advanced=True)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
     """Models, and settings of their training step."""
 
-    model: Annotated[
-        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
-    ]
-    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = SEQ_LENGTH_TOKENS
-    precision: Annotated[
-        Literal["bf16", "fp32"] | None,
-        typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
-    ] = None
+    model: Annotated[list[str], option("NAME", "Preset, or path of a config.json; repeatable.", autocompletion=models)]
+    seq_length: Annotated[int, SEQ_LENGTH] = SEQ_LENGTH_TOKENS
+    precision: Precision = None
     attention_dropout: Annotated[
         float | None,
-        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
+        option("SHARE", "Attention dropout; 0 is fastest. Default: the model's.", min=0, max=0.99, advanced=True),
     ] = None
-    max_micro_batch_size: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = MAX_MICRO_BATCH_SIZE
+    max_micro_batch_size: Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)] = (
+        MAX_MICRO_BATCH_SIZE
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions(StepOptions):
     """Models to measure on a dataset, and settings of the measurement."""
 
-    data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")]
+    data: Data
     device: Annotated[
-        Literal["auto", "cuda", "cpu"],
-        typer.Option(help="What to measure; auto takes the first visible GPU, else the CPU."),
+        Literal["auto", "cuda", "cpu"], option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True)
     ] = "auto"
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Budget of one rank, such as 80GB or 2GiB. Default: free GPU memory less 512 MiB; half the RAM."
-        ),
-    ] = None
-    global_batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Non-padding tokens of an optimizer step over all ranks. Default: 524288.")
-    ] = None
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
-    ] = None
-    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S
+    memory_bytes: Memory = None
+    global_batch_tokens: Annotated[int | None, batch_tokens("524288")] = None
+    ranks: Annotated[int | None, gpus_per_node("all visible GPUs; 1 on a CPU", advanced=True)] = None
+    trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
     def probes(
         self,
@@ -131,7 +213,6 @@ class ModelOptions(StepOptions):
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "tuple[ProbeRequest, ...]":
         """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
-        from autotune.base.units import parse_bytes
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
@@ -140,17 +221,17 @@ class ModelOptions(StepOptions):
             "seq_length_tokens": self.seq_length,
             "attention_dropout": self.attention_dropout,
             "precision": self.precision,
-            "global_batch_tokens": self.global_batch_tokens,
+            "global_batch_tokens": self.global_batch_tokens and int(self.global_batch_tokens),
         }
         return tuple(
             ProbeRequest(
                 config=requested_config(model_settings(name), **asked),
                 data=self.data,
                 reports=reports,
-                memory_bytes=None if self.memory is None else parse_bytes(self.memory),
+                memory_bytes=self.memory_bytes,
                 ranks=self.ranks,
                 max_micro_batch_size=self.max_micro_batch_size,
-                trial_timeout_s=self.trial_timeout,
+                trial_timeout_s=self.trial_timeout_s,
                 **more,
             )
             for name in self.model
@@ -161,20 +242,16 @@ class ModelOptions(StepOptions):
 class SweepOptions:
     """A probed profile whose training is measured."""
 
-    profile: Annotated[
-        Path, typer.Option(help="A profile that autotune probe wrote on such a machine.", autocompletion=profiles)
-    ]
+    profile: OneProfile
     data: ProfileData = None
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was probed.")
-    ] = None
-    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S
+    ranks: NodeRanks = None
+    trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
     def request(
         self,
         stored: "StoredProfile",
         reports: Path,
-        minutes: float,
+        time_limit_s: float,
         **more: Any,  # noqa: ANN401 - of the request
     ) -> "SweepRequest":
         """Return the request for a sweep of timed windows, with ``more`` of its fields."""
@@ -183,9 +260,9 @@ class SweepOptions:
         return SweepRequest(
             data=stored.data_dir(self.data),
             reports=reports,
-            minutes=minutes,
+            minutes=time_limit_s / 60,
             ranks=self.ranks,
-            trial_timeout_s=self.trial_timeout,
+            trial_timeout_s=self.trial_timeout_s,
             **more,
         )
 
@@ -211,18 +288,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call
-
-
-def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
-    """Return the value of an option that is a number with a unit.
-
-    Raises:
-        UsageError: If it cannot be parsed.
-    """
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error
 
 
 def make_request(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:

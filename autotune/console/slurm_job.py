@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cluster.slurm import Ended, follow, read_slurm, submit
-from autotune.console.options import REPORTS, AsJson, Reports, sites
+from autotune.console.options import REPORTS, AsJson, Reports, flag, option, sites
 from autotune.errors import BadInput, MachineLacks, UsageError
 
 if TYPE_CHECKING:
@@ -65,21 +65,15 @@ class SlurmOptions:
 
     slurm: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "[SITE]",
+            "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.",
             "--slurm",
-            metavar="[SITE]",
-            help="Submit this as a SLURM job, by the cluster's site file. "
-            "Default: AUTOTUNE_SITE, else ./site.toml if any.",
-            show_default=False,
             autocompletion=sites,
         ),
     ] = None
-    wait: Annotated[
-        bool, typer.Option("--wait", help="With --slurm: wait for the job's end, and exit with its code.")
-    ] = False
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --slurm: print the job's script, and do nothing.")
-    ] = False
+    wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
+    dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
     as_json: AsJson = False
 
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
@@ -107,7 +101,7 @@ class SlurmOptions:
                     f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
                     f"({one.trial_timeout_s:g} s)",
                     next_step=f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or bound trials: "
-                    f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
+                    f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}s",
                 )
             gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
             cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
@@ -141,7 +135,7 @@ class SlurmOptions:
 class JobOptions(SlurmOptions):
     """Options to choose where a measuring command runs, and its output."""
 
-    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False
+    here: Annotated[bool, flag("--here", "Allow measuring on a login node.", advanced=True)] = False
     reports: Reports = REPORTS
 
     def submitted_or_rejected(self, context: typer.Context, request: JobRequest) -> bool:

@@ -13,7 +13,7 @@ import typer
 from autotune.base.document import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import per_s
-from autotune.console.options import AsJson, grouped, make_request, sites
+from autotune.console.options import AsJson, duration, flag, grouped, make_request, option, sites
 from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, dataset_text, facts_of, facts_text
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from trainer.staging.stage import Staged
 
 _SHOWN_FAULTS = 20
-Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="The dataset.")]
+Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Prepare a tokenised dataset, look at it, check it, and copy it to a local disk.",
+    help="Prepare, inspect, verify and stage datasets.",
     rich_markup_mode=None,
 )
 
@@ -38,7 +38,7 @@ def inspect(
     *,
     directory: Dataset,
     seq_length: Annotated[
-        list[int] | None, typer.Option(min=8, max=2**20, help="A sequence length to consider; may be repeated.")
+        list[int] | None, option("TOKENS", "Sequence length to consider; repeatable.", min=8, max=2**20)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,7 +58,7 @@ def inspect(
 def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
     """Check every hash, offset and id of a dataset.
 
-    Reads all of it. Exits with code 3 if anything is wrong.
+    Reads all of it. Exits with code 3 if it is corrupt.
     """
     from autotune.corpus.verify import verify as verify_dataset
 
@@ -85,20 +85,22 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
 @app.command("stage")
 def stage(
     *,
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="The dataset.")],
-    to: Annotated[Path, typer.Option(metavar="LOCAL", help="A directory on the node's own disk.")],
-    timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait for who copies.")] = 3600.0,
+    source: Dataset,
+    to: Annotated[Path, option("DIR", "Directory on the node's local disk.")],
+    timeout_s: Annotated[
+        float, duration("--timeout", "1h", "Longest wait for the process that copies.", 3600.0, least_s=1)
+    ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a dataset to local disk, checking every byte.
+    """Copy a dataset to local disk and verify it.
 
-    One process per node copies; others that run this command wait for it.
+    One process per node copies; the others wait for it.
     """
     from trainer.staging.stage import stage as stage_dataset
 
-    with contextlib.suppress(OSError):  # what is wrong with either is said when it is used
+    with contextlib.suppress(OSError):  # reported when they are used
         if to.stat().st_dev == source.stat().st_dev:
-            sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
+            sys.stderr.write(f"warning: {to} is on the same file system as {source}\n")
     started_s = time.monotonic()
     with progress("stage") as update:
         staged = stage_dataset(source, to, timeout_s=timeout_s, update=update)
@@ -112,7 +114,7 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     copied = staged.copied
     if copied is None:
         took = format_seconds(seconds)
-        return f"{staged.directory} is there; this process copied nothing ({took})\n{following}"
+        return f"{staged.directory} is complete; another process copied it ({took})\n{following}"
     lines = [
         str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
@@ -142,61 +144,53 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...", help="elf:, text:, jsonl: or parquet: and a directory, a file, or a quoted glob."
+            metavar="SOURCE...",
+            help="Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The directory that is to become the dataset.")],
-    field: Annotated[
-        str, typer.Option(help="jsonl and parquet: what holds the text; dots lead into jsonl objects.")
-    ] = "text",
-    text_unit: Annotated[Literal["line", "paragraph", "file"], typer.Option(help="text: what one sample is.")] = "line",
+    out: Annotated[Path, option("DIR", "Output directory.")],
+    field: Annotated[str, option("NAME", "Text field of jsonl and parquet; dots lead into jsonl objects.")] = "text",
+    text_unit: Annotated[
+        Literal["line", "paragraph", "file"], option(None, "One sample of text files.", advanced=True)
+    ] = "line",
     max_samples: Annotated[
-        int | None, typer.Option(min=1, max=5_000_000, help="Take the first so many distinct samples.")
+        int | None, option("N", "Most distinct samples to take. Default: all.", min=1, max=5_000_000)
     ] = None,
-    keep_duplicates: Annotated[
-        bool, typer.Option("--keep-duplicates", help="Keep equal samples. Default: the first of them.")
-    ] = False,
-    validation_share: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share kept apart, chosen by content.")
-    ] = 0.01,
-    split_seed: Annotated[int, typer.Option(min=0, help="Another seed keeps others apart.")] = 0,
+    keep_duplicates: Annotated[bool, flag("--keep-duplicates", "Keep equal samples.", advanced=True)] = False,
+    validation_share: Annotated[float, option("SHARE", "Share held out for validation.", min=0.0, max=0.5)] = 0.01,
+    split_seed: Annotated[int, option("N", "Seed of the train/validation split.", advanced=True, min=0)] = 0,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="wordlevel, bpe, or a tokenizer.json to use. Default: wordlevel for elf, bpe for everything else."
-        ),
+        str | None, option("NAME", "wordlevel, bpe, or a tokenizer.json. Default: wordlevel for elf, else bpe.")
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}.",
             min=MIN_VOCAB_SIZE,
             max=2**24,
-            help="Most ids of the learned tokenizer, rounded up to a multiple of 64.",
-            show_default=str(DEFAULT_VOCAB_SIZE),
         ),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=8, help="Longest sample that is stored. Default: any.")] = None,
+    max_tokens: Annotated[int | None, option("N", "Longest sample to store. Default: no limit.", min=8)] = None,
     long: Annotated[
-        Literal["truncate", "split"], typer.Option(help="What becomes of samples over --max-tokens.")
+        Literal["truncate", "split"], option(None, "Treatment of samples over --max-tokens.", advanced=True)
     ] = "truncate",
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at anything that cannot be used.")] = False,
+    strict: Annotated[bool, flag("--strict", "Fail on the first unusable sample.", advanced=True)] = False,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=4096, help="Processes; with --slurm-workers jobs. Default: one per allotted CPU."),
+        int | None, option("N", "Worker processes. Default: one per allotted CPU.", min=1, max=4096)
     ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Use the workers of this dask scheduler.")
-    ] = None,
+    scheduler: Annotated[str | None, option("ADDRESS", "dask scheduler whose workers to use.", advanced=True)] = None,
     slurm_workers: Annotated[
         Path | None,
-        typer.Option(metavar="SITE", help="Use SLURM jobs as workers, set up by a site file.", autocompletion=sites),
+        option("SITE", "Use SLURM jobs as workers, configured by this site file.", advanced=True, autocompletion=sites),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace the dataset in --out.")] = False,
     job: SlurmOptions,
 ) -> None:
     """Make a tokenised dataset from programs or text.
 
-    Extracts samples, drops exact duplicates, learns a tokenizer, and encodes.
+    Extracts samples, drops exact duplicates, learns a tokenizer, and encodes. Only one of --slurm, --slurm-workers and
+    --scheduler can be used.
     """
     from autotune.corpus.encode import LengthLimit
     from autotune.corpus.engine import Workers
@@ -206,11 +200,11 @@ def prepare(
 
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
     if given is not None and vocab_size is not None:
-        raise UsageError("--vocab-size has no effect with a given tokenizer", next_step="Leave out one of the two.")
-    if sum(map(bool, (scheduler, slurm_workers, job.slurm is not None))) > 1:
         raise UsageError(
-            "--scheduler, --slurm-workers and --slurm all say where to work", next_step="Leave out all but one."
+            f"--vocab-size cannot be used with --tokenizer {str(given)!r}", next_step="Remove one of them."
         )
+    if sum(map(bool, (scheduler, slurm_workers, job.slurm is not None))) > 1:
+        raise UsageError("--scheduler, --slurm-workers and --slurm exclude each other", next_step="Keep one of them.")
     name = out.resolve().name
     asked = JobRequest(name=f"prepare-{name}", purpose=f"Prepares the dataset {name}.", on_gpus=False, cpus=workers)
     if job.submitted(context, asked):
@@ -238,20 +232,20 @@ def prepare(
     seconds = time.monotonic() - started_s
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
-        print(f"left out {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
+        print(f"skipped {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
     manifest, source = prepared.manifest, prepared.manifest.source
     more = source.rejected - len(prepared.first_rejects)
     if more > 0:
-        print(f"left out {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
+        print(f"skipped {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
     if unknown > 0.1:
         print(
-            f"note: the tokenizer does not know {format_share(unknown)} of all tokens; "
-            "--tokenizer bpe knows every text, a larger --vocab-size more words",
+            f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; "
+            "use --tokenizer bpe, or a larger --vocab-size",
             file=sys.stderr,
         )
-    # What storing masks, a byte a token, would add; and rows padded to the paper's width, ids and masks.
+    # Size of stored masks, a byte per token; and of sequences padded as in the paper baseline, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
@@ -276,12 +270,12 @@ def prepare(
         "tokens": f"{format_count(tokens)}, special tokens not counted",
         "duplicates dropped": format_count(source.duplicate_samples),
         "unknown tokens": f"{format_share(unknown)} of all tokens",
-        "left out": f"{format_count(source.rejected)} that cannot be used (rejects.jsonl), "
+        "skipped": f"{format_count(source.rejected)} unusable samples (rejects.jsonl), "
         f"{format_count(prepared.other_files)} files of other kinds",
         "took": format_seconds(seconds),
     }
     print(facts_text(facts, "tokens per sample", manifest))
-    print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))} --memory 1GiB")
+    print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))}")
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -5,11 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_count
-from autotune.console.options import AsJson, NodeRanks, OneProfile, ProfileData
+from autotune.console.options import NODES, AsJson, NodeRanks, OneProfile, ProfileData, option
 
 if TYPE_CHECKING:
     from autotune.export.decide import Export
@@ -18,22 +16,16 @@ if TYPE_CHECKING:
 def export(
     *,
     profile: OneProfile,
-    to: Annotated[
-        Literal["hf-trainer"], typer.Option(help="The other trainer: transformers' Trainer, as TrainingArguments.")
-    ],
+    to: Annotated[Literal["hf-trainer"], option(None, "Target: Hugging Face Trainer, as TrainingArguments.")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="Write the settings there, and beside them FILE.remarks.json. Default: print them.",
-        ),
+        Path | None, option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes that are to train together.")] = 1,
+    nodes: Annotated[int, NODES] = 1,
     ranks: NodeRanks = None,
     data: ProfileData = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export a profile's settings to another trainer.
+    """Export a profile to Hugging Face Trainer.
 
     Standard error lists the settings that differ or have no equivalent.
     """

@@ -1,8 +1,8 @@
 """``autotune train`` and ``autotune status``: train from a profile, here or as a SLURM job; show runs and tunings."""
 
 import importlib.metadata
+import math
 import os
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, grouped, profiles
+from autotune.console import options as opt
 from autotune.console.slurm_job import SlurmOptions, follow_jobs
 from autotune.errors import BadInput, MachineLacks, ProfileRejected, UsageError
 from autotune.profiles.decide.follow_up import command
@@ -23,21 +23,14 @@ if TYPE_CHECKING:
 class TrainOptions:
     """Profile and dataset to train from, and the run directory."""
 
-    profile: Annotated[Path, typer.Option(help="The profile to train from.", autocompletion=profiles)]
-    data: ProfileData = None
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
-    ] = None
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
-    ] = None
+    profile: opt.OneProfile
+    data: opt.ProfileData = None
+    out: Annotated[Path | None, opt.option("DIR", "Run directory; a run in it resumes. Default: a new one.")] = None
+    assignments: Annotated[list[str] | None, opt.option("train.KEY=VALUE", "Override; repeatable.", "--set")] = None
     require_approved: Annotated[
-        bool,
-        typer.Option(
-            "--require-approved", help="Train only if the profile was approved as it is: autotune profile approve."
-        ),
+        bool, opt.flag("--require-approved", "Fail unless this exact content was approved.")
     ] = False
-    reports: Reports = REPORTS
+    reports: opt.Reports = opt.REPORTS
 
     def request(
         self, *, ranks: int | None, site_requires_approval: bool, torch_of_profile: bool = False
@@ -62,9 +55,9 @@ class TrainOptions:
         there, tuned_on = read_manifest(resolved.data_dir).dataset_hash, stored.fingerprint.dataset_hash
         if tuned_on != there:
             raise ProfileRejected(
-                f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, "
+                f"{str(resolved.data_dir)!r} does not match the profile's dataset: its hash begins {there[:12]}, "
                 f"not {tuned_on[:12]}",
-                next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
+                next_step="Name the profile's dataset with --data DIR; or tune with this one: autotune tune",
             )
         torch_version = stored.fingerprint.torch if torch_of_profile else _installed_torch()
         if torch_version is None:
@@ -85,40 +78,34 @@ class TrainOptions:
         )
 
 
-@grouped
+@opt.grouped
 def train(
     context: typer.Context,
     *,
     options: TrainOptions,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks on each node. Default: one for each GPU of the profile; as probed on a CPU."),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="With --slurm: nodes of the job. Default: 1.")] = None,
-    time: Annotated[
-        str | None,
-        typer.Option(metavar="[D-]HH:MM:SS", help="With --slurm: longest time of the job. Default: the site's."),
+    ranks: opt.NodeRanks = None,
+    nodes: Annotated[int | None, opt.NODES] = None,
+    time_limit_s: Annotated[
+        float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
     ] = None,
     chain: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=100, help="With --slurm: submit so many jobs, each resuming after the other, if requeue is off."
-        ),
+        int | None, opt.option("N", "Submit N dependent jobs (without requeue).", advanced=True, min=1, max=100)
     ] = None,
     job: SlurmOptions,
 ) -> None:
     """Train from a profile, here or as a SLURM job.
 
-    The exit code is the run's own. A job resumes after time limits and pre-emption until the run is complete.
+    Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
+    --time-limit and --chain require --slurm.
     """
     del context
     if job.slurm is not None:
-        _submit(options, job, ranks=ranks, nodes=nodes or 1, time=time, chain=chain or 1)
+        _submit(options, job, ranks=ranks, nodes=nodes or 1, time_limit_s=time_limit_s, chain=chain or 1)
         return
-    given = {"--nodes": nodes, "--time": time, "--chain": chain, "--wait": job.wait or None}
+    given = {"--nodes": nodes, "--time-limit": time_limit_s, "--chain": chain, "--wait": job.wait or None}
     given |= {"--dry-run": job.dry_run or None, "--json": job.as_json or None}
-    for option in (name for name, value in given.items() if value is not None):
-        raise UsageError(f"{option} requires --slurm", next_step="Add --slurm.")
+    for name in (name for name, value in given.items() if value is not None):
+        raise UsageError(f"{name} requires --slurm", next_step="Add --slurm")
     _train_here(options, ranks)
 
 
@@ -153,19 +140,18 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
 
 
 def _submit(
-    options: TrainOptions, job: SlurmOptions, *, ranks: int | None, nodes: int, time: str | None, chain: int
+    options: TrainOptions, job: SlurmOptions, *, ranks: int | None, nodes: int, time_limit_s: float | None, chain: int
 ) -> None:
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.cluster.job_script import read_template
-    from autotune.cluster.site_file import DEFAULT_SITE, TIME_PATTERN, SiteFile, find_site, read_site
+    from autotune.cluster.site_file import DEFAULT_SITE, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
 
-    if time is not None and re.fullmatch(TIME_PATTERN, time) is None:
-        raise UsageError(
-            f"--time {time} is not a time limit", next_step="Write [D-]HH:MM:SS, such as 04:00:00 or 1-00:00:00."
-        )
+    hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
+    clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"
+    time = None if time_limit_s is None else clock
     site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
     cluster = SiteFile() if site_path is None else read_site(site_path)
     request = options.request(
@@ -199,16 +185,16 @@ def _submit(
 def status(
     places: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN_OR_REPORT_DIR]...", help="Default: everything under runs/ and reports/."),
+        typer.Argument(metavar="[DIR]...", help="Runs or report directories. Default: all in --runs and --reports."),
     ] = None,
     *,
-    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    runs: Annotated[Path, opt.option("DIR", "Directory of runs.")] = Path("runs"),
+    reports: opt.Reports = opt.REPORTS,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show the state of training runs and tunings.
 
-    SLURM is queried if it is available.
+    Queries SLURM if it is available.
     """
     from autotune.base.document import answer_json
     from autotune.cluster.slurm import queued_jobs
@@ -217,7 +203,7 @@ def status(
 
     for place in places or []:
         if not place.is_dir():
-            raise BadInput(f"{place} is not a directory", next_step="Name a run, or the directory of a report.")
+            raise BadInput(f"{str(place)!r} is not a directory", next_step="Name a run, or the directory of a report.")
     jobs = queued_jobs()
     run_places, report_places = find_runs_and_tunings(list(places or []), runs, reports)
     of_runs = [run_status(place, jobs) for place in run_places]

@@ -8,24 +8,24 @@ from typing import Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, Reports
+from autotune.console.options import REPORTS, Data, OneProfile, Reports, flag, gpus_per_node, option
 from autotune.errors import ProfileRejected, UsageError
 
-Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]
+Interface = Annotated[str | None, option("NAME", "Network interface. Default: the one of the node's name.")]
 
 
 def preflight(
     *,
-    profile: Annotated[Path, typer.Option(help="The profile that is to be trained from.")],
-    data: Annotated[Path, typer.Option(help="The dataset, as this node sees it.")],
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of this node.")],
-    cpus: Annotated[int, typer.Option(min=1, help="Processors that the job asked for.")],
-    code: Annotated[str, typer.Option(help="Hash of the trainer's sources where the job was submitted.")],
+    profile: OneProfile,
+    data: Data,
+    ranks: Annotated[int, gpus_per_node("none")],
+    cpus: Annotated[int, option("N", "CPUs that the job requested.", min=1)],
+    code: Annotated[str, option("HASH", "Hash of the trainer's sources at submission.")],
     require_approved: Annotated[
-        bool, typer.Option("--require-approved", help="Whether somebody must have approved the profile as it is now.")
+        bool, flag("--require-approved", "Fail unless this exact content was approved.")
     ] = False,
     profile_sha256: Annotated[
-        str | None, typer.Option(help="Of the profile that was approved when the job was written, as runs name it.")
+        str | None, option("HASH", "Hash of the profile that was approved at submission.")
     ] = None,
     reports: Reports = REPORTS,
 ) -> None:
@@ -47,23 +47,23 @@ def preflight(
         monitor.close()
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
-        told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
+        told = "; ".join(f"{one.field} is {one.found}, expected {one.expected}" for one in problems)
         raise ProfileRejected(f"{node.name}: {told}", next_step=problems[0].next_step)
     if node.nvlinked is False:
-        sys.stderr.write(f"warn: {node.name}: its GPUs are not all linked by NVLink: gradients go a slower way\n")
+        sys.stderr.write(
+            f"warning: {node.name}: not all GPUs are linked by NVLink, so gradient synchronisation is slower\n"
+        )
     print(f"preflight: {describe(node)}")
 
 
-def meet(*, job: Annotated[int, typer.Option(min=0, help="The job's number.")], interface: Interface = None) -> None:
+def meet(*, job: Annotated[int, option("N", "Job number.", min=0)], interface: Interface = None) -> None:
     """Print this node's rendezvous address and port."""
     from autotune.cluster.torchrun import choose_port, is_free, own_address, read_addresses, resolve_own_name
 
     here = own_address(interface, read_addresses(), resolve_own_name())
     port, taken = choose_port(job, lambda port: is_free(here, port))
     if taken:
-        sys.stderr.write(
-            f"meet: port {', '.join(map(str, taken))} of {_node_name()} is taken by somebody else; using {port}\n"
-        )
+        sys.stderr.write(f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use; using {port}\n")
     print(f"{here}:{port}")
 
 
@@ -77,12 +77,12 @@ def address(*, interface: Interface = None) -> None:
 
 
 def ended(
-    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
     *,
-    said_before: Annotated[str, typer.Option(help="What exit.json held before this start.")] = "",
-    job_code: Annotated[int, typer.Option(help="What srun returned.")] = 0,
-    nodes: Annotated[int, typer.Option(min=1, help="Of the job.")] = 1,
-    link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
+    said_before: Annotated[str, option("JSON", "Content of exit.json before this start.")] = "",
+    job_code: Annotated[int, option("N", "Exit code of srun.")] = 0,
+    nodes: Annotated[int, option("N", "Nodes of the job.", min=1)] = 1,
+    link: Annotated[int | None, option("N", "Number of this job in its chain; asks whether to continue.")] = None,
 ) -> None:
     """Report how a run ended, and exit with its code."""
     from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, has_work_left, run_end_of
@@ -99,17 +99,19 @@ def _node_name() -> str:
 
 def outside(
     *,
-    nodes: Annotated[int, typer.Option(min=1, help="So many of the job's.")],
-    script: Annotated[str, typer.Option(help="What bash is to run on each.")],
+    nodes: Annotated[int, option("N", "Number of nodes.", min=1)],
+    script: Annotated[str, option("TEXT", "Bash script to run on each node.")],
 ) -> None:
     """Run a script on nodes from outside the container."""
     from autotune.cluster.torchrun import STARTER_VARIABLE, start_outside
 
     if not os.environ.get(STARTER_VARIABLE):
-        raise UsageError("no script of a job starts anything here", next_step="This is called inside of jobs only.")
+        raise UsageError(
+            "job outside requires a job script", next_step="Submit a job instead: autotune train PROFILE --slurm"
+        )
     raise SystemExit(start_outside(Path(os.environ[STARTER_VARIABLE]), nodes, script))
 
 
-app = typer.Typer(no_args_is_help=True, help="Commands that the scripts of jobs call.")
+app = typer.Typer(no_args_is_help=True, help="Commands for job scripts.")
 for _command in (preflight, meet, address, outside, ended):
     app.command()(_command)

@@ -84,7 +84,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         raise BadInput(
             f"the job's time limit, {limit}, cannot hold its start ({START_UP_S:g} s) and a save at its end "
             f"({lead_s} s)",
-            next_step="Raise it: --time, or slurm.time in the site file.",
+            next_step="Raise it: --time-limit, or slurm.time in the site file.",
         )
     torchrun = torchrun_command(
         request.python,
@@ -126,7 +126,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
     """Return the command of each rank; the dataset is staged to ``stage_to`` unless the configuration says where."""
-    words = ["-m", "trainer", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
+    words = ["-m", "trainer", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
         words += ["--expect-profile-sha256", request.approved_sha256]
@@ -169,7 +169,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
-    words = ["job", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
+    words = ["job", "preflight", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
     # The job checks again: it may wait for days, in which the profile may be edited or its approval withdrawn.
     if request.reviews is not None:

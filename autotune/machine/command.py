@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
-from autotune.console.options import AsJson
+from autotune.console.options import AsJson, option
 from autotune.machine.decide import find_unsuitable
 from autotune.machine.host import Host, SystemHost
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
@@ -24,11 +22,10 @@ def doctor(
     *,
     as_json: AsJson = False,
     path: Annotated[
-        list[Path] | None,
-        typer.Option(help="A place whose disk to look at, by default the working directory; may be repeated."),
+        list[Path] | None, option("DIR", "Directory whose disk to check; repeatable. Default: the current one.")
     ] = None,
 ) -> None:
-    """Show this machine and any measurement problems."""
+    """Check this machine for measurement problems."""
     monitor = NvmlMonitor()
     try:
         slurm = read_slurm(os.environ, shutil.which)

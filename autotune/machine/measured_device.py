@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.units import floor_gib, format_bytes
+from autotune.base.units import exact_bytes, floor_gib, format_bytes
 from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.errors import BadInput, MachineLacks
@@ -163,7 +163,7 @@ def memory_budget(
     if as_gpu is not None:
         if site.gpu is None:
             raise BadInput(
-                f"--as-gpu {as_gpu.key} needs a larger GPU to measure on, and this is a CPU",
+                f"--gpu {as_gpu.key} requires a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key}",
             )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
@@ -185,7 +185,7 @@ def memory_budget(
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
         raise BadInput(
-            f"--memory {format_bytes(asked_bytes)} is more than {what}: {format_bytes(there_bytes)}",
+            f"--memory {exact_bytes(asked_bytes)} is more than {what}: {format_bytes(there_bytes)}",
             next_step=f"Ask for at most {floor_gib(there_bytes)}.",
         )
     return asked_bytes or default_bytes

@@ -1,60 +1,51 @@
 """``autotune probe`` and ``autotune estimate``: the largest micro-batch per model, measured and predicted."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from autotune.base.defaults import HEADROOM_SHARE, VOCAB_SIZE
-from autotune.console.options import (
-    AsJson,
-    Checkpointing,
-    Layout,
-    ModelOptions,
-    StepOptions,
-    cards,
-    grouped,
-    make_request,
-)
+from autotune.base.units import exact_bytes
+from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import AutotuneError, ExceedsMemory
 
+_Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, which needs more memory.", advanced=True)]
 
-@grouped
+
+@opt.grouped
 def probe(
     context: typer.Context,
     *,
-    options: ModelOptions,
-    layout: Layout = None,
-    activation_checkpointing: Checkpointing = "none",
+    options: opt.ModelOptions,
+    layout: opt.Layout = None,
+    activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
-        typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
+        opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
     ] = "ddp",
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the model's layers, as a profile with compile trains.")
-    ] = False,
-    as_gpu: Annotated[
-        str | None,
-        typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
-    ] = None,
-    accumulate: Annotated[
-        bool, typer.Option(help="Let steps have several micro-batches, which needs more memory than one.")
-    ] = True,
+    compile: Annotated[bool, opt.flag("--compile", "Compile the layers with torch.compile.")] = False,
+    gpu: opt.Gpu = None,
+    accumulate: _Accumulate = True,
     headroom: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")
+        float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
     ] = HEADROOM_SHARE,
-    out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
+    out: Annotated[
+        Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
+    ] = None,
     job: JobOptions,
 ) -> None:
-    """Find the largest micro-batch that fits in memory.
+    """Find the largest micro-batch that fits.
 
-    Verify that one more sequence does not fit, and measure the throughput of smaller sizes.
+    Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
+    With --gpu, memory is capped to that of a smaller GPU.
     """
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.sections import probe_answer, probe_text
-    from autotune.memory.stage import probe_models
+    from autotune.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
 
     requests = options.probes(
@@ -65,7 +56,7 @@ def probe(
             "compile": compile,
             "parallel": {"strategy": strategy},
         },
-        as_gpu=None if as_gpu is None else find_gpu_model(as_gpu),
+        as_gpu=None if gpu is None else find_gpu_model(gpu),
         accumulate=accumulate,
         headroom_share=headroom,
     )
@@ -76,54 +67,46 @@ def probe(
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
         trial_log=", ".join(str(job.reports / (one or f"{name}-*") / "trials") for name in names),
         expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
-        trial_timeout_s=options.trial_timeout,
+        trial_timeout_s=options.trial_timeout_s,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",
         reports=job.reports,
     )
     if job.submitted_or_rejected(context, asked):
         return
-    with open_session(options.device, options.data) as bench:
+    with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
         probed = probe_models(bench, requests, out)
     answer = {"models": [probe_answer(one) for one in probed]}
     print(answer_json(answer) if job.as_json else probe_text(probed, options.data))
 
 
-@grouped
+@opt.grouped
 def estimate(
     context: typer.Context,
     *,
-    options: StepOptions,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="The card, such as h100-nvl-94gb. Default: the first GPU of this machine.", autocompletion=cards
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Budget of one rank, such as 80GB or 24GiB; alone, or less than the GPU has.")
-    ] = None,
-    device: Annotated[
-        Literal["cuda", "cpu"], typer.Option(help="What it is to run on; a CPU needs --memory.")
-    ] = "cuda",
+    options: opt.StepOptions,
+    gpu: opt.Gpu = None,
+    memory_bytes: opt.Memory = None,
+    device: Annotated[Literal["cuda", "cpu"], opt.option(None, "Target device; cpu requires --memory.")] = "cuda",
     data: Annotated[
-        Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
+        Path | None, opt.option("DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = VOCAB_SIZE,
-    layout: Layout = None,
-    attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
-    activation_checkpointing: Checkpointing = "none",
+    vocab_size: opt.VocabSize = None,
+    layout: opt.Layout = None,
+    attention: Annotated[
+        Literal["auto", "varlen", "sdpa"], opt.option(None, "Kernel of attention.", advanced=True)
+    ] = "auto",
+    activation_checkpointing: opt.Checkpointing = "none",
     mlm_head: Annotated[
-        Literal["sparse", "dense"], typer.Option(help="Places that the prediction head computes.")
+        Literal["sparse", "dense"],
+        opt.option(None, "Compute MLM logits of masked tokens only (sparse) or of all.", advanced=True),
     ] = "sparse",
-    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks: their buckets and communication.")] = 1,
-    accumulate: Annotated[
-        bool, typer.Option(help="Several micro-batches a step: gradients exist while the next one is computed.")
-    ] = True,
-    tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
-    pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
-    what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
-    as_json: AsJson = False,
+    ranks: Annotated[int, opt.option("N", "GPUs that train data-parallel, on all nodes.", min=1)] = 1,
+    accumulate: _Accumulate = True,
+    tensor_ranks: opt.TensorRanks = 1,
+    pipeline_stages: opt.PipelineStages = 1,
+    what_if: Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Predict the largest micro-batch without a GPU.
 
@@ -145,7 +128,7 @@ def estimate(
         settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
         for one in named.values()
     ]
-    asked = make_request(PredictionRequest, context, configs=tuple(configs))
+    asked = opt.make_request(PredictionRequest, context, configs=tuple(configs), vocab_size=vocab_size or VOCAB_SIZE)
     target = find_target(asked)
     with progress("estimate") as update:
         answer, rejected = predict(asked, target, what_if=what_if, update=update)
@@ -154,7 +137,7 @@ def estimate(
         "probe",
         model=[text for text, one in named.items() if one.name not in unfit],
         data=data or "DIR",
-        memory=memory,
+        memory=memory_bytes and exact_bytes(memory_bytes),
         device=device if device == "cpu" else None,
         seq_length=length,
         **step,
@@ -162,8 +145,8 @@ def estimate(
         max_micro_batch_size=options.max_micro_batch_size,
         accumulate=accumulate,
     )
-    unlike = ["the sparse head"] * (mlm_head != "sparse") + ["the attention that it chooses"] * (attention != "auto")
-    if unlike:  # for want of an option
+    unlike = ["the sparse head"] * (mlm_head != "sparse") + ["its own choice of attention"] * (attention != "auto")
+    if unlike:  # probe has no such options
         probe += f"  # measures {' and '.join(unlike)}"
     if as_json:
         print(answer_json(answer))
@@ -179,7 +162,7 @@ def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
 
     first = errors[0]
     first.message = "\n".join(error.message for error in errors)
-    run = f"Measure it where it is to run: {probe}"
+    run = f"Measure it on the target machine: {probe}"
     steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
     first.next_step = "\n  ".join(dict.fromkeys(steps))
     return first

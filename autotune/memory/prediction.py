@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE
 from autotune.base.model_work import largest_parameter_bytes
-from autotune.base.units import format_bytes, parse_bytes
+from autotune.base.units import format_bytes
 from autotune.corpus.values import SequenceContents
 from autotune.errors import AutotuneError, BadInput, ExceedsMemory, UsageError
 from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, find_gpu_model, gpu_model_of
@@ -45,7 +45,7 @@ class PredictionRequest:
     configs: tuple[TrainConfig, ...]
     """Settings of the step of each model, all on the same device; batch sizes are ignored."""
     gpu: str | None
-    memory: str | None
+    memory_bytes: int | None
     data: Path | None
     vocab_size: int
     """Vocabulary size without a dataset."""
@@ -122,7 +122,7 @@ def find_target(asked: PredictionRequest) -> Target:
         BadInput: If the GPU is not found, or the budget exceeds its memory.
         UsageError: If the amount of memory is unknown, or a GPU is named for a CPU.
     """
-    budget = None if asked.memory is None else parse_bytes(asked.memory)
+    budget = asked.memory_bytes
     if asked.configs[0].device == "cpu":
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")

@@ -113,7 +113,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
     reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
     old = [f" (the old one: {one.previous})" if one.previous else "" for one in probed]
     written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
-    following = [("next", (command("workers", profile=one.path, data=data),)) for one in probed]
+    following = [("next", (command("workers", one.path, data=data),)) for one in probed]
     return console_text((table, Pairs(pairs=(*reasons, *written, *following))))
 
 

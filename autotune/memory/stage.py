@@ -10,7 +10,7 @@ from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
 from autotune.machine.gpu_models import RESERVE_BYTES
-from autotune.machine.measured_device import local_ranks, memory_budget
+from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
 from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
@@ -42,6 +42,12 @@ def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # n
     """
     given = {name: value for name, value in settings.items() if value is not None}
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
+
+
+def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> None:
+    """Raise ``BadInput`` if the device has less memory, or fewer GPUs, than requested."""
+    for one in requests:
+        memory_budget(site, one.memory_bytes, one.as_gpu, ranks=local_ranks(site, one.ranks))
 
 
 def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:

@@ -150,7 +150,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     if probe.parameters is None:
         raise BadInput(
             "the profile does not say how many parameters the model has",
-            next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
+            next_step=f"Measure it: autotune network PROFILE; or probe {profile.train.model.name} again.",
         )
     # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
     first, last = (pick(probe.curve, key=lambda point: point.micro_batch_size) for pick in (min, max))
@@ -288,7 +288,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
 def _choice(tuning: NetworkTuning) -> str:
     rounds, (chosen, gain) = len(tuning.tried[0].figures), tuning.fastest()
     if rounds < ROUNDS:
-        return f"the default: there was time for {rounds} of {ROUNDS} rounds, which prove nothing; --minutes gives more"
+        return f"the default: there was time for {rounds} of {ROUNDS} rounds, too few; a longer --time-limit gives more"
     if gain is None:
         return "the default: nothing that was measured is proven to be faster"
     interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"

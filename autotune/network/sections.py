@@ -28,7 +28,7 @@ from autotune.report.values import ReportedProfile
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """Return the evidence and the next command, for the console."""
-    predict, train = command("network", profile=profile, predict=True), command("train", profile=profile, slurm=True)
+    predict, train = command("network", profile, predict=True), command("train", profile, slurm=True)
     pairs = (("profile", (str(profile),)), ("next", (f"{predict}, or {train}",)))
     return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
 
@@ -41,7 +41,7 @@ def scaling_text(scaled: Scaling) -> str:
 def network_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the report's blocks on the network and on scaling to more nodes."""
     found = one.profile.evidence.network
-    command = f"autotune network --profile {one.quoted} --slurm"
+    command = f"autotune network {one.quoted} --slurm"
     if found is None:
         what = "The network, and how far nodes are useful, on two nodes"
         return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.base.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
-from autotune.console.options import AsJson, ProfileData, cards, make_request, models, parsed, profiles
+from autotune.base.defaults import SEQ_LENGTH_TOKENS
+from autotune.base.units import parse_amount, parse_seconds
+from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,80 +19,64 @@ if TYPE_CHECKING:
 def plan(
     context: typer.Context,
     *,
-    model: Annotated[
-        str | None, typer.Option(help="Preset or config.json; or give --profile.", autocompletion=models)
-    ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="A profile: its settings, and what was measured.", autocompletion=profiles)
+        Path | None,
+        typer.Argument(metavar="[PROFILE]", help="Profile (TOML), or --model.", autocompletion=opt.profiles),
     ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Train on so many real tokens, such as 45.2B or 2T.")
+    model: Annotated[
+        str | None, opt.option("NAME", "Preset, or path of a config.json; requires --gpu.", autocompletion=opt.models)
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Train on so many passes over the dataset.")] = None,
-    flops: Annotated[
-        str | None, typer.Option(metavar="N", help="Train for so many operations by 6·N·D, such as 1e20.")
-    ] = None,
-    hours: Annotated[float | None, typer.Option(help="Train for so long.")] = None,
+    gpu: opt.Gpu = None,
+    nodes: Annotated[int, opt.NODES] = 1,
+    ranks: Annotated[int | None, opt.gpus_per_node("the profile's; 1 with --model")] = None,
+    tokens: Annotated[str | None, opt.option("N", "Train on this many non-padding tokens, such as 45.2B.")] = None,
+    epochs: Annotated[float | None, opt.option("N", "Train for this many passes over the data.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train so many optimizer steps. Default: the profile's.")
+        int | None, opt.option("N", "Train for this many optimizer steps. Default: the profile's.", min=1)
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="The card, such as h100-nvl-94gb. Default: the profile's machine.", autocompletion=cards),
-    ] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=8192, help="Nodes.")] = 1,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Ranks on each node. Default: the profile's, else 1.")
-    ] = None,
+    hours: Annotated[str | None, opt.option("DURATION", "Train for this long, such as 24h.", "--duration")] = None,
+    flops: Annotated[str | None, opt.option("N", "Train with this many FLOPs, such as 1e20.", advanced=True)] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(min=0, help="What you pay for a GPU and hour, in any currency.")
+        float | None, opt.option("PRICE", "Price per GPU-hour (any currency).", min=0)
     ] = None,
-    data: ProfileData = None,
-    global_batch_tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Real tokens of a step over all ranks. Default: the profile's.")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Line rate of a node's network card, such as 25Gbit, where it was not measured.")
-    ] = None,
+    data: opt.ProfileData = None,
+    global_batch_tokens: Annotated[float | None, opt.batch_tokens("the profile's")] = None,
+    bandwidth: opt.Bandwidth = None,
     tokens_per_s: Annotated[
-        str | None, typer.Option(metavar="N", help="Real tokens/s of one GPU, if you know better than the plan.")
+        float | None,
+        opt.option(
+            "N",
+            "Known non-padding tokens/s of one GPU.",
+            advanced=True,
+            parser=opt.quantity("--tokens-per-s", parse_amount, "100K"),
+        ),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=8, help=f"Without --data. Default: {VOCAB_SIZE}.")] = None,
-    seq_length: Annotated[
-        int | None, typer.Option(min=8, help=f"Tokens in a row, with --model. Default: {SEQ_LENGTH_TOKENS}.")
-    ] = None,
-    precision: Annotated[
-        Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products, with --model. Default: bf16.")
-    ] = None,
-    tensor_ranks: Annotated[int, typer.Option(min=1, help="GPUs of the tensor-parallel formula.")] = 2,
-    pipeline_stages: Annotated[int, typer.Option(min=1, help="Of the pipeline formula.")] = 2,
-    as_json: AsJson = False,
+    vocab_size: opt.VocabSize = None,
+    seq_length: Annotated[int | None, opt.SEQ_LENGTH] = None,
+    precision: opt.Precision = None,
+    tensor_ranks: opt.TensorRanks = 2,
+    pipeline_stages: opt.PipelineStages = 2,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Predict steps, time, cost and memory of a run.
 
-    Each figure is marked as given, measured, predicted or assumed.
+    Each figure is marked as given, measured, predicted or assumed. --seq-length and --precision require --model.
     """
     from autotune.base.document import answer_json
-    from autotune.base.units import parse_amount, parse_bits_per_s
     from autotune.network.scaling import Assumed
     from autotune.plan.inputs import PlanRequest, plan
     from autotune.plan.sections import plan_text
     from trainer.record.progress import progress
 
-    def amount(text: str | None, option: str) -> float | None:
-        return None if text is None else parsed(parse_amount, text, option)
-
-    asked = make_request(
+    asked = opt.make_request(
         PlanRequest,
         context,
         source=_source(model, profile, seq_length, precision),
         model_argument=model or "",
         goal=_goal(context),
-        ranks_per_node=gpus_per_node,
+        ranks_per_node=ranks,
         price_per_device_hour=price_per_gpu_hour,
-        links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
-        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
-        tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
+        links=None if bandwidth is None else Assumed(bits_per_s=bandwidth),
     )
     with progress("plan") as update:
         found = plan(asked, update)
@@ -99,20 +84,24 @@ def plan(
 
 
 def _goal(context: typer.Context) -> "Goal | None":
-    from autotune.base.units import parse_amount
     from autotune.plan.values import GOALS, Goal
 
+    options = {kind: "--duration" if kind == "hours" else f"--{kind}" for kind in GOALS}
     given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{kind}' for kind in given)} each say how long to train",
-            next_step="Give one of them; the plan says what the others come to.",
+            f"{' cannot be used with '.join(options[kind] for kind in given)}: each sets the length of the training",
+            next_step="Give one of them; the plan shows the others.",
         )
     for kind, said in given.items():
-        amount = parsed(parse_amount, said, f"--{kind}") if isinstance(said, str) else said
-        source = f"--{kind} {said:g}" if isinstance(said, float) else f"--{kind} {said}"
+        name, amount = options[kind], said
+        if kind == "hours":
+            amount = opt.quantity(name, parse_seconds, "24h")(said) / 3600
+        elif isinstance(said, str):
+            amount = opt.quantity(name, parse_amount, "45.2B")(said)
+        source = f"{name} {said:g}" if isinstance(said, float) else f"{name} {said}"
         if not 0 < amount < float("inf"):
-            raise UsageError(f"{source}: not a positive number", next_step=f"Correct --{kind}.")
+            raise UsageError(f"{source} is not positive", next_step=f"Give {name} a positive number.")
         return Goal(kind=kind, amount=amount, source=source)
     return None
 
@@ -126,14 +115,14 @@ def _source(
 
     if (model is None) == (profile is None):
         raise UsageError(
-            "a plan is of a model or of a profile" + ("" if model is None else ", and both were given"),
-            next_step="Give one: --model bert-120m --gpu h100-nvl-94gb; or --profile PROFILE.toml.",
+            "plan requires a profile or --model" if model is None else f"--model cannot be used with {str(profile)!r}",
+            next_step="Give one: autotune plan PROFILE, or autotune plan --model bert-120m --gpu h100-nvl-94gb",
         )
     if profile is not None:
         if seq_length is not None or precision is not None:
             raise UsageError(
-                "--seq-length and --precision go with --model: a profile has its own",
-                next_step="Leave them out, or name the model instead of the profile.",
+                "--seq-length and --precision require --model: a profile sets its own",
+                next_step="Remove them, or give --model instead of the profile.",
             )
         return read_profile(profile)
     length = seq_length or SEQ_LENGTH_TOKENS

@@ -177,7 +177,7 @@ def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
         return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
     raise UsageError(
         "nothing says how long to train",
-        next_step="Give one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --hours 24, --steps 100000.",
+        next_step="Give one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000.",
     )
 
 
@@ -187,8 +187,8 @@ def _subject(asked: PlanRequest) -> _Subject:
         if gpu_model is None:
             raise UsageError(
                 "a model without a profile needs a card to be planned for",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --profile "
-                "PROFILE.toml.",
+                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or name a "
+                "profile: autotune plan PROFILE.",
             )
         return _Subject(train=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked))
     profile = source.profile
@@ -374,6 +374,6 @@ def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> s
     evidence, path = stored.profile.evidence, stored.path
     if fleet.nodes > 1:
         if not joins_nodes(evidence.network):
-            return command("network", profile=path, slurm=True)
-        return command("train", profile=path, nodes=fleet.nodes, slurm=True)
-    return command("workers" if evidence.workers is None else "train", profile=path)
+            return command("network", path, slurm=True)
+        return command("train", path, nodes=fleet.nodes, slurm=True)
+    return command("workers" if evidence.workers is None else "train", path)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, OneProfile, ProfileData, Reports
+from autotune.console.options import REPORTS, AsJson, OneProfile, ProfileData, Reports, flag, option
 from autotune.errors import UsageError
 
 app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
@@ -15,15 +15,15 @@ def show(
     *,
     profile: OneProfile,
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.num_workers, or a group.")
+        str | None, typer.Argument(metavar="[KEY]", help="Setting, such as data.num_workers, or a group of settings.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Give the figures behind every setting.")] = False,
+    explain: Annotated[bool, flag("--explain", "Show the measurements behind every setting.")] = False,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Show a profile's settings and their reasons.
+    """Show a profile's settings and their evidence.
 
-    With KEY or --explain: the origin of a setting (measured, asked for, or default) and the figures behind it.
+    With KEY or --explain: the origin of a setting (measured, requested, or default) and the measurements behind it.
     """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
@@ -54,12 +54,12 @@ def verify(
     profile: OneProfile,
     data: ProfileData = None,
     require_approved: Annotated[
-        bool, typer.Option("--require-approved", help="Refuse it as well unless it was approved as it is.")
+        bool, flag("--require-approved", "Fail unless this exact content was approved.")
     ] = False,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a profile with this machine.
+    """Check that a profile matches this machine.
 
     Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
     """
@@ -97,20 +97,16 @@ def verify(
 def approve(
     *,
     profile: OneProfile,
-    by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Your name. Without it, the approval is only shown.")
-    ] = None,
-    reject: Annotated[bool, typer.Option("--reject", help="Reject the profile instead.")] = False,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; up to 2,000 characters.")] = None,
-    as_edited: Annotated[
-        bool, typer.Option("--as-edited", help="Approve what it says now, though it was edited after it was measured.")
-    ] = False,
+    by: Annotated[str | None, option("NAME", "Reviewer name. Default: only show the approval.")] = None,
+    reject: Annotated[bool, flag("--reject", "Reject the profile.")] = False,
+    note: Annotated[str | None, option("TEXT", "Comment, up to 2,000 characters.")] = None,
+    as_edited: Annotated[bool, flag("--as-edited", "Approve although it was modified after it was measured.")] = False,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
     """Approve or reject a profile, or show its approval.
 
-    Without --by, only shows the approval. Any later edit of the profile voids it.
+    Any later edit of the profile voids its approval. --reject, --note and --as-edited require --by.
     """
     from autotune.base.document import answer_json
     from autotune.profiles.approval import read_with_approval
@@ -118,7 +114,7 @@ def approve(
     from autotune.profiles.sections import review_text
 
     if by is None and (reject or note is not None or as_edited):
-        raise UsageError("--reject, --note and --as-edited require a name", next_step="Add --by NAME.")
+        raise UsageError("--reject, --note and --as-edited require --by", next_step="Add --by NAME")
     decision: Literal["approved", "rejected"] = "rejected" if reject else "approved"
     if by is None:
         found = read_with_approval(profile, reports)

@@ -180,9 +180,9 @@ def commands(one: ReportedProfile) -> list[str]:
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
     known = {
         "probe": probe_again(train, one.profile, model=model, out=one.path),
-        "workers": f"autotune workers --profile {one.quoted} --data DIR{ranks}",
-        "network": f"autotune network --profile {one.quoted} --data DIR",
-        "baseline": f"autotune baseline --profile {one.quoted} --data DIR{ranks}",
+        "workers": f"autotune workers {one.quoted} --data DIR{ranks}",
+        "network": f"autotune network {one.quoted} --data DIR",
+        "baseline": f"autotune baseline {one.quoted} --data DIR{ranks}",
         "advise": f"autotune advise {one.quoted} --apply",
     }
     # A profile may name anything there; only this program's commands are shown as such.

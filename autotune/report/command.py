@@ -5,22 +5,24 @@ from typing import Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, profiles
+from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, option, profiles
 
 
 def report(
     *,
-    profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.", autocompletion=profiles)],
-    run: Annotated[list[Path] | None, typer.Option(help="A training run's directory; repeat for several.")] = None,
+    profile: Annotated[
+        list[Path],
+        typer.Argument(metavar="PROFILE...", help="Profiles to report on together.", autocompletion=profiles),
+    ],
+    run: Annotated[list[Path] | None, option("DIR", "Training run to include; repeatable.")] = None,
     data: ProfileData = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="HTML file; Markdown and JSON lie beside it. Default: reports/<profile>/report.html."),
+        Path | None, option("PATH", "HTML file; Markdown and JSON go beside it. Default: reports/PROFILE/report.html.")
     ] = None,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Report tuning and runs as HTML, Markdown and JSON."""
+    """Write a report as HTML, Markdown and JSON."""
     from autotune.base.document import answer_json
     from autotune.report.stage import build_report
     from autotune.trials.trial_log import report_directory
@@ -30,4 +32,4 @@ def report(
     if as_json:
         print(answer_json({name: str(path) for name, path in places.items()}))
     else:
-        print(f"report: {places['html']}\nthe same as Markdown: {places['markdown']}\nfor programs: {places['json']}")
+        print(f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}")

@@ -146,7 +146,7 @@ def _settings(one: ReportedProfile) -> Words:
 def _yield(one: ReportedProfile) -> Words:
     rate = tuned_rate(one.profile)
     if rate is None:
-        command = next(iter(probe_first(one.profile, one.path)), f"autotune baseline --profile {one.quoted}")
+        command = next(iter(probe_first(one.profile, one.path)), f"autotune baseline {one.quoted}")
         return ("not measured: ", Code(text=command))
     evidence, stale = one.profile.evidence, ""
     advised = "advise" in one.profile.provenance.commands and evidence.workers is None and evidence.baseline is None

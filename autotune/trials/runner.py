@@ -127,7 +127,7 @@ class TrialRunner:
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
-                    next_step=f"Run it again with more --minutes: it resumes from {place}.",
+                    next_step=f"Run it again with a longer --time-limit: it resumes from {place}.",
                 )
         if self.ends_s is not None and self.ends_s - now_s < trial.timeout_s + LEAVING_S:
             raise StartAgain(

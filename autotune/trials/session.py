@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,10 +152,17 @@ def device_here(
 
 
 @contextlib.contextmanager
-def open_session(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Session]:
+def open_session(
+    choice: DeviceChoice,
+    data_dir: Path,
+    *,
+    without_gpu: str | None = None,
+    check: Callable[[MeasuredDevice], None] = lambda site: None,
+) -> Iterator[Session]:
     """Choose a device and start the trial server, which takes some seconds.
 
     ``without_gpu`` is the next step to suggest if a GPU is required and there is none; None for the usual advice.
+    ``check`` rejects requests that this device cannot meet, before torch is loaded.
 
     Raises:
         TrainerError: If there is no dataset.
@@ -166,6 +173,7 @@ def open_session(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | Non
         site, monitor = stack.enter_context(
             device_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
         )
+        check(site)
         server = stack.enter_context(ForkServerMachine())
         machine: Machine = server
         if site.device == "cuda":

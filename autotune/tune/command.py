@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.base.defaults import WINDOW_S
-from autotune.console.options import ModelOptions, Reports, Window, grouped
+from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import AutotuneError
 
@@ -23,37 +23,31 @@ if TYPE_CHECKING:
 Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
 
 
-@grouped
+@opt.grouped
 def tune(
     context: typer.Context,
     *,
-    options: ModelOptions,
-    nodes: Annotated[
-        int,
-        typer.Option(min=1, help="Nodes that the training is to have. With --slurm a second job measures two of them."),
-    ] = 1,
+    options: opt.ModelOptions,
+    nodes: Annotated[int, opt.NODES] = 1,
     explore: Annotated[
         bool,
-        typer.Option(
-            "--explore", help="Also search precision, attention, checkpointing, compiling, layout and micro-batch."
-        ),
+        opt.flag("--explore", "Also search precision, attention, checkpointing, compilation, layout, micro-batch."),
     ] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="For everything, kept within 20 %. Default: 15 for each model, 30 with --explore."),
-    ] = None,
+    time_limit_s: Annotated[float | None, opt.time_limit("15min per model, 30min with --explore")] = None,
     skip: Annotated[
         list[Skippable] | None,
-        typer.Option(
-            help="A stage to leave out; repeat for several. Without probe the profile must be there; without "
-            "accumulation steps are probed with one micro-batch."
-        ),
+        opt.option("PHASE", f"Phase to skip, repeatable: {', '.join(Skippable)}.", advanced=True),
     ] = None,
-    window_s: Window = WINDOW_S,
-    out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
+    window_s: opt.Window = WINDOW_S,
+    out: Annotated[Path, opt.option("DIR", "Directory of the profiles.")] = Path("profiles"),
     job: JobOptions,
 ) -> None:
-    """Make tuned profiles and a report; rerun to resume."""
+    """Find the fastest training settings for your data.
+
+    Writes profiles and a report; run the same command again to resume. With --slurm and several nodes, a second job
+    measures the network between two nodes. --skip probe uses the existing profile; --skip accumulation tunes for one
+    micro-batch per step.
+    """
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
     number = os.environ.get("SLURM_JOB_ID")
@@ -66,17 +60,17 @@ def tune(
         ),
         out=out,
         device=options.device,
-        minutes=minutes or 15.0 * (1 + explore) * len(models),
+        minutes=15.0 * (1 + explore) * len(models) if time_limit_s is None else time_limit_s / 60,
         skip=left_out,
         nodes=nodes,
         window_s=window_s,
     )
     asked = JobRequest(
         name="tune",
-        purpose=f"Tunes {', '.join(models)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
+        purpose=f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient synchronisation.",
         trial_log=str(job.reports / "*" / "trials"),
-        expected_minutes=1 + 1.2 * request.minutes,  # which the last stage may take longer
-        trial_timeout_s=options.trial_timeout,
+        expected_minutes=1 + 1.2 * request.minutes,  # the last phase may exceed the limit
+        trial_timeout_s=options.trial_timeout_s,
         ranks=options.ranks,
         on_gpus=options.device != "cpu",
         reports=job.reports,
@@ -90,7 +84,7 @@ def tune(
     except AutotuneError:
         if tuning.has_saved:
             again = shlex.join(["autotune", *context.find_root().obj, *(["--slurm"] if number else [])])
-            sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
+            sys.stderr.write(f"tune: finished phases are saved; to resume: {again}\n")
         raise
     if number is not None:
         from autotune.base.files import write_atomically
@@ -114,17 +108,17 @@ def _say(result: "TuningResult", *, as_json: bool) -> None:
 
 def tune_between_nodes(
     *,
-    tuned: Annotated[Path, typer.Argument(help="What a tuning in a job found.")],
-    data: Annotated[Path, typer.Option(help="Dataset directory.")],
-    minutes: Annotated[float, typer.Option(help="For the network of each profile.")],
-    trial_timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")],
-    reports: Reports,
+    tuned: Annotated[Path, typer.Argument(metavar="PATH", help="File that names the profiles of the tuning.")],
+    data: opt.Data,
+    time_limit_s: Annotated[float, opt.time_limit("none")],
+    trial_timeout_s: opt.TrialTimeout,
+    reports: opt.Reports,
 ) -> None:
     """Measure the network between this job's nodes."""
     from autotune.tune.pipeline import measure_between_nodes
     from autotune.workers.values import SweepRequest
 
-    request = SweepRequest(data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
+    request = SweepRequest(data=data, reports=reports, minutes=time_limit_s / 60, trial_timeout_s=trial_timeout_s)
     _say(measure_between_nodes(tuned, request), as_json=False)
 
 
@@ -137,12 +131,13 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
     minutes = max(1.0, request.minutes / models * BUDGET_WEIGHTS["network"] / of_all)
     command = [
         "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(request.probes[0].data),
-        "--minutes", f"{minutes:.1f}", "--trial-timeout", f"{first.trial_timeout_s:g}", "--reports", str(first.reports),
+        "--time-limit", f"{minutes:.1f}min", "--trial-timeout", f"{first.trial_timeout_s:g}s",
+        "--reports", str(first.reports),
     ]  # fmt: skip
     return replace(
         first,
         name="tune-between-nodes",
-        purpose=f"Measures the network between two nodes for what job {number} tuned.",
+        purpose=f"Measures the network between two nodes for the profiles of job {number}.",
         expected_minutes=1 + 2 * minutes * models,
         nodes=2,
         with_srun=False,

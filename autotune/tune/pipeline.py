@@ -17,10 +17,10 @@ from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
 from autotune.errors import AutotuneError, ExceedsMemory, NotCheckable, OutOfTime, Undecided
-from autotune.machine.measured_device import DeviceChoice
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
-from autotune.memory.stage import prepare, probe_one
+from autotune.memory.stage import check_budgets, prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.store import profile_paths, read_profile, require_local_probe
@@ -99,7 +99,7 @@ class Tuning:
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():
-            with open_session(request.device, request.probes[0].data) as opened:
+            with open_session(request.device, request.probes[0].data, check=self._check) as opened:
                 bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
                 self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
@@ -119,6 +119,13 @@ class Tuning:
             next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
 
+    def _check(self, site: MeasuredDevice) -> None:
+        """Raise ``BadInput`` if the device cannot meet the request, or a profile is missing that no probe writes."""
+        check_budgets(self.request.probes, site)
+        if "probe" in self.request.skip:
+            for path in profile_paths(self.request.out, self.request.models, site.name):
+                read_profile(path)
+
     @property
     def has_saved(self) -> bool:
         """True if there is something to resume: a stage that is done, or that may have trials in the trial log."""
@@ -134,8 +141,8 @@ class Tuning:
         sys.stderr.write(f"tune: takes at least about {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
-                f"warning: --minutes {self.request.minutes:g} is less: what has no time is skipped\n"
-                f"  next: use --minutes {math.ceil(total / 60)}, or run the same command again to continue\n"
+                f"warning: --time-limit {self.request.minutes:g}min is less: what has no time is skipped\n"
+                f"  next: use --time-limit {math.ceil(total / 60)}min, or run the same command again to continue\n"
             )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
@@ -144,7 +151,7 @@ class Tuning:
         least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
             why = f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
-            why += f"--minutes {self.request.minutes:g} are left"
+            why += f"--time-limit {self.request.minutes:g}min are left"
         self._skip(stage, why)
         if stage.over:
             return
@@ -272,11 +279,11 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         f"autotune profile approve {first} --by NAME  # once somebody has read the report",
     ]
     if nodes < 2:
-        return (*steps, f"autotune train --profile {first}")
+        return (*steps, f"autotune train {first}")
     if network is None or network.nodes < 2:
-        steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
-    steps.append(f"autotune plan --profile {first} --nodes {nodes}")
-    return (*steps, f"autotune train --profile {first} --nodes {nodes} --slurm")
+        steps.append(f"autotune network {first} --slurm  # the network between nodes was not measured")
+    steps.append(f"autotune plan {first} --nodes {nodes}")
+    return (*steps, f"autotune train {first} --nodes {nodes} --slurm")
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:

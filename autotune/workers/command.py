@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.base.defaults import WINDOW_S
-from autotune.console.options import SweepOptions, Window, grouped, parsed
+from autotune.console.options import SweepOptions, Window, duration, grouped, option, time_limit
 from autotune.console.slurm_job import JobOptions, profile_job
-from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.memory.values import ProbeEvidence
@@ -21,46 +20,38 @@ def workers(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     max_workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=4096, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."
-        ),
+        int | None, option("N", "Most DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096)
     ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
-    ] = 10.0,
-    step_time: Annotated[
-        str | None,
-        typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),
+    time_limit_s: Annotated[float, time_limit("10min")] = 600.0,
+    step_time_s: Annotated[
+        float | None,
+        duration("--step-time", "120ms", "Replay a GPU step of this duration on a node without GPU.", least_s=1e-4),
     ] = None,
     job: JobOptions,
 ) -> None:
     """Find the fewest DataLoader workers that suffice.
 
-    Measures at the probed micro-batch size, and writes the number into the profile.
+    Measures at the probed micro-batch size, and writes num_workers into the profile. The time limit may leave several
+    numbers undecided.
     """
     from autotune.base.document import answer_json
-    from autotune.base.units import parse_seconds
     from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.session import open_session
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
 
-    replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")
-    if replayed_step_s is not None and replayed_step_s < 1e-4:
-        raise UsageError(
-            f"--step-time {step_time!r} is below 0.1 ms", next_step="Give a longer time: --step-time 120ms"
-        )
     stored = read_profile(sweep.profile)
     probe = require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(
-        stored, job.reports, minutes, window_s=window_s, max_workers=max_workers, replayed_step_s=replayed_step_s
+        stored, job.reports, time_limit_s, window_s=window_s, max_workers=max_workers, replayed_step_s=step_time_s
     )
-    purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
-    if job.submitted_or_rejected(context, profile_job("workers", purpose, stored, request, on_gpus=step_time is None)):
+    purpose = f"Finds the DataLoader workers that {train.model.name} needs, and writes them into {stored.path}."
+    if job.submitted_or_rejected(
+        context, profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
+    ):
         return
-    device = "cpu" if step_time else train.device
+    device = "cpu" if step_time_s else train.device
     with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:
         found = count_workers(bench, stored, request)
     print(answer_json(found) if job.as_json else workers_text(found, sweep.profile, request.data))
@@ -75,5 +66,5 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
-        f"measured: {command('workers', profile=stored.path, step_time=told)}"
+        f"measured: {command('workers', stored.path, step_time=told)}"
     )

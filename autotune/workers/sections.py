@@ -33,7 +33,7 @@ _VERDICTS = {"verified": "enough", "refuted": "too few", "open": "undecided"}
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
     """Return the evidence and the next command, for the console."""
-    paths = shlex.join(["--profile", str(profile), "--data", str(data)])
+    paths = shlex.join([str(profile), "--data", str(data)])
     train = f"torchrun --nproc-per-node {found.local_ranks} -m trainer {paths}"
     return console_text((*_sweep(found), Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
 
@@ -47,13 +47,13 @@ def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
         or not (found.cached_padded_tokens_per_s and found.rows)
         or not all(row.padded_tokens_per_s for row in found.rows)
     ):
-        command = f"autotune workers --profile {one.quoted}"
+        command = f"autotune workers {one.quoted}"
         return (Missing(what="The number of loader workers", commands=(*probe_first(one.profile, one.path), command)),)
     if not found.undecided_between:
         return _sweep(found)
     few, many = found.undecided_between[0], found.undecided_between[-1]
     minutes = max(10, round(4 * found.seconds / 60))
-    command = f"autotune workers --profile {one.quoted} --minutes {minutes}"
+    command = f"autotune workers {one.quoted} --time-limit {minutes}min"
     return (*_sweep(found), Missing(what=f"Which of {few} to {many} loader workers is enough", commands=(command,)))
 
 

@@ -72,7 +72,7 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
         ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
     ],
 )
-@pytest.mark.parametrize("command", [["workers", "--profile"], ["profile", "show"], ["report"]])
+@pytest.mark.parametrize("command", [["workers"], ["profile", "show"], ["report"]])
 def test_a_broken_profile_is_refused_by_every_command(refused, here, old, new, words, command):
     (here / "p.toml").write_text((here / "p.toml").read_text().replace(old, new, 1))
     refused(*command, "p.toml", code=3, words=words)
@@ -81,7 +81,7 @@ def test_a_broken_profile_is_refused_by_every_command(refused, here, old, new, w
 @pytest.mark.usefixtures("warm_server")
 def test_workers_refuses_a_profile_of_another_dataset(refused, patterned_dataset):
     words = ["dataset_hash", "autotune probe --model CONFIG.json"]
-    refused("workers", "--profile", "p.toml", "--data", patterned_dataset, code=6, words=words)
+    refused("workers", "p.toml", "--data", patterned_dataset, code=6, words=words)
 
 
 LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
 """Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
-QUICK = ("--trial-timeout", "40", "--global-batch-tokens", "16384")
+QUICK = ("--trial-timeout", "40s", "--global-batch-tokens", "16384")
 """The chosen size is timed for at most a quarter of this."""
 
 
@@ -54,7 +54,7 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("plan", "--tokens", "1M", "--profile"), "H100"),
+        (("plan", "--tokens", "1M"), "H100"),
         (("advise",), "evidence"),
         (("report",), "report.html"),
         (("profile", "verify"), "content:"),
@@ -67,9 +67,7 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = (
-        "--max-micro-batch-size 32 --as-gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
-    )
+    words = "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")
@@ -79,7 +77,7 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
     words = "--max-micro-batch-size 16 --ranks 2 --layout bucketed --activation-checkpointing selective"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
     assert 1 <= desk.tables()["train"]["micro_batch_size"] <= 16
-    assert "within nodes" in desk("network", "--profile", desk.profile, "--data", data, "--minutes", "0.1").out
+    assert "within nodes" in desk("network", desk.profile, "--data", data, "--time-limit", "0.1min").out
     network = desk.tables()["evidence"]["network"]
     assert [link["members"] for link in network["links"]] == [2]
     assert len(network["matmul_flops_per_s"]) == 2
@@ -88,7 +86,7 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --minutes 2.5 --max-micro-batch-size 4 --precision bf16 --window 0.2"
+    words = "--explore --time-limit 2.5min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
     words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]

@@ -45,24 +45,24 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"(autotune train .*) --slurm", r"\1 --slurm --dry-run", _NO_CLUSTER),
         (
             r"^(autotune tune --model tiny/config.json --data demo/data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 2",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
             _NO_CARD,
         ),
         (
             r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
             r"autotune tune --model tiny/config.json \1 --memory 128MiB --here --seq-length 128 "
-            r"--global-batch-tokens 1024 --window 0.5 --minutes 1 --out demo/profiles --reports demo/reports",
+            r"--global-batch-tokens 1024 --window 0.5s --time-limit 1min --out demo/profiles --reports demo/reports",
             "as make demo had it: all but the end is in its trial log",
         ),
         (r"bert-mini-cpu", "tiny-cpu", _QUICK),
         (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
-        (r"^(autotune network --profile \S+ --predict).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
+        (r"^(autotune network \S+ --predict).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
     ),
     "docs/tutorial.md": (
         (INSTALLING.pattern, "", "it is installed"),
         (r"--max-samples \d+", "--max-samples 300", _QUICK),
         (r"--memory \S+", "--memory 256MiB", _QUICK),
-        (r"--minutes \d+", "--minutes 4", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
@@ -73,7 +73,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
         (r"/shared/data", "data/again", "no such disks here"),
-        (r"--minutes \d+", "--minutes 0.1", _QUICK),
+        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }

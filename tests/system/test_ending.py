@@ -110,7 +110,7 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
     )  # fmt: skip
     profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(update={"train": train})
     (tmp_path / "p.toml").write_text(profile_to_toml(profile))
-    return [sys.executable, "-m", "autotune", "train", "--profile", "p.toml", "--data",
+    return [sys.executable, "-m", "autotune", "train", "p.toml", "--data",
             str(patterned_dataset), "--out", "run"]  # fmt: skip
 
 

@@ -164,7 +164,7 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "slow storage, such as a shared file system under load",
             "other jobs use the processors of that node",
         ),
-        "Find the number of loader processes with: autotune workers --profile P (it sets train.data.num_workers)"
+        "Find the number of loader processes with: autotune workers P (it sets train.data.num_workers)"
         "; on shared storage copy the data to each node's own disk with train.data.stage_to.",
     ),
     Kind.STRAGGLER: (

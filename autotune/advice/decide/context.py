@@ -111,8 +111,8 @@ class TrainingContext:
         return self.data.path if self.data is not None else "DIR"
 
     def command(self, command: str, *words: str) -> str:
-        """Return one of this program's commands with the profile as an option."""
-        return shlex.join(["autotune", *command.split(), "--profile", self.profile_path, *words])
+        """Return one of this program's commands with the profile as its argument."""
+        return shlex.join(["autotune", *command.split(), self.profile_path, *words])
 
     @property
     def network_command(self) -> str:

@@ -175,7 +175,7 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
         claim=f"the number of loader workers is undecided between {low} and {high}: what was measured is too noisy",
         evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
         cost=f"about {minutes} minutes of this machine",
-        command=now.command("workers", "--minutes", str(minutes)),
+        command=now.command("workers", "--time-limit", f"{minutes}min"),
         would_change="a quieter machine",
     )
 

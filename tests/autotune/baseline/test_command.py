@@ -39,8 +39,8 @@ def profile(here, monkeypatch):
 @pytest.mark.usefixtures("warm_server")
 def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profile, says):
     other = write_dataset(profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
-    assert "dataset_hash" in says("baseline", "--profile", profile, "--data", other, code=6)
-    command = ["baseline", "--profile", str(profile), "--window", "0.1", "--rounds", "1", "--json"]
+    assert "dataset_hash" in says("baseline", profile, "--data", other, code=6)
+    command = ["baseline", str(profile), "--window", "0.1s", "--rounds", "1", "--json"]
     found = json.loads(says(*command))
     rows = {row["name"]: row for row in found["rows"]}
     read = {name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()}
@@ -60,7 +60,7 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
 
 @pytest.mark.usefixtures("warm_server")
 def test_the_workers_that_were_counted_are_written_into_the_profile(profile, says):
-    found = json.loads(says("workers", "--profile", profile, "--window", "0.1", "--max-workers", "1", "--json"))
+    found = json.loads(says("workers", profile, "--window", "0.1s", "--max-workers", "1", "--json"))
     stored = read_profile(profile)
     assert stored.intact
     assert stored.profile.train.data.num_workers == found["chosen"]

@@ -36,19 +36,19 @@ QUICK = [
     "status",
     "profile export p.toml --to hf-trainer",
     f"profile export {SHIPPED} --to hf-trainer",
-    f"network --predict --profile {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
-    f"plan --profile {SHIPPED} --tokens 1M",
+    f"network --predict {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
+    f"plan {SHIPPED} --tokens 1M",
     "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
 ]
 MADE = ["data prepare text:text --out made", "data verify made"]
-SUBMITTED = ["workers --profile p.toml --slurm", "train --profile p.toml --out runs/c --slurm"]
+SUBMITTED = ["workers p.toml --slurm", "train p.toml --out runs/c --slurm"]
 _SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-micro-batch-size 4"
-_BRIEFLY = "--profile tiny.toml --data data --window 0.2 --minutes 0.2"
+_BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 0.2min"
 MEASURED = [
     f"probe {_SHAPE} --out tiny.toml",
     f"workers {_BRIEFLY}",
     f"baseline {_BRIEFLY}",
-    f"tune {_SHAPE} --window 0.2 --minutes 0.2 --skip network --skip baseline --out tuned",
+    f"tune {_SHAPE} --window 0.2s --time-limit 0.2min --skip network --skip baseline --out tuned",
 ]
 
 

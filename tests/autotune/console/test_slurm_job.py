@@ -10,7 +10,7 @@ from autotune.console.slurm_job import command_in_job, plain_arguments
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
 
-WORKERS = ["workers", "--profile", "p.toml", "--trial-timeout", "120"]
+WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
     before = sorted(here.rglob("*"))
     script = says(*WORKERS, "--slurm", "--dry-run")
     assert script.startswith("#!/bin/bash\n")
-    assert script.rstrip().endswith(f"{sys.executable} -m autotune workers --profile p.toml --trial-timeout 120")
+    assert script.rstrip().endswith(f"{sys.executable} -m autotune workers p.toml --trial-timeout 120s")
     assert "export AUTOTUNE_DATA=/data" in script
     assert "#SBATCH --output=reports/jobs/workers-tiny-%j.log" in script
     assert sorted(here.rglob("*")) == before
@@ -48,7 +48,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
 
 def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here):
     (here / "site.toml").write_text('[slurm]\npartition = "gpu"\ncpus_per_task = 12\n')
-    typed = ["workers", "--profile", "p.toml", "--data", "a dir/$X", "--minutes", "5"]
+    typed = ["workers", "p.toml", "--data", "a dir/$X", "--time-limit", "5min"]
     out = says(*typed, "--slurm", "site.toml")
     (script,) = (here / "reports" / "jobs").glob("workers-tiny-*.sbatch")
     assert sbatch.read_text().split() == ["--parsable", str(script.relative_to(here))]
@@ -78,12 +78,12 @@ def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submit
     (here / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
     err = says(*WORKERS, "--slurm", "--dry-run", code=3)
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
-    assert "--trial-timeout 90" in err
-    says(*WORKERS, "--trial-timeout", "90", "--slurm", "--dry-run")
+    assert "--trial-timeout 90s" in err
+    says(*WORKERS, "--trial-timeout", "90s", "--slurm", "--dry-run")
 
 
 def test_what_a_job_asks_for_is_the_sites_else_the_profiles(here, says, patterned_dataset):
-    assert "#SBATCH --cpus-per-task=2\n" in says("baseline", "--profile", "p.toml", "--slurm", "--dry-run")
+    assert "#SBATCH --cpus-per-task=2\n" in says("baseline", "p.toml", "--slurm", "--dry-run")
     script = says("data", "prepare", "elf:/usr/bin", "--out", "d1", "--workers", "8", "--slurm", "--dry-run")
     assert "#SBATCH --cpus-per-task=8" in script
     assert script.rstrip().endswith("-m autotune data prepare elf:/usr/bin --out d1 --workers 8")
@@ -101,20 +101,20 @@ def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(here, says
     assert "--gres" not in says(*asked, "--step-time", "60ms")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     err = says(*WORKERS, "--data", patterned_dataset, "--here", code=5)
-    assert "autotune workers --profile p.toml --step-time 100ms" in err
+    assert "autotune workers p.toml --step-time 100ms" in err
 
 
 def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, says):
-    script = says("network", "--profile", "p.toml", "--data", "data", "--slurm", "--dry-run")
+    script = says("network", "p.toml", "--data", "data", "--slurm", "--dry-run")
     assert "#SBATCH --nodes=2" in script
     assert "srun" not in script.split("set -u")[1].replace("starts what it needs", "")
-    assert "autotune network --profile" in script
+    assert "autotune network p.toml" in script
     assert "--dry-run" not in script
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
 def test_a_login_node_is_refused_with_the_job_to_submit_instead(says, sbatch, patterned_dataset, command):
-    what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["--profile", "p.toml"]
+    what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["p.toml"]
     typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
     err = says(*typed, code=5)
     assert "looks like a login node" in err

@@ -10,9 +10,9 @@ from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from tests.autotune.profiles.examples import example_profile
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
-PLAN, PREDICT = ["plan", "--profile", "planned.toml"], ["network", "--predict", "--profile", "scaled.toml"]
-NETWORK = ["network", "--data", "corpus", "--profile"]
-WORKERS, BASELINE = ["workers", "--profile", "p.toml"], ["baseline", "--profile", "p.toml"]
+PLAN, PREDICT = ["plan", "planned.toml"], ["network", "--predict", "scaled.toml"]
+NETWORK = ["network", "--data", "corpus"]
+WORKERS, BASELINE = ["workers", "p.toml"], ["baseline", "p.toml"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,27 +30,27 @@ def profiles(here, monkeypatch, patterned_dataset):
 @pytest.mark.parametrize(
     ("command", "options", "code", "said"),
     [
-        (PLAN, ["--tokens", "1B", "--hours", "3"], 2, "--tokens and --hours each say how long"),
-        (PLAN, ["--tokens", "2X"], 2, "such as 45.2B, 2T or 1e22"),
-        (PLAN, ["--hours", "0"], 2, "--hours 0: not a positive number"),
+        (PLAN, ["--tokens", "1B", "--duration", "3h"], 2, "--tokens cannot be used with --duration"),
+        (PLAN, ["--tokens", "2X"], 2, "Write --tokens 45.2B"),
+        (PLAN, ["--duration", "0h"], 2, "--duration 0h is not positive"),
         (PLAN, ["--epochs", "3"], 3, "--data DIR"),
         (PLAN, ["--gpu", "l40"], 3, "Did you mean l40s-48gb"),
-        (PLAN, ["--model", "bert-120m"], 2, "and both were given"),
-        (PLAN, ["--seq-length", "128"], 2, "a profile has its own"),
-        (PLAN, ["--bandwidth", "25"], 2, "such as 25Gbit"),
+        (PLAN, ["--model", "bert-120m"], 2, "--model cannot be used with 'planned.toml'"),
+        (PLAN, ["--seq-length", "128"], 2, "a profile sets its own"),
+        (PLAN, ["--bandwidth", "25"], 2, "next: Write --bandwidth 25Gbit"),
         (PLAN, ["--data", "nowhere"], 3, "not a directory"),
         (["plan"], [], 2, "--model bert-120m --gpu h100-nvl-94gb"),
-        (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--hours", "1"], 3, "Did you mean 'bert-120m'?"),
-        (["plan"], ["--model", "bert-120m", "--hours", "1"], 2, "--gpu with one of"),
+        (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--duration", "1h"], 3, "Did you mean 'bert-120m'?"),
+        (["plan"], ["--model", "bert-120m", "--duration", "1h"], 2, "--gpu with one of"),
         (["plan"], ["--model", "bert-120m", "--gpu", "h200"], 2, "--epochs 3 --data DIR"),
-        (["plan"], ["--profile", "none.toml"], 3, "none.toml"),
-        (["plan"], ["--profile", SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
+        (["plan"], ["none.toml"], 3, "none.toml"),
+        (["plan"], [SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
         (PREDICT, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
-        (PREDICT, ["--bandwidth", "25"], 2, "such as 25Gbit"),
-        (PREDICT, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "such as 25us"),
+        (PREDICT, ["--bandwidth", "many"], 2, "'many' is not a line rate"),
+        (PREDICT, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "next: Write --latency 25us"),
         (PREDICT, [], 3, "--bandwidth 25Gbit"),
         (PREDICT, ["--bandwidth", "25Gbit", "--nodes", "100000"], 3, "--global-batch-tokens"),
-        (NETWORK, ["p.toml", "--nodes", "1,2"], 2, "several numbers require --predict"),
+        (NETWORK, ["p.toml", "--nodes", "1,2"], 2, "'1,2' requires --predict"),
         (NETWORK, ["p.toml", "--bandwidth", "25Gbit"], 2, "--bandwidth requires --predict"),
         (NETWORK, ["p.toml"], 5, "one rank alone sends nothing"),
         (NETWORK, ["p.toml", "--nodes", "2"], 3, "Submit it as a job of 2 nodes"),
@@ -58,11 +58,11 @@ def profiles(here, monkeypatch, patterned_dataset):
         (NETWORK, ["p.toml", "--wait"], 2, "--wait means nothing without --slurm"),
         (NETWORK, ["unprobed.toml"], 6, "autotune probe"),
         (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),
-        (WORKERS, ["--window", "0"], 2, "--window"),
-        (WORKERS, ["--minutes", "0"], 2, "--minutes"),
+        (WORKERS, ["--window", "3"], 2, "--window '3' has no unit\n  next: Write --window 3s"),
+        (WORKERS, ["--time-limit", "0min"], 2, "--time-limit '0min' is less than 1s"),
         (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"),
         (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
-        (WORKERS, ["--step-time", "60"], 2, "--step-time"),
+        (WORKERS, ["--step-time", "60"], 2, "Write --step-time 60ms"),
         (BASELINE, ["--rounds", "0"], 2, "--rounds"),
         (BASELINE, ["--ranks", "0"], 2, "--ranks"),
     ],
@@ -78,5 +78,5 @@ def test_wrong_turns_say_what_to_do(says, profiles, command, options, code, said
 def test_a_profile_without_a_probe_is_refused_before_anything_is_submitted(says, profiles, sbatch, command):
     text = (profiles / "p.toml").read_text()
     (profiles / "p.toml").write_text(text[: text.index("[evidence.probe]")] + "[evidence]\n")
-    assert "autotune probe --model CONFIG.json" in says(command, "--profile", "p.toml", "--slurm", code=6)
+    assert "autotune probe --model CONFIG.json" in says(command, "p.toml", "--slurm", code=6)
     assert not sbatch.exists()

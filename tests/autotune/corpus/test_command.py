@@ -32,14 +32,14 @@ def test_the_result_is_told_the_next_command_last_and_rejects_on_stderr_without_
     result = prepare(f"elf:{programs}", "--out", tmp_path / "my data")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[-1] == f"next: autotune tune --model bert-mini --data '{tmp_path / 'my data'}' --memory 1GiB"
+    assert lines[-1] == f"next: autotune tune --model bert-mini --data '{tmp_path / 'my data'}'"
     for said in ("raw -> tokens", "masks not stored", "for validation", "duplicates dropped", "0.0 %", "###"):
         assert said in result.stdout
     assert max(map(len, lines[:-1])) <= 100
-    assert result.stderr.count("left out '") == 5
-    assert f"left out 2 more (listed in {tmp_path / 'my data' / 'rejects.jsonl'})" in result.stderr
+    assert result.stderr.count("skipped '") == 5
+    assert f"skipped 2 more (listed in {tmp_path / 'my data' / 'rejects.jsonl'})" in result.stderr
     assert "\x1b" not in result.stderr
-    assert "left out '" not in result.stdout
+    assert "skipped '" not in result.stdout
     assert len((tmp_path / "my data" / "rejects.jsonl").read_text().splitlines()) == 7
     told = json.loads(prepare(f"elf:{programs}", "--out", tmp_path / "data", "--json").stdout)
     manifest = read_manifest(tmp_path / "data")
@@ -142,9 +142,9 @@ def test_the_copy_is_told_with_its_rates_and_what_it_is_worth_only_where_they_we
     for said in ("copied", "/s; one thread reads", "measured, one reader at random, cold", "breaks even",
                  "AUTOTUNE_DATA="):  # fmt: skip
         assert said in told.out
-    assert "lies on the same file system" in told.err
+    assert "is on the same file system" in told.err
     again = says(*stage, source)
-    assert "is there; this process copied nothing" in again
+    assert "is complete; another process copied it" in again
     assert "/s" not in again
     assert json.loads(says(*stage, source, "--json"))["copied"] is None
     out = says(*stage, write_dataset(tmp_path / "empty", [], shards=0, validation=[[5] * 30]))

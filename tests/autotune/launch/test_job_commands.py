@@ -10,7 +10,7 @@ from trainer.record.run_record import code_sha256
 def preflight(made_here, monkeypatch):
     """The command on a node that fits."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    return ["job", "preflight", "--profile", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
+    return ["job", "preflight", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
             "--code", code_sha256()]  # fmt: skip
 
 

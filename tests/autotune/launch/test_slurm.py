@@ -16,7 +16,7 @@ def here(made_here, monkeypatch):
     return made_here
 
 
-HERE = ["--profile", "p.toml", "--data", "data", "--out", "runs/one"]
+HERE = ["p.toml", "--data", "data", "--out", "runs/one"]
 LAUNCH = ["train", *HERE, "--slurm"]
 
 
@@ -53,10 +53,9 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     [
         (["--set", "train.max_step=3"], 3, "max_step"),
         (["--require-approved"], 6, "autotune profile approve p.toml --by"),
-        (["--time", "00:00:30"], 3, "cannot hold"),
-        (["--time", "4h"], 2, "04:00:00"),
-        (["--time", "90"], 2, "--time 90 is not"),
-        (["--time", "1-0"], 2, "--time 1-0 is not"),
+        (["--time-limit", "30s"], 3, "cannot hold"),
+        (["--time-limit", "90"], 2, "Write --time-limit 90h"),
+        (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"),
         (["--data", "."], 3, "not a dataset"),
         (["--slurm", "none.toml"], 3, "none.toml"),
     ],
@@ -83,13 +82,13 @@ def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, sit
         return installed
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert ("--shutdown-timeout" in says(*LAUNCH, "--time", "100:00:00", "--dry-run")) == has_option
+    assert ("--shutdown-timeout" in says(*LAUNCH, "--time-limit", "100h", "--dry-run")) == has_option
 
 
 def test_another_dataset_is_refused(here, says):
     text = (here / "p.toml").read_text()
     (here / "p.toml").write_text(text.replace(read_manifest(here / "data").dataset_hash, "0" * 64))
-    assert "is not the dataset of the profile" in says(*LAUNCH, code=6)
+    assert "does not match the profile's dataset" in says(*LAUNCH, code=6)
 
 
 APPROVE = ["profile", "approve", "p.toml", "--by", "reviewer"]

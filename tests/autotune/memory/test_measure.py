@@ -263,7 +263,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
 
         def run(runner, trial, label, **more):
             if len(machine.trials) >= most_trials:
-                raise OutOfTime("3 s are left", next_step="more --minutes")
+                raise OutOfTime("3 s are left", next_step="more time")
             return runner_run(runner, trial, label, **more)
 
         monkeypatch.setattr(TrialRunner, "run", run)

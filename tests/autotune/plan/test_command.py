@@ -11,7 +11,7 @@ SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 
 
 def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
-    text = says("plan", "--profile", SHIPPED)
+    text = says("plan", SHIPPED)
     assert "measured" in text
     assert "CPU-hours" in text
     assert "GPU" not in text.split("rate:")[0]
@@ -21,7 +21,7 @@ def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
 
 def test_a_price_becomes_a_cost_with_bounds(here, says):
     (here / "p.toml").write_text(profile_to_toml(on_gpus(traced())))
-    asked = ["--profile", "p.toml", "--tokens", "1e9", "--nodes", "2", "--price-per-gpu-hour", "2.5"]
+    asked = ["p.toml", "--tokens", "1e9", "--nodes", "2", "--price-per-gpu-hour", "2.5"]
     found = json.loads(says("plan", *asked, "--json"))
     assert found["cost"]["value"] == pytest.approx(2.5 * found["device_hours"]["value"])
     assert found["cost"]["low"] < found["cost"]["value"] < found["cost"]["high"]
@@ -31,7 +31,7 @@ def test_a_price_becomes_a_cost_with_bounds(here, says):
 @pytest.mark.usefixtures("warm_server")
 def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
     text = says(
-        "plan", "--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--nodes", "128", "--gpus-per-node", "2",
+        "plan", "--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--nodes", "128", "--ranks", "2",
         "--tokens", "45.2B", "--price-per-gpu-hour", "2.5",
     )  # fmt: skip
     lines = text.splitlines()
@@ -44,7 +44,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
 
 def test_scaling_is_predicted_and_kept(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
-    out = says("network", "--predict", "--profile", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
+    out = says("network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
     assert "Useful nodes at this global batch" in out
     assert "assumed, 80% of 25 Gbit/s" in out
     assert "measured" not in out.split("Computing:")[0]

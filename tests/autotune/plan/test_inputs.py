@@ -111,7 +111,7 @@ def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_a
 @pytest.mark.system
 def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
     monkeypatch.setattr(flops, "PEAKS", tuple(one for one in flops.PEAKS if one.name != "RTX 4090"))
-    hours = Goal(kind="hours", amount=2.0, source="--hours 2")
+    hours = Goal(kind="hours", amount=2.0, source="--duration 2h")
     with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
         answer(shape(), gpu="rtx-4090-24gb", goal=hours)
     found = answer(shape(), gpu="rtx-4090-24gb", goal=hours, tokens_per_s=1e5)

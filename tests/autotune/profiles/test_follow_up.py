@@ -15,7 +15,7 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
     assert command(
         "probe", model=["a", "b"], max_micro_batch_size=16_384, seq_length=512, memory=None, accumulate=False
     ) == ("autotune probe --model a --model b --no-accumulate")
-    assert command("train", profile="my p.toml", slurm=True) == ("autotune train --profile 'my p.toml' --slurm")
+    assert command("train", "my p.toml", slurm=True) == "autotune train 'my p.toml' --slurm"
     assert again({"layout": "packed"}, model="tiny.json", out="p.toml") == (
         "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
         "--no-accumulate --ranks 1 --out p.toml"

@@ -298,7 +298,7 @@ def example_advice(note: str = "") -> tuple[Advice, ...]:
             gain=Gain(of="real tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
             cost="16-bit sums of gradients change the recipe",
             changes=(SettingChange(key="parallel.gradient_dtype", old="fp32", new=f"bf16{note}"),),
-            command="autotune network --profile profiles/bert-120m-h100-nvl.toml --slurm",
+            command="autotune network profiles/bert-120m-h100-nvl.toml --slurm",
             would_change="faster links, or a larger global batch", safe=True,
         ),
         Advice(

@@ -57,7 +57,7 @@ def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
     profile = example_profile("d").model_copy(update={"evidence": Evidence(workers=workers)})
     text = report_markdown(report_document((reported(profile=profile),), ()))
     assert "loader workers 3** (undecided between 2 and 4)" in text
-    assert "autotune workers --profile profiles/m.toml --minutes 40" in text
+    assert "autotune workers profiles/m.toml --time-limit 40min" in text
 
 
 def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_but_no_note():

@@ -101,8 +101,8 @@ def test_missing_parts_say_so_with_the_command():
     text = Page(report_html(report_document((bare,), ()))).text
     assert text.count("not measured") > 8
     for command in (
-        "autotune baseline --profile 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
-        "autotune workers --profile", "autotune network --profile 'my profiles/m.toml' --slurm",
+        "autotune baseline 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
+        "autotune workers 'my profiles/m.toml'", "autotune network 'my profiles/m.toml' --slurm",
         "torchrun --nproc-per-node 1 -m trainer", "autotune report 'my profiles/m.toml' --data DIR",
         "autotune profile approve 'my profiles/m.toml' --by NAME",
     ):  # fmt: skip
@@ -148,8 +148,8 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
 @pytest.mark.parametrize(
     ("path", "command", "message", "shown"),
     [
-        ("profiles/m.toml", "`autotune baseline --profile profiles/m.toml`", "odd", "odd"),
-        ("a`<b>.toml", "<code>autotune baseline --profile 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
+        ("profiles/m.toml", "`autotune baseline profiles/m.toml`", "odd", "odd"),
+        ("a`<b>.toml", "<code>autotune baseline 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
     ],
 )
 def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_harmless_events_are_left_out(

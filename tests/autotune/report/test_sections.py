@@ -68,7 +68,7 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     for told in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in told
     assert text.splitlines()[-2:] == [
-        "profile: p.toml (the old one: old.toml)", "next: autotune workers --profile p.toml --data d",
+        "profile: p.toml (the old one: old.toml)", "next: autotune workers p.toml --data d",
     ]  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     lines = text.splitlines()
     assert lines[0] == "loader workers: 1 (so). 0 is slow."
     assert lines[-2:] == [
-        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
+        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer p.toml --data data",
     ]  # fmt: skip
     assert "0 is slow" not in workers_of(sweep(next_smaller=None))
 
@@ -156,7 +156,7 @@ def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_
         return [command for missing in of_kind(section_of(**changes), Missing) for command in missing.commands]
 
     for seconds, minutes in ((14.0, 10), (600.0, 40)):
-        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--minutes {minutes}")
+        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--time-limit {minutes}min")
     assert commands() == []
 
 
@@ -240,7 +240,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     [
         ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
                      "seful nodes at this global batch (at least 90 % efficient, predicted):"),
-         "next: autotune network --profile p.toml --predict, or autotune train --profile p.toml --slurm"),
+         "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
         ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
          ("xchange: the default: nothing that was measured is proven to be faster",), "next: "),
     ],

@@ -52,9 +52,9 @@ def call(told, says):
 
 def test_what_was_asked_reaches_the_tuning(told, call):
     words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
-             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5", "--trial-timeout", "60", "--out",
+             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5s", "--trial-timeout", "60s", "--out",
              "here",
-             "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
+             "--reports", "there", "--device", "cpu", "--nodes", "4", "--time-limit", "7min"]  # fmt: skip
     call(*words)
     asked, probe = told.asked, told.asked.probes[1]
     assert asked.models == ["bert-mini", "bert-small"]
@@ -86,7 +86,7 @@ def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told, 
         return told.asked.minutes
 
     assert minutes("--explore") > minutes()
-    assert minutes("--explore", "--minutes", "3") == 3
+    assert minutes("--explore", "--time-limit", "3min") == 3
     plain = minutes()
     says("tune", "--model", "bert-mini", "--data", "data")
     assert told.asked.minutes == plain / 2
@@ -116,7 +116,7 @@ def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
 def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, call, monkeypatch):
     told.error = BadInput("cannot write reports: No space left on device", next_step="Free space.")
     err = call("--out", "my profiles", code=3)
-    assert "what was finished is saved; to go on from here: autotune tune --model bert-mini" in err
+    assert "finished phases are saved; to resume: autotune tune --model bert-mini" in err
     assert "--out 'my profiles'\n" in err
     assert "Free space." in err
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -130,12 +130,12 @@ def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, cal
 def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, call, says):
     assert "wokers" in call("--skip", "wokers", code=2)
     assert "bert-mini" in says("tune", "--model", "bert-mni", "--data", "data", code=3)
-    assert "lots" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "lots", code=3)
+    assert "Write --memory 94GB" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "94", code=2)
     assert told.asked is None
 
 
 def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_of_them(told, call):
-    first, second = call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run").split("\n\n#!/bin/bash")
+    first, second = call("--nodes", "4", "--time-limit", "22min", "--slurm", "--dry-run").split("\n\n#!/bin/bash")
     assert "#SBATCH --nodes=1" in first
     assert "#SBATCH --nodes=2" in second
     for words in (["--explore"], ["--nodes", "4", "--skip", "network"]):
@@ -145,7 +145,7 @@ def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_
         assert words[0] in script
         assert "#SBATCH --nodes=1" in script
     # The network's part of a model's 11 minutes, beside workers (3) and what settings are worth (1): 3 of 7.
-    words = "tune-between-nodes reports/jobs/tune-JOB.json --data data --minutes 4.7 --trial-timeout 600"
+    words = "tune-between-nodes reports/jobs/tune-JOB.json --data data --time-limit 4.7min --trial-timeout 600s"
     assert words in second
     assert told.asked is None
 
@@ -164,6 +164,6 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
         return told.result
 
     monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
-    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
-    assert "profile: p/tiny-cpu.toml" in says(*command, "--trial-timeout", "60", "--reports", "reports")
+    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--time-limit", "4.7min"]
+    assert "profile: p/tiny-cpu.toml" in says(*command, "--trial-timeout", "60s", "--reports", "reports")
     assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]

@@ -102,7 +102,7 @@ class Stages:
         self.reported = [path.stem for path in profiles]
 
     @contextlib.contextmanager
-    def open_session(self, device, data):
+    def open_session(self, device, data, check=None):
         self.benches += 1
         yield Session(
             site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),
@@ -250,11 +250,11 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(st
     tuning, result = stages.run(minutes=3.0)
     said = capsys.readouterr().err
     assert "tune: takes at least about" in said
-    assert "warning: --minutes 3 is less: what has no time is skipped" in said
+    assert "warning: --time-limit 3min is less: what has no time is skipped" in said
     assert stage_of(result, "workers").status == "done"
     for stage in (stage_of(result, *one) for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))):
         assert stage.status == "skipped"
-        assert "of --minutes 3 are left" in stage.summary
+        assert "of --time-limit 3min are left" in stage.summary
     assert tuning.view.gone_s <= 1.2 * 180
     assert result.report is not None
     # What a stage takes at least it may take, even if its share is less.
@@ -266,7 +266,7 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
     one, many = pipeline.next_steps([path], nodes=1), pipeline.next_steps([path], nodes=4)
-    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train --profile '{path}'")
+    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train '{path}'")
     assert [step.split()[1] for step in many] == ["advise", "profile", "network", "plan", "train"]
     assert "the network between nodes was not measured" in many[2]
 

@@ -96,7 +96,7 @@ def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
 def result(**changes):
     values = {
         "profiles": ("p/tiny-cpu.toml",), "report": "r/tiny-cpu/report.html", "stages": (), "seconds": 1.0,
-        "seconds_in_children": 0.9, "next_steps": ("autotune advise p", "autotune train --profile p"),
+        "seconds_in_children": 0.9, "next_steps": ("autotune advise p", "autotune train p"),
     }  # fmt: skip
     return TuningResult(**values | changes)
 
@@ -117,7 +117,7 @@ def test_each_model_has_its_row_and_what_is_next_stands_last():
     assert row.split() == ["tiny", "2", "128", "x", "2", "rows", "1", "1,000", "1.25", "x", "2.00", "x"]
     assert rest == [
         "profile: p/tiny-cpu.toml", "report: r/tiny-cpu/report.html", "next: autotune advise p",
-        "then: autotune train --profile p",
+        "then: autotune train p",
     ]  # fmt: skip
 
 

@@ -48,9 +48,9 @@ READ = {
         "profile show {profile} --json",
         "compare {profile} {other}",
         "advise {profile}",
-        "plan --profile {profile} --hours 3",
+        "plan {profile} --duration 3h",
         "export {profile} --to hf-trainer",
-        "train --profile {profile} --slurm={site} --dry-run --data {data}",
+        "train {profile} --slurm={site} --dry-run --data {data}",
         "report {profile} --out {out}/report.html",
         "profile approve {profile} --by me --reports {reports}",
     ],
@@ -62,7 +62,7 @@ READ = {
     ],
     "run": [
         "advise {run}",
-        "advise {run} --profile {profile} --json",
+        "advise {run} {profile} --json",
         "status {run}",
         "compare {run} {whole_run} --json",
         "report {profile} --run {run} --out {out}/report.html",
@@ -73,12 +73,12 @@ READ = {
         "compare {data} {data}",
         "data stage {data} --to {out}/disk",
         "advise {data}",
-        "plan --profile {profile} --epochs 1 --data {data}",
+        "plan {profile} --epochs 1 --data {data}",
         "data inspect {data} --json",
     ],
     "site": [
-        "train --profile {profile} --slurm={site} --dry-run --data {data}",
-        "workers --profile {profile} --slurm {site} --dry-run",
+        "train {profile} --slurm={site} --dry-run --data {data}",
+        "workers {profile} --slurm {site} --dry-run",
     ],
     "model config": ["estimate --model {config} --device cpu --memory 1GiB"],
     "tokenizer": ["data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared --workers 1"],
@@ -100,7 +100,7 @@ def write_originals(place: Path) -> None:
     (place / "profile.toml").write_text(tuned, encoding="utf-8")
     shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
     few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
-    train = f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}"
+    train = f"trainer {place}/profile.toml --data {place}/data --out {place}/run {few}"
     run_program([sys.executable, "-m", *train.split()], cwd=ROOT)
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
     (place / "site.toml").write_text(

@@ -26,7 +26,7 @@ TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 PROBE_LINE = (
     "probe --model tiny/config.json --data data --device cpu --memory 64MiB --seq-length 64 --max-micro-batch-size 8 "
-    "--global-batch-tokens 1024 --trial-timeout 60"
+    "--global-batch-tokens 1024 --trial-timeout 60s"
 )
 PROBE = PROBE_LINE.split()
 CPUS = min(2, os.cpu_count() or 1)
@@ -88,7 +88,7 @@ def profile(probed, work) -> Path:
 
 
 def submitted(autotune, *arguments: str) -> dict:
-    return json.loads(autotune("train", "--profile", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
+    return json.loads(autotune("train", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
 
 
 def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
@@ -135,7 +135,7 @@ def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
     for program in ("bash", "sh", "env"):
         (inside / program).symlink_to(shutil.which(program))
     contained = site_with(work, "contained", f"export PATH={inside}")
-    asked = [*PROBE[1:], "--minutes", "2", "--window", "0.5", "--ranks", "1", "--out", "tuned"]
+    asked = [*PROBE[1:], "--time-limit", "2min", "--window", "0.5s", "--ranks", "1", "--out", "tuned"]
     asked += ["--reports", "tuned/reports"]
     asked[asked.index("--trial-timeout") + 1] = "120"
     return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
@@ -165,7 +165,7 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
 
 
 def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, work, autotune):
-    line = "network --nodes 1,2,4 --predict --profile tuned/tiny-cpu.toml --json --trial-timeout 120"
+    line = "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout 120s"
     asked = line.split()
     predicted = json.loads(autotune(*asked).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
@@ -219,7 +219,7 @@ def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_
         assert log.count(f"preflight: {node}: {CPUS} CPU") == 2  # before each start
         assert (run / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
     taken, following, *_ = derived_ports(int(preempted["JobId"]))
-    assert f"port {taken} of lab1 is taken by somebody else; using {following}" in log
+    assert f"port {taken} of lab1 is in use; using {following}" in log
     (told,) = json.loads(autotune("status", "runs/two", "--json").stdout)["runs"]
     assert (told["state"], told["step"], told["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
 
@@ -264,7 +264,7 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
 
 
 def script_of(autotune, *arguments: str) -> str:
-    command = ["train", "--profile", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
+    command = ["train", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
     slurm = [] if "--slurm" in arguments else ["--slurm"]
     return autotune(*command, *arguments, *slurm, "--dry-run").stdout
 
@@ -276,7 +276,7 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     kept = f" --cpus-per-task={CPUS} --export"
     assert script.count(kept) == 1
     log = refused_by_preflight(lab, work, script.replace(kept, " --export"))
-    assert f"lab1: allotted_cpus is 1, and should be {CPUS}" in log
+    assert f"lab1: allotted_cpus is 1, expected {CPUS}" in log
     assert "does srun in the script say --cpus-per-task?" in log
 
 
