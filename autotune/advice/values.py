@@ -64,12 +64,13 @@ class Bottleneck:
         return next((one for one in self.parts if one.cause == cause), None)
 
 
-Severity = Literal["must", "should", "could", "note"]
-"""``must``: the run fails, or is not what it seems. ``should``: a verified or large gain without a change of recipe.
-``could``: a gain that is predicted, small, or changes the recipe. ``note``: nothing to do, worth knowing."""
-SEVERITIES: tuple[Severity, ...] = ("must", "should", "could", "note")
+Severity = Literal["error", "warning", "info"]
+"""``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-Benefit = Literal["real tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"]
+Benefit = Literal[
+    "non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"
+]
 """Quantities that a gain can be of. More of the first is better, less of all others."""
 
 Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "rows", "count", "W", "°C"]
@@ -106,7 +107,7 @@ def figure(name: str, value: float | Interval, unit: Unit, source: str, **more: 
 class Gain:
     """Gain that advice is expected to bring."""
 
-    of: Benefit = "real tokens/s"
+    of: Benefit = "non-padding tokens/s"
     ratio: float
     """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
     low: float | None = None
@@ -128,7 +129,7 @@ class Gain:
     @property
     def speedup(self) -> float:
         """Factor by which the run ends sooner, for ranking; 1 if it does not."""
-        if self.of == "real tokens/s":
+        if self.of == "non-padding tokens/s":
             return self.ratio
         return 1 / self.ratio if self.of == "tokens to the same loss" and self.ratio > 0 else 1.0
 
@@ -149,7 +150,7 @@ class Advice:
 
     rule: str = ""
     """Name of the rule, such as ``padding``; set by ``advise``."""
-    severity: Severity = "should"
+    severity: Severity = "warning"
     claim: str
     """One sentence with its key figure."""
     evidence: tuple[EvidenceFigure, ...] = ()

@@ -39,7 +39,7 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
     refused = probe.infeasible_min is not None and rows >= probe.infeasible_min
     known = now.profile.fingerprint.bytes_known
     return Advice(
-        severity="must",
+        severity="error",
         claim=f"micro-batches of {rows} rows {'were refused for memory' if refused else 'were never shown to fit'}: "
         f"{probe.feasible_max} is the largest that ran",
         evidence=(
@@ -77,7 +77,6 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     name = f"tokens/s with {chosen} rows, of {rows} rows"
     return Advice(
-        severity="could",
         claim=f"{chosen} rows are as fast as the {rows} of the profile: throughput has levelled off",
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
         gain=Gain(of="GPU memory", ratio=after / before, known="measured") if before and after else None,
@@ -167,7 +166,6 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
         change = SettingChange(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
     scale = Interval(value=noise, low=low, high=high)
     return Advice(
-        severity="could",
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
         "its tokens only average noise that was gone already",
         evidence=(
@@ -192,7 +190,6 @@ def padding(now: TrainingContext) -> Advice | None:
     evidence = (now.part_figure(lost, "computing of padding"),)
     if train.layout == "packed":
         return Advice(
-            severity="could",
             claim=f"{lost.share:.0%} of the step computes places that hold nothing, though rows are packed: they are "
             "too long for this dataset",
             evidence=evidence,
@@ -247,7 +244,6 @@ def empty_rows(now: TrainingContext) -> Advice | None:
         return None
     nearest = min(dealing.without_empty, key=lambda count: abs(count - rows))
     return Advice(
-        severity="could",
         claim=f"{empty:.0%} of all rows are empty: {rows} rows do not divide by {now.ranks} ranks in micro-batches of "
         f"at most {micro_batch}",
         evidence=(
@@ -299,7 +295,6 @@ def too_big(now: TrainingContext) -> Advice | None:
         gain = Gain.between(min(1.0, speed[0]), speed[1], speed[2])
     sizes = taken | {"two tensor-parallel ranks": model_share(state, 2, 1).total_bytes}
     return Advice(
-        severity="should" if gain.of == "real tokens/s" else "could",
         claim=f"weights, gradients and optimizer take {state_bytes / budget_bytes:.0%} of the memory, on every rank "
         f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
         evidence=tuple(

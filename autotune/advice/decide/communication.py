@@ -95,7 +95,6 @@ def below_t_min(now: TrainingContext) -> Advice | None:
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
         return None
     return Advice(
-        severity="could",
         claim=f"each rank has {spread.tokens_per_rank:,.0f} real tokens of a step on {spread.nodes} nodes, and needs "
         f"about {wanted:,.0f} (twice T_min) to compute while gradients travel",
         evidence=(
@@ -160,7 +159,6 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     packs = now.knows_the_model and layout != "packed"
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
-        severity="could",
         claim=f"{lost.share:.0%} of the step all ranks wait for one that takes longer, each time another one",
         evidence=(now.part_figure(lost, "waiting for it", len(now.run.steps)),),
         gain=times(without(lost, (0.0, 0.1, 1.0)), (1.0, 1.05, 1.2)),

@@ -126,7 +126,6 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     share = train.seq_length_tokens / (6 * now.hidden_size + train.seq_length_tokens)
     name = "attention's products over whole rows, of a layer"
     return Advice(
-        severity="could",
         claim=f"{now.attention_dropout:.0%} dropout of attention weights keeps packed rows from the kernel that "
         "computes each sample on its own",
         evidence=(figure(name, share, "share", "the model's shape", known="predicted"),),
@@ -149,7 +148,7 @@ def compute_bound(now: TrainingContext) -> Advice | None:
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
         told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
     return Advice(
-        severity="note",
+        severity="info",
         claim=f"computing limits: {part.share:.0%} of the step computes real tokens{told}",
         evidence=(now.part_figure(part, "computing of real tokens"), *(() if mfu is None else (mfu,))),
         cost="more devices, or a smaller model",
@@ -165,7 +164,6 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     inside = "counters" in gaps.source
     if inside and not now.train.compile:
         return Advice(
-            severity="could",
             claim=f"{gaps.share:.0%} of the step multiprocessors have no work: late launches, or small kernels",
             evidence=(now.part_figure(gaps, "device without work"),),
             gain=times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
@@ -178,7 +176,6 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     if inside or now.train.log_interval_steps > 1 or saves > 0.05 * max(1, steps):  # it may well be that of saving
         return None
     return Advice(
-        severity="could",
         claim=f"{gaps.share:.0%} of the time goes by between steps, with every step logged",
         evidence=(now.part_figure(gaps, "between steps"),),
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
@@ -195,7 +192,6 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     if now.train is None or waits is None or now.train.compile:
         return None
     return Advice(
-        severity="could",
         claim=f"about {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
         evidence=(now.part_figure(waits, "kernels that wait for memory"),),
         gain=without(waits, TRAFFIC_LEFT),
@@ -214,7 +210,6 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     evidence = (now.part_figure(updating, "clipping and update"),)
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
-            severity="could",
             claim=f"{updating.share:.0%} of the step updates weights, on every one of {ranks} ranks the same ones",
             evidence=evidence,
             gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
@@ -224,7 +219,7 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
             would_change="a slow network, which costs more than it saves: measure both",
         )
     return Advice(
-        severity="note",
+        severity="info",
         claim=f"{updating.share:.0%} of the step updates weights: steps are small for a model of this size",
         evidence=evidence,
         cost="a larger global batch has fewer updates, and is another recipe",

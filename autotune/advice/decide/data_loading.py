@@ -152,7 +152,6 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
-        severity="could",
         claim=f"{workers.chosen} loader workers keep the step fed; the profile has {count}",
         evidence=(_ratio_figure(chosen),),
         gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
@@ -171,7 +170,7 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     low, high = workers.undecided_between
     minutes = max(10, round(4 * workers.seconds / 60))
     return Advice(
-        severity="note",
+        severity="info",
         claim=f"the number of loader workers is undecided between {low} and {high}: what was measured is too noisy",
         evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
         cost=f"about {minutes} minutes of this machine",

@@ -34,7 +34,7 @@ def thermal(now: TrainingContext) -> Advice | None:
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
-        severity="must",
+        severity="error",
         claim=f"the GPU slowed itself down in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
         evidence=(_void(hot, now), figure("time they took", lost_s, "s", "trial_log")),
         cost="another node, or a word with whoever cools this one",
@@ -65,7 +65,7 @@ def utilisation(now: TrainingContext) -> Advice | None:
     if busy < 0.9 or mfu is None or mfu.value >= 0.35:
         return None
     return Advice(
-        severity="note",
+        severity="info",
         claim=f"the GPU shows {busy:.0%} utilisation and does {mfu.value:.0%} of the work it could: utilisation is the "
         "share of time with any kernel running, and says nothing of how much it does",
         evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
@@ -79,7 +79,7 @@ def edited(now: TrainingContext) -> Advice | None:
     if now.profile is None or now.intact:
         return None
     return Advice(
-        severity="must",
+        severity="error",
         claim="the profile was edited by hand: its figures are of what it said before, and so is this advice",
         cost="the tuning, once more",
         command=shlex.join(["autotune", "profile", "verify", now.profile_path]),
@@ -92,7 +92,6 @@ def not_measured(now: TrainingContext) -> Advice | None:
     if not now.missing:
         return None
     return Advice(
-        severity="could",
         claim=f"not measured: {', '.join(name for name, _ in now.missing)}",
         cost="minutes of this machine",
         command="; then ".join(command for _, command in now.missing),
@@ -159,22 +158,22 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
     found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
     if not now.intact:  # what its figures are of is not what it says
         found = [replace(one, safe=False) for one in found]
-    if all(one.severity == "note" for one in found):
+    if all(one.severity == "info" for one in found):
         found.append(_nothing_to_do(now))
     return tuple(sorted(found, key=rank))
 
 
 def rank(advice: Advice) -> tuple[bool, float, int]:
-    """Return a sort key: ``must`` first, then the largest speedup, then the severity."""
+    """Return a sort key: ``error`` first, then the largest speedup, then the severity."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
-    return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
+    return advice.severity != "error", -speedup, SEVERITIES.index(advice.severity)
 
 
 def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
             rule=TOO_LITTLE,
-            severity="note",
+            severity="info",
             claim="too little is known to say what limits this training",
             cost="minutes of this machine",
             command=now.command("workers") if now.run is None else None,
@@ -183,7 +182,7 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
     largest = now.bottleneck.parts[:1]
     return Advice(
         rule=NOTHING,
-        severity="note",
+        severity="info",
         claim="change nothing: of all that was looked at, nothing is worth a change",
         evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
         cost="none",
