@@ -64,7 +64,7 @@ def _details(advice: Advice) -> Iterator[str]:
     yield f"cost: {advice.cost}"
     yield from (f"set: {change_text(change)}{', safe' if advice.safe else ''}" for change in advice.changes)
     if advice.command is not None:
-        yield f"do: {advice.command}"
+        yield f"run: {advice.command}"
     yield f"would change this: {advice.would_change}"
 
 
@@ -77,7 +77,7 @@ def rules_text(rules: Sequence[AdviceRule]) -> str:
 def gain_text(gain: Gain | None) -> str:
     """Format the gain that advice is expected to bring."""
     if gain is None:
-        return "none, or its size is not known"
+        return "unknown"
     ratio = Interval.of(gain.ratio, gain.low, gain.high, gain.confidence)
     return f"{with_interval(ratio, number)} times the {gain.of}, {gain.known}"
 
@@ -87,7 +87,7 @@ def figure_text(figure: EvidenceFigure) -> str:
     form, unit = in_unit(figure.unit)
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
-    known = "" if figure.known == "measured" else f", {'as asked for' if asked else figure.known}"
+    known = "" if figure.known == "measured" else f", {'as requested' if asked else figure.known}"
     return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
 
 
@@ -122,9 +122,9 @@ def explanations_text(found: Sequence[Explanation]) -> str:
     decided = [one for one in found if one.origin != "default"]
     rows = [[one.key, _short(one.value), one.origin, one.because] for one in decided]
     defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
-    parts = [text_table(("setting", "value", "origin", "because"), rows)] if rows else []
+    parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
     if defaults:
-        parts.append(f"at the trainer's default: {inert(', '.join(defaults))}")
+        parts.append(f"defaults: {inert(', '.join(defaults))}")
     return "\n\n".join(parts)
 
 
@@ -137,8 +137,8 @@ def explanation_text(one: Explanation) -> str:
         "evidence": tuple(figure_text(figure) for figure in one.evidence),
         "rejected": one.rejected,
     }
-    for name, told in parts.items():
-        lines += [f"  {'' if number else name:<8}  {inert(what)}" for number, what in enumerate(told)]
+    for name, entries in parts.items():
+        lines += [f"  {'' if number else name:<8}  {inert(entry)}" for number, entry in enumerate(entries)]
     return "\n".join(lines)
 
 

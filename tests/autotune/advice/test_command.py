@@ -132,6 +132,6 @@ def test_rules_are_listed(advise):
 def test_options_without_use_are_refused_and_nodes_of_which_nothing_is_known_are_said_to_be(place, option, advise):
     write_run("runs/r")
     said = " ".join(advise(starved(), "--nodes", "8").split())
-    assert "links between nodes, and so what 8 would do" in said
-    assert "autotune network --profile profiles/p.toml --slurm" in said
+    assert "links between nodes, required to predict 8 nodes" in said
+    assert "autotune network profiles/p.toml --slurm" in said
     assert f"{' '.join(option)} has no use here" in advise(place, *option, code=2)
