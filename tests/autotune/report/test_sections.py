@@ -106,14 +106,12 @@ def workers_of(found):
 
 def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     text = workers_of(sweep(local_ranks=4, consumer="a replayed step of 60 ms", operating_state="400 W"))
-    assert "onsumer: a replayed step of 60 ms; 4 ranks together, 7 windows of at least 2 s" in text
-    assert "ried up to 2 workers: 2 allotted CPUs, 1 local rank" in text
-    assert "GPU's operating state: 400 W" in text
+    assert "onsumer: a replayed step of 60 ms; 4 ranks, 7 windows of at least 2 s" in text
+    assert "argest num_workers allowed: 2 (2 allotted CPUs, 1 local rank)" in text
+    assert "GPU state on cached batches: 400 W" in text
     lines = text.splitlines()
-    assert lines[0] == "loader workers: 1 (so). 0 is slow."
-    assert lines[-2:] == [
-        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
-    ]  # fmt: skip
+    assert lines[0] == "DataLoader workers: 1 (so). 0 is slow."
+    assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml --data data"]
     assert "0 is slow" not in workers_of(sweep(next_smaller=None))
 
 
@@ -125,7 +123,7 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
     open_ = fast.model_copy(update={"ratio_low": None, "verdict": "open"})
     ((none,),), ((enough,),), ((undecided,),) = (tables(row) for row in (slow, fast, open_))
     assert none == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
-    assert enough[-1] == "enough"
+    assert enough[-1] == "sufficient"
     assert undecided[3::4] == [NOT_ENOUGH, "undecided"]
     use = GpuUse(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
     (row,), (counters,) = tables(slow.model_copy(update={"gpu": use}))
@@ -136,27 +134,27 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
 @pytest.mark.parametrize(
     ("joint", "answer", "words"),
     [
-        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of workers alone, adopted"),
-        (JOINT.model_copy(update={"adopted": False}), "1", "not proven to be faster"),
+        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of the best num_workers alone, adopted"),
+        (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
     ],
 )
 def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joint, answer, words):
     found = sweep(joint=joint)
     assert chosen_loader(found) == answer
-    assert f"loader workers: {answer} (" in workers_of(found)
+    assert f"DataLoader workers: {answer} (" in workers_of(found)
     assert words in workers_of(found)
 
 
 def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
     (line,) = [one for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True)) if "network" in one]
-    for words in ("(lustre)", "could win 1.0% at most", "autotune data stage"):
+    for words in ("(lustre)", "gains at most 1.0%", "autotune data stage"):
         assert words in line
 
     def commands(**changes):
         return [command for missing in of_kind(section_of(**changes), Missing) for command in missing.commands]
 
     for seconds, minutes in ((14.0, 10), (600.0, 40)):
-        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--minutes {minutes}")
+        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--time-limit {minutes}min")
     assert commands() == []
 
 

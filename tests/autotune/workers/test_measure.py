@@ -56,7 +56,7 @@ def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_
     assert {trial.local["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
     assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
     assert (found.local_ranks, found.max_workers) == (2, 4)
-    assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
+    assert found.max_workers_because == "8 available CPU cores, 2 local ranks"
     assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
     assert found.windows == sum(len(row.padded_tokens_per_s) for row in found.rows) + len(
         found.cached_padded_tokens_per_s
@@ -170,7 +170,7 @@ def test_a_count_whose_workers_die_is_the_limit(tmp_path):
     machine = FeedMachine(knee_at(20), lambda trial: DEAD if loader_of(trial)["num_workers"] > 4 else None)
     found = evidence_of(sweep_on(machine, tmp_path))
     assert found.max_workers == found.chosen == 4
-    assert "8 loader workers" in found.max_workers_because
+    assert "8 DataLoader workers" in found.max_workers_because
 
 
 @pytest.mark.parametrize(
