@@ -48,7 +48,7 @@ def test_ranks_share_the_allotted_cpus_and_a_measured_worker_takes_the_place_of_
     for ranks, most in ((1, 8), (2, 4), (3, 2), (8, 1), (16, 1)):
         limits = replace(LIMITS, local_ranks=ranks)
         assert limits.cpus_per_rank == most  # each may have one
-        assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
+        assert limits.most() == (most, f"8 available CPU cores, {ranks} local rank{'s' * (ranks > 1)}")
     limits = with_host(ram_available_bytes=4 * 2**30)
     assert limits.most()[0] == 8
     assert limits.fitting(8, worker_bytes=2**30) == 3

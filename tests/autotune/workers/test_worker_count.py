@@ -152,7 +152,7 @@ def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[wo
 def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
     choice = worker_count.WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
     assert (choice.workers, choice.undecided_between) == (0, ())
-    assert "waits for data at most 0.1" in choice.proof
+    assert "data wait is at most 0.1" in choice.proof
     assert worker_count.WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
     refuted = worker_count.WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)  # however little it waits
     assert (refuted.verdict(0), refuted.choose().workers) == ("refuted", 1)
