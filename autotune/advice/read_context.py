@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.machine.host import Host
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
-from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.store import StoredProfile, read_profile, read_trials
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import check_run
@@ -35,10 +35,10 @@ def context_of(
     reports: Path = Path("reports"),
     candidates: Sequence[Path] = (),
 ) -> TrainingContext:
-    """Return what is known of a profile (a file), a run, or a directory with data.
+    """Return the facts about a profile (a file), a run, or a directory with data.
 
-    Without ``profile``, a run's is searched among the ``candidates``; without ``data``, the profile names the dataset.
-    Without ``nodes``, a profile's predictions are for as many as its network was measured on.
+    Without ``profile``, the ``candidates`` are searched for the run's profile. Without ``data``, the profile names the
+    dataset. Without ``nodes``, predictions are for the nodes that the network was measured on.
 
     Raises:
         BadInput, TrainerError: If the path is none of these, or cannot be read.
@@ -53,25 +53,25 @@ def context_of(
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
         if profile is not None and stored is not None and (others := other_settings_than(run, stored)):
             raise ProfileRejected(
-                f"{place} was not trained as {profile} says: {', '.join(others)}",
-                next_step="Name the profile it was started from, or none: autotune advise RUN.",
+                f"the settings of {place} do not match {profile}: {', '.join(others)}",
+                next_step=f"Name the profile that started the run, or leave it out: {command('advise', place)}",
             )
         return context_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
     if facts is None or not (facts.prepared or facts.kinds):
         raise BadInput(
-            f"{place} is no profile, no run, and holds no data that could be trained on",
+            f"'{place}' is not a profile, a run, or a directory with training data",
             next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
         )
     return TrainingContext(train=None, data=facts)
 
 
 def read_measured_run(directory: Path) -> Run:
-    """Read the record of a run, whose rates count as measurements.
+    """Read the record of a run whose rates are valid measurements.
 
     Raises:
-        TrainerError: If the directory holds no run, or one of another schema.
-        MachineLacks, Undecided: If its GPU is a pretended one, or cannot reach its rates.
+        TrainerError: If the directory has no run, or one of another schema.
+        MachineLacks, Undecided: If its GPU is simulated, or cannot reach its rates.
     """
     run = read_run(directory)
     check_run(run)
@@ -86,7 +86,7 @@ def context_of_profile(
     data: Path | None = None,
     nodes: int | None = None,
 ) -> TrainingContext:
-    """Return what is known after tuning, with predictions for the intended nodes."""
+    """Return the facts after tuning, with predictions for the intended nodes."""
     profile = stored.profile
     return TrainingContext(
         train=profile.train,
@@ -104,7 +104,7 @@ def context_of_profile(
 def context_of_run(
     run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
 ) -> TrainingContext:
-    """Return what is known during or after a run, and of the profile that it was started from."""
+    """Return the facts about a run and the profile that started it."""
     profile = None if stored is None else stored.profile
     return TrainingContext(
         train=settings_of(run.header.config),
@@ -127,20 +127,20 @@ _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} 
 
 
 def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
-    """Return the differences between a run and its profile because of which their figures cannot be compared."""
+    """Return the differences between a run and a profile that make their figures incomparable."""
     train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
-        return ["settings of another version of the trainer"]
+        return ["settings of another trainer version"]
     found = [name for name in sorted(_OF_THE_STEP) if getattr(settings, name) != getattr(train, name)]
     gpu = stored.profile.fingerprint.gpu_name
-    found += [f"on {run.header.device}"] if gpu is not None and run.header.device != gpu else []
+    found += [f"GPU {run.header.device}"] if gpu is not None and run.header.device != gpu else []
     found += ["model"] if settings.model.config != train.model.config else []
     dataset = stored.profile.fingerprint.dataset_hash
     return found + (["dataset"] if dataset is not None and run.header.dataset_hash != dataset else [])
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
-    """Return the candidate that a run was started from, as it is now; None if no hash matches."""
+    """Return the candidate that started a run; None if no hash matches."""
     for path in candidates:
         try:
             if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
@@ -181,7 +181,7 @@ def _raw_bytes(directory: Path) -> dict[str, int]:
         try:
             files = find_files(SOURCES[kind], str(directory)).files
         except AutotuneError:
-            continue  # none of this kind
+            continue  # no such files
         found[kind] = sum(file.size_bytes for file in files if file.path not in seen)
         seen |= {file.path for file in files}
     return dict(sorted(((kind, size) for kind, size in found.items() if size), key=lambda one: -one[1]))
@@ -216,14 +216,14 @@ def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str],
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
     network = f"autotune network {path}"
-    looked_at = (
-        (evidence.probe is None, "the largest micro-batch", probe_command(stored.profile, str(stored.path))),
-        (evidence.workers is None, "loader workers", f"autotune workers {path}"),
-        (evidence.network is None and several_ranks, "the exchange of gradients", network),
+    measurements = (
+        (evidence.probe is None, "largest micro-batch", probe_command(stored.profile, str(stored.path))),
+        (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
+        (evidence.network is None and several_ranks, "gradient synchronisation", network),
         (
             nodes is not None and nodes > 1 and not joins_nodes(evidence.network),
-            f"links between nodes, and so what {nodes} would do",
+            f"links between nodes, required to predict {nodes} nodes",
             f"{network} --slurm",
         ),
     )
-    return tuple((what, command) for is_missing, what, command in looked_at if is_missing)
+    return tuple((name, command) for is_missing, name, command in measurements if is_missing)

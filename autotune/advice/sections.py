@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.advice.decide.rules import AdviceRule
-from autotune.advice.values import Advice, Bottleneck, EvidenceFigure, Gain, SettingChange, Unit
+from autotune.advice.values import Advice, Bottleneck, Cause, EvidenceFigure, Gain, SettingChange, Unit, percent
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -13,32 +13,48 @@ from autotune.profiles.decide.explain import Explanation
 _VALUE_CHARACTERS = 40
 
 
-def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
+CAUSE_NAMES: dict[Cause, str] = {
+    "compute": "compute",
+    "padding": "padding",
+    "data loading": "data loading",
+    "network": "gradient synchronisation",
+    "straggler": "the slowest rank",
+    "launch-bound": "CPU-bound kernel launches",
+    "memory": "GPU memory bandwidth",
+    "optimizer step": "the optimizer step",
+}
+"""Names of the bottlenecks for users."""
+
+
+def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
     """Format the bottleneck, then all recommendations in their order."""
-    parts = [] if limit is None else [_limit_text(limit)]
+    parts = [] if bottleneck is None else [_bottleneck_text(bottleneck)]
     for place, one in enumerate(advice, 1):
         lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
         parts.append("\n".join([*lines, *(f"   {inert(line)}" for line in _details(one))]))
     return "\n\n".join(parts)
 
 
-def _limit_text(limit: Bottleneck) -> str:
+def bottleneck_sentence(found: Bottleneck | None) -> str:
+    """Return ``Bottleneck: data loading, 57 % of the step``; say so if it is not certain, or None."""
+    if found is None:
+        return "Bottleneck: not measured"
+    part = found.part(found.limit)
+    share = "" if part is None else f", {percent(part.share)} of the step"
+    return f"Bottleneck{'' if found.decided else ' (not certain)'}: {CAUSE_NAMES[found.limit]}{share}"
+
+
+def _bottleneck_text(found: Bottleneck) -> str:
     """Format the bottleneck, the parts of a step, and causes that could not be determined."""
-    part = limit.part(limit.limit)
-    share = ""
-    if part is not None:
-        between = bounds(part.low, part.high, format_share)
-        share = f": {format_share(part.share)}{f' ({between})' if between else ''} of the step"
-    sure = "" if limit.decided else " (not certain: others are as near)"
-    mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu.value)}"
+    mfu = "" if found.mfu is None else f"; MFU {format_share(found.mfu.value)}"
     rows = [
-        [part.cause, format_share(part.share), bounds(part.low, part.high, format_share), part.source]
-        for part in limit.parts
+        [CAUSE_NAMES[part.cause], format_share(part.share), bounds(part.low, part.high, format_share), part.source]
+        for part in found.parts
         if part.share > 0
     ]
-    table = text_table(("part of the step", "share", "95 % interval", "read from"), rows, align="lrrl")
-    lines = [f"limited by {limit.limit}{share}{sure}{mfu}", table]
-    return "\n".join([*lines, *(f"not told: {inert(one)}" for one in limit.untold)])
+    table = text_table(("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl")
+    lines = [f"{bottleneck_sentence(found)}{mfu}", table]
+    return "\n".join([*lines, *(f"not measured: {inert(one)}" for one in found.untold)])
 
 
 def _details(advice: Advice) -> Iterator[str]:
@@ -48,7 +64,7 @@ def _details(advice: Advice) -> Iterator[str]:
     yield f"cost: {advice.cost}"
     yield from (f"set: {change_text(change)}{', safe' if advice.safe else ''}" for change in advice.changes)
     if advice.command is not None:
-        yield f"do: {advice.command}"
+        yield f"run: {advice.command}"
     yield f"would change this: {advice.would_change}"
 
 
@@ -61,7 +77,7 @@ def rules_text(rules: Sequence[AdviceRule]) -> str:
 def gain_text(gain: Gain | None) -> str:
     """Format the gain that advice is expected to bring."""
     if gain is None:
-        return "none, or its size is not known"
+        return "unknown"
     ratio = Interval.of(gain.ratio, gain.low, gain.high, gain.confidence)
     return f"{with_interval(ratio, number)} times the {gain.of}, {gain.known}"
 
@@ -71,7 +87,7 @@ def figure_text(figure: EvidenceFigure) -> str:
     form, unit = in_unit(figure.unit)
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
-    known = "" if figure.known == "measured" else f", {'as asked for' if asked else figure.known}"
+    known = "" if figure.known == "measured" else f", {'as requested' if asked else figure.known}"
     return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
 
 
@@ -106,9 +122,9 @@ def explanations_text(found: Sequence[Explanation]) -> str:
     decided = [one for one in found if one.origin != "default"]
     rows = [[one.key, _short(one.value), one.origin, one.because] for one in decided]
     defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
-    parts = [text_table(("setting", "value", "origin", "because"), rows)] if rows else []
+    parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
     if defaults:
-        parts.append(f"at the trainer's default: {inert(', '.join(defaults))}")
+        parts.append(f"defaults: {inert(', '.join(defaults))}")
     return "\n\n".join(parts)
 
 
@@ -121,8 +137,8 @@ def explanation_text(one: Explanation) -> str:
         "evidence": tuple(figure_text(figure) for figure in one.evidence),
         "rejected": one.rejected,
     }
-    for name, told in parts.items():
-        lines += [f"  {'' if number else name:<8}  {inert(what)}" for number, what in enumerate(told)]
+    for name, entries in parts.items():
+        lines += [f"  {'' if number else name:<8}  {inert(entry)}" for number, entry in enumerate(entries)]
     return "\n".join(lines)
 
 

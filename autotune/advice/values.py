@@ -10,11 +10,16 @@ Cause = Literal[
 ]
 """Causes of the parts of a step's time.
 
-``data loading``: devices wait for the loader. ``padding``: padding is computed. ``network``: ranks wait for gradients.
-``straggler``: all ranks wait for the slowest one. ``launch-bound``: the device waits for the program to launch work
-(launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
-``optimizer step``: clipping and the optimizer. ``compute``: the rest, forward and backward of non-padding tokens.
+``data loading``: GPUs wait for batches. ``padding``: compute on padding. ``network``: ranks wait for gradients.
+``straggler``: ranks wait for the slowest one. ``launch-bound``: the GPU waits for the CPU (kernel launches, Python,
+transfers, logging). ``memory``: kernels wait for GPU memory. ``optimizer step``: clipping and the optimizer.
+``compute``: the rest, forward and backward passes of non-padding tokens.
 """
+
+
+def percent(share: float) -> str:
+    """Return a share as a whole percentage."""
+    return f"{share * 100:.0f} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +45,10 @@ class Bottleneck:
     """Parts of a step's time, and the one that limits it."""
 
     limit: Cause
-    """Largest part other than compute, or ``compute`` if no other part is large enough to matter. A loader or a program
-    that is behind the device takes precedence among those that matter, because it sets the pace."""
+    """Largest part other than compute of at least 10 %, else ``compute``. Data loading and kernel launches that run
+    concurrently with the GPU take precedence: if other parts shrink, the GPU waits longer for them."""
     decided: bool
-    """True if the confidence interval of the limit rules out any other limit."""
+    """True if the confidence interval rules out another bottleneck."""
     parts: tuple[StepPart, ...]
     """Parts of the step, largest first."""
     steps: int
@@ -52,30 +57,33 @@ class Bottleneck:
     mfu: Interval | None = None
     """Model FLOP/s as a share of the device's dense peak; None if the peak is not known."""
     untold: tuple[str, ...] = ()
-    """Causes that these figures cannot show, each with a measurement that would."""
+    """Causes that were not measured, each with the measurement that finds it."""
 
     def part(self, cause: Cause) -> StepPart | None:
         """Return the part of a cause; None if it could not be determined."""
         return next((one for one in self.parts if one.cause == cause), None)
 
 
-Severity = Literal["must", "should", "could", "note"]
-"""``must``: the run fails, or is not what it seems. ``should``: a verified or large gain without a change of recipe.
-``could``: a gain that is predicted, small, or changes the recipe. ``note``: nothing to do, worth knowing."""
-SEVERITIES: tuple[Severity, ...] = ("must", "should", "could", "note")
+Severity = Literal["error", "warning", "info"]
+"""``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-Benefit = Literal["real tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"]
+Benefit = Literal[
+    "non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"
+]
 """Quantities that a gain can be of. More of the first is better, less of all others."""
 
-Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "rows", "count", "W", "°C"]
+Unit = Literal[
+    "share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "sequences", "count", "W", "°C"
+]
 
 Known = Literal["measured", "predicted", "assumed", "allocator"]
-"""Origins of a figure. ``allocator``: torch's allocator on a pretended GPU."""
+"""Origins of a figure. ``allocator``: torch's allocator on a simulated GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFigure(Interval):
-    """One figure of the evidence with its source; bounds without a confidence are a range of measurements."""
+    """One figure of the evidence; bounds without a confidence are a range of measurements."""
 
     name: str
     unit: Unit
@@ -101,13 +109,13 @@ def figure(name: str, value: float | Interval, unit: Unit, source: str, **more: 
 class Gain:
     """Gain that advice is expected to bring."""
 
-    of: Benefit = "real tokens/s"
+    of: Benefit = "non-padding tokens/s"
     ratio: float
     """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """Confidence of the bounds, 0 to 1; None if they rest on assumptions as well."""
+    """Confidence of the bounds, 0 to 1; None if they also rest on assumptions."""
     known: Literal["measured", "predicted"] = "predicted"
 
     @classmethod
@@ -122,8 +130,8 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Factor by which the run ends sooner, for ranking; 1 if it does not."""
-        if self.of == "real tokens/s":
+        """Factor by which the run gets shorter, for ranking; 1 if it does not."""
+        if self.of == "non-padding tokens/s":
             return self.ratio
         return 1 / self.ratio if self.of == "tokens to the same loss" and self.ratio > 0 else 1.0
 
@@ -144,9 +152,9 @@ class Advice:
 
     rule: str = ""
     """Name of the rule, such as ``padding``; set by ``advise``."""
-    severity: Severity = "should"
+    severity: Severity = "warning"
     claim: str
-    """One sentence with its key figure."""
+    """One sentence with the key figure."""
     evidence: tuple[EvidenceFigure, ...] = ()
     gain: Gain | None = None
     """Expected gain; None if there is none, or if its size is not known."""

@@ -32,7 +32,7 @@ from autotune.base.tables import inert, markdown_inert, markdown_table, text_tab
 _DEEPEST = 6
 """Levels of headings that Markdown and HTML support."""
 _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
-_BADGES = ("must", "should", "could", "note")
+_BADGES = ("error", "warning", "info")
 """Badges that have a colour of their own in the page's style."""
 
 
@@ -175,7 +175,7 @@ def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") 
         case Section():
             kind = badge = ""
             if block.badge is not None:
-                colour = block.badge if block.badge in _BADGES else "note"
+                colour = block.badge if block.badge in _BADGES else "info"
                 badge = f'<span class="badge {colour}">{_escaped(block.badge)}</span> '
                 kind = ' class="card"'
             title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"

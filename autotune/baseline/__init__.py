@@ -1,1 +1,1 @@
-"""The tuned settings against defaults and the paper recipe (`baseline`), and when tuning is paid back."""
+"""Speedup of the tuned settings over defaults and the paper baseline (`baseline`), and the cost of tuning."""

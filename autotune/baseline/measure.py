@@ -1,11 +1,11 @@
 """Compare the tuned settings with both baselines, in interleaved windows of training.
 
-A window has at most four micro-batches per optimizer step, whatever the global batch. The gain from more of them per
-update and gradient synchronisation is left out; a small micro-batch, such as transformers', would gain the most.
+A window has at most four micro-batches per optimizer step, so a small micro-batch, such as transformers', is measured
+with more frequent optimizer steps and gradient synchronisations than in training.
 
-Rates are in non-padding tokens: the tokens that a window computed times the dataset's average share of non-padding
-tokens, so that the samples a short window happens to draw add no noise. If micro-batches are trimmed to their longest
-sample, the window's own non-padding tokens count.
+Rates are in non-padding tokens: the tokens of a window times the dataset's average share of non-padding tokens, so
+that the samples of a short window add no noise. If micro-batches are trimmed to their longest sample, the window's own
+non-padding tokens count.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from trainer.data.dataset import Manifest, TokenDataset
 from trainer.data.global_batch import in_rows, mean_row
 
 MIN_STEPS = 1
-"""Fewest optimizer steps of a window: on a CPU one padded step of four micro-batches is long enough."""
+"""Fewest optimizer steps of a window: on a CPU, one padded step of four micro-batches is long enough."""
 TUNED: RecipeName = "tuned"
 SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 
@@ -37,7 +37,7 @@ def compare_with(
 ) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
     """Return the recipes to compare with the tuned settings, and the share of non-padding tokens of every recipe.
 
-    A rank may have ``most_workers`` DataLoader workers here, for the reason in ``limit``.
+    ``most_workers`` limits the DataLoader workers of a rank, for the reason in ``limit``.
     """
     rows = in_rows(tuned, dataset).global_batch_size
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
@@ -51,7 +51,7 @@ def compare_with(
 
 @dataclass(slots=True, kw_only=True)
 class BaselineRunner:
-    """Comparison in progress."""
+    """State of a comparison."""
 
     training: TrainingWindows
     """Training windows of the tuned configuration."""
@@ -80,7 +80,7 @@ class BaselineRunner:
         self.recipes = {one.name: one for one in (tuned, *self.others)}
 
     def run(self) -> BaselineEvidence:
-        """Find micro-batches that fit, then measure rounds until the speedups are precise or the time is over.
+        """Find micro-batches that fit, then measure rounds until the speedups are precise or the budget is used up.
 
         Raises:
             Undecided: If the tuned settings could not be measured.
@@ -88,7 +88,7 @@ class BaselineRunner:
         for one in self.others:
             self._fit(one.name)
         try:
-            while self._goes_on():
+            while self._continues():
                 self._measure_round()
         except OutOfTime:
             if len(self.rounds) < LEAST_WINDOWS:
@@ -101,7 +101,7 @@ class BaselineRunner:
             seconds=round(self.runner.seconds, 3),
         )
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         done, others = len(self.rounds), [name for name in self._remaining() if name != TUNED]
         if done == 0:
             return True
@@ -110,9 +110,8 @@ class BaselineRunner:
         if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
-        # With enough windows to say how fast each trains.
-        told = all(of_windows(self._rates(name)).interval().low is not None for name in self._remaining())
-        return not (precise and told) and self.runner.seconds < self.training.request.budget_s
+        bounded = all(of_windows(self._rates(name)).interval().low is not None for name in self._remaining())
+        return not (precise and bounded) and self.runner.seconds < self.training.request.budget_s
 
     def _rates(self, name: RecipeName) -> list[float]:
         return [self._rate(name, one[name]) for one in self.rounds if name in one]
@@ -121,25 +120,27 @@ class BaselineRunner:
         return [name for name in self.recipes if name not in self.fallen]
 
     def _fit(self, name: RecipeName) -> None:
-        """Halve a recipe's micro-batch until it fits the memory budget that the tuned one was probed under."""
+        """Halve a recipe's micro-batch until it fits the memory budget of the probe."""
         while True:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_size
             trial = self._fit_trial(recipe.config)
-            outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
+            outcome = self.reading.run(trial, f"{name}: check that micro-batch {rows} fits")
             if isinstance(outcome, Measured):
                 return
             no_room = isinstance(outcome, OutOfMemory | HostOutOfMemory)
             if rows == 1 or not no_room:
-                self.fallen[name] = describe(outcome) + (", even with one row" if no_room else f" with {rows} rows")
+                self.fallen[name] = describe(outcome) + (
+                    " even with one sequence" if no_room else f" with micro-batch {rows}"
+                )
                 return
             budget = format_bytes(self.memory_budget_bytes)
             config = recipe.config.model_copy(update={"micro_batch_size": rows // 2})
-            because = {**recipe.because, "micro_batch_size": f"{rows} do not fit {budget}"}
+            because = {**recipe.because, "micro_batch_size": f"{rows} does not fit {budget}"}
             self.recipes[name] = replace(recipe, config=config, because=because)
 
     def _fit_trial(self, config: TrainConfig) -> Trial:
-        """Return the trainer's own step on full sequences under the memory budget, the same check as the probe's."""
+        """Return the trial of the trainer's step on full sequences under the memory budget, as in the probe."""
         ranks = self.training.limits.local_ranks
         changes = {
             "global_batch_size": config.micro_batch_size * ranks * self.micro_batches,
@@ -169,7 +170,7 @@ class BaselineRunner:
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
             if name == TUNED and not isinstance(outcome, Measured):
-                raise could_not_measure("the window of the tuned settings", outcome, self.runner)
+                raise could_not_measure("a window of the tuned settings", outcome, self.runner)
 
         found: dict[RecipeName, TrainingFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():
@@ -192,7 +193,7 @@ class BaselineRunner:
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]
         ratio = self._speedup(name) if windows else None
-        bounded = name != TUNED  # the tuned settings are themselves, exactly
+        bounded = name != TUNED
         return RecipeRow(
             name=name,
             differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),

@@ -48,9 +48,8 @@ def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
-        command = f"autotune baseline {one.quoted}"
-        what = "What the tuned settings are worth against others"
-        return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)
+        commands = (*probe_first(one.profile, one.path), f"autotune baseline {one.quoted}")
+        return (Missing(what="Speedup over the baselines", commands=commands),)
     return _compared(found)
 
 
@@ -60,10 +59,8 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
         if row.name == "tuned":
             continue
         ratio = row.bounded_speedup
-        said = (
-            f"n/a ({row.outcome})" if ratio is None else f"{of_windows(ratio, number)} times the real tokens per second"
-        )
-        yield f"tuned, against {row.name}: {said}"
+        speedup = f"n/a ({row.outcome})" if ratio is None else f"{of_windows(ratio, number)} times as fast"
+        yield f"tuned vs {row.name}: {speedup}"
 
 
 def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
@@ -71,12 +68,12 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         (row, interval_of(row.tokens_per_s), None if row.name == "tuned" else row.bounded_speedup) for row in found.rows
     ]
     table = table_of(
-        "The same as figures", rows,
+        "Data table", rows,
         ("settings", "l", lambda one: one[0].name),
-        ("real tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
-        ("95 % interval", "r", lambda one: window_bounds(one[1], count) if one[1] else None),
-        ("tuned is faster", "r", lambda one: f"{number(one[2].value)} times" if one[2] else None),
-        ("95 % interval", "r", lambda one: window_bounds(one[2], number) if one[2] else None),
+        ("tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
+        ("95 % CI", "r", lambda one: window_bounds(one[1], count) if one[1] else None),
+        ("speedup of tuned", "r", lambda one: number(one[2].value) if one[2] else None),
+        ("95 % CI", "r", lambda one: window_bounds(one[2], number) if one[2] else None),
         ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
         ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
         ("outcome", "l", lambda one: one[0].outcome),
@@ -90,20 +87,20 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
     if bars:
         rates = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
         shown = Chart(
-            title="Real tokens per second, before and after",
-            description=f"Real tokens per second: {rates}. Thin bars are 95 % intervals.",
-            drawing=Bars(axis=Axis(label="real tokens/s", unit="count"), bars=tuple(bars)),
+            title="Non-padding tokens/s before and after tuning",
+            description=f"Non-padding tokens/s: {rates}. Thin bars: 95 % CI.",
+            drawing=Bars(axis=Axis(label="non-padding tokens/s", unit="count"), bars=tuple(bars)),
             table=table,
         )
     how = (
-        f"{plural(found.windows, 'window')} of at least {format_seconds(found.window_s)} in turns, on "
-        f"{plural(found.local_ranks, 'rank')}, {format_seconds(found.seconds)} in all; ratios are of windows of the "
-        "same round. Padding does not count; model, data, length of rows and global batch are the same."
+        f"{plural(found.windows, 'interleaved window')} of at least {format_seconds(found.window_s)} on "
+        f"{plural(found.local_ranks, 'rank')}, {format_seconds(found.seconds)} in total; speedups compare windows of "
+        "the same round. tokens/s excludes padding. Model, data, sequence length and global batch are the same."
     )
     differences: tuple[Words, ...] = tuple(
         (
             Strong(text=row.name),
-            f": {'; '.join(map(_told, row.differences)) or 'nothing differs from the tuned settings'}",
+            f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}",
         )
         for row in found.rows
         if row.name != "tuned"
@@ -111,7 +108,7 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
     return (told(gains(found)), shown, Paragraph(words=(how,)), Bullets(items=differences))
 
 
-def _told(one: SettingDifference) -> str:
+def _difference(one: SettingDifference) -> str:
     instead = "" if one.theirs == one.tuned else f" instead of {_value(one.tuned)}"
     return f"{one.key}: {_value(one.theirs)}{instead}" + ("" if one.reason is None else f" ({one.reason})")
 
@@ -125,40 +122,38 @@ def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
     rows = cost_rows(one.trials)
     if not rows:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (Missing(what="The cost (the trial log beside this report holds no trial)", commands=(tune,)),)
+        return (Missing(what="Cost of tuning (no trials in the trial log)", commands=(tune,)),)
     spent_s = sum(row.rank_seconds for row in rows)
     unit = f"{one.unit}-hours"
     trials, seconds = sum(row.trials for row in rows), sum(row.seconds for row in rows)
     table = table_of(
-        "What the tuning cost", (*rows, CostRow(job="all", trials=trials, seconds=seconds, rank_seconds=spent_s)),
+        "Cost of tuning", (*rows, CostRow(job="all", trials=trials, seconds=seconds, rank_seconds=spent_s)),
         ("trials of", "l", lambda row: row.job),
         ("number", "r", lambda row: str(row.trials)),
         ("time", "r", lambda row: format_seconds(row.seconds)),
         (unit, "r", lambda row: hours(row.rank_seconds / 3600)),
     )  # fmt: skip
-    said = (
-        f"All trials of the trial log took {hours(spent_s / 3600)} of one {one.unit} "
-        f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
-        "beside a trial). "
+    cost = (
+        f"Tuning took {hours(spent_s / 3600)} of one {one.unit} (trial time times busy ranks, without job start-up). "
     )
     found = pay_back(spent_s, one.profile.evidence.baseline)
     if found is None:
-        command = f"autotune baseline {one.quoted}"
-        return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
-    return (Paragraph(words=(said, *_paid(found, one.unit))), table)
+        missing = Missing(what="Pay-back time", commands=(f"autotune baseline {one.quoted}",))
+        return (Paragraph(words=(cost,)), table, missing)
+    return (Paragraph(words=(cost, *_paid(found, one.unit))), table)
 
 
 def _paid(found: PayBack, unit: str) -> Words:
     if found.rank_hours is None:
         undecided = found.rank_hours_low is not None
-        why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
-        return (f"Against transformers' Trainer it is not paid back by speed: {why}.",)
+        why = "are not verified to be faster" if undecided else "are not faster"
+        return (f"It does not pay for itself: the tuned settings {why} than HF Trainer.",)
     open_end = found.rank_hours_low is not None and found.rank_hours_high is None
-    doubt = " At the far end of the interval it never is." if open_end else ""
+    doubt = " At the lower bound of the speedup, it never does." if open_end else ""
     spent = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
     large = hours(found.rank_hours / LARGE_JOB_RANKS)
     return (
-        "Against transformers' Trainer it is paid back (predicted, if the measured ratio holds) after ",
+        "Compared with HF Trainer, it pays for itself (predicted) after ",
         Strong(text=f"{with_interval(spent, hours)} of training on one {unit}"),
-        f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
+        f", or {large} on {LARGE_JOB_RANKS}.{doubt}",
     )

@@ -1,4 +1,4 @@
-"""The baseline stage: compare the tuned settings with other recipes, and write the result into the profile."""
+"""The baseline phase: compare the tuned settings with both baselines and write the result into the profile."""
 
 import contextlib
 

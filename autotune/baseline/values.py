@@ -15,7 +15,7 @@ RecipeName = Literal["paper", "hf-trainer", "tuned"]
 
 
 class SettingDifference(StrictTable):
-    """Setting in which a recipe differs from the tuned one, or that it could not choose itself."""
+    """Setting in which a recipe differs from the tuned settings, or that was forced."""
 
     key: str
     """Dotted name of the setting, without ``train``, such as ``data.num_workers``."""
@@ -23,7 +23,7 @@ class SettingDifference(StrictTable):
     """Value in the recipe; None if it is unset."""
     tuned: SettingValue = None
     reason: str | None = None
-    """Reason for the recipe's value if the recipe had no choice."""
+    """Reason for the recipe's value if it was forced."""
 
 
 class RecipeRow(StrictTable):
@@ -33,11 +33,11 @@ class RecipeRow(StrictTable):
     differences: list[SettingDifference] = Field(default_factory=list)
     """Differences from the tuned settings that affect speed."""
     tokens_per_s: list[PositiveFloat]
-    """Non-padding tokens/s of each window, of all local ranks together; empty if the recipe did not run."""
+    """Non-padding tokens/s of each window, of all local ranks; empty if the recipe did not run."""
     speedup: PositiveFloat | None = None
     """Tuned non-padding tokens/s over the recipe's, in windows of the same round; None if it did not run."""
     speedup_low: PositiveFloat | None = None
-    """Lower 95 % confidence bound of the speedup; None for the tuned settings, or if too few windows show a spread."""
+    """Lower 95 % confidence bound of the speedup; None for the tuned settings, or with too few windows."""
     speedup_high: PositiveFloat | None = None
     data_wait_share: Share | None = None
     outcome: str

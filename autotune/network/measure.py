@@ -36,14 +36,14 @@ SIZES_BYTES = {
 }
 """From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their bandwidth only beyond 64 MiB."""
 REPEATS, SIZE_SECONDS = 12, 3.0
-COMPUTE_STEPS, EXCHANGE_STEPS = 8, 6
+COMPUTE_STEPS, SYNC_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a measured step; the time of further ones is predicted."""
 CANDIDATES = 4
 ROUNDS = 3
-"""Fewer rounds verify nothing: steps of one start of the ranks share the conditions of that start."""
+"""Rounds of windows; fewer cannot decide, because steps of one start of the ranks are correlated."""
 WORTHWHILE_SHARE = 0.01
-"""Least gain for which a candidate replaces the default, however certain a smaller gain is."""
+"""Least gain for which a candidate replaces the default."""
 HALVED_WORTH_SHARE = 0.03
 """Least predicted gain for which 16-bit gradients are checked and measured."""
 
@@ -81,15 +81,15 @@ class MeasuredGradientSync:
 
     candidate: PredictedStep
     non_padding_tokens: float
-    """Non-padding tokens of the user's global batch, however many sequences the batch split leaves empty."""
+    """Non-padding tokens of the global batch."""
     further_s: float
-    """Predicted time of the micro-batches that are not measured: a measured step has four at most."""
+    """Predicted time of micro-batches beyond the four of a measured step."""
     figures: list[GradientSyncFigures] = field(default_factory=list)
     outcome: str = "not measured"
 
     @property
     def step_s(self) -> float | None:
-        """Median step time with all micro-batches of the global batch; None if nothing was measured."""
+        """Median step time with all micro-batches of the global batch; None without measurements."""
         steps = [second + self.further_s for one in self.figures for second in one.step_s]
         return statistics.median(steps) if steps else None
 
@@ -148,7 +148,7 @@ class NetworkTuning:
         plain = self.candidates(sixteen_bit=False)
         halved = self.candidates(sixteen_bit=True)
         fastest = min(one.time.step_s for one in plain)
-        # Another recipe has to be worth something, and its check takes minutes.
+        # 16 bits change the recipe and their check takes minutes, so they must pay.
         worth = min(one.time.step_s for one in halved) < (1 - HALVED_WORTH_SHARE) * fastest
         self.measure(halved if worth and self.check_loss() else plain)
 
@@ -157,7 +157,7 @@ class NetworkTuning:
         sizes = list(SIZES_BYTES[self.request.config.device])
         asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
         outcome = self.reading.run(self._asked(asked), "links")
-        self.links = links = LinkFigures.of(self._measured(outcome, "the network"))
+        self.links = links = LinkFigures.of(self._measured(outcome, "network links"))
         trees = self._has_trees
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
@@ -216,7 +216,7 @@ class NetworkTuning:
                 by_kind[kind] = predicted
         kept, shown = [], set()
         for number, best in enumerate(sorted(by_kind.values(), key=lambda one: one.time.step_s)):
-            # One of each strategy is shown, whatever is predicted of it.
+            # Keep one of each strategy, for the report.
             if number < CANDIDATES or best.sync.strategy not in shown:
                 kept.append(best)
             shown.add(best.sync.strategy)
@@ -265,7 +265,7 @@ class NetworkTuning:
         except OutOfTime:
             if not self.tried[0].figures:
                 raise
-        # The default's steps tell what computing lost beyond what was predicted while something travelled.
+        # The default's steps show how much transfers slow compute down beyond the prediction.
         default, compute = self.tried[0], self.compute
         if default.step_s is None or compute is None:
             return
@@ -281,16 +281,16 @@ class NetworkTuning:
         trials = {}
         for place, one in enumerate(going):
             sync = one.candidate.sync
-            trial = self._trial(sync, one.candidate.split, EXCHANGE_STEPS, number)
+            trial = self._trial(sync, one.candidate.split, SYNC_STEPS, number)
             trials[place] = trial, f"round {number + 1}: {sync.name}"
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
             if going[place] is self.tried[0]:
-                self._measured(outcome, "the default exchange")
+                self._measured(outcome, "the default gradient synchronisation")
 
         def refuse(place: int, error: BadInput) -> None:
-            going[place].outcome = f"refused: {error.message}"  # with this recipe; others may do
+            going[place].outcome = f"rejected: {error.message}"
 
         for place, outcome in self.reading.read(number, trials, check, refuse).items():
             if isinstance(outcome, Measured):
@@ -299,17 +299,17 @@ class NetworkTuning:
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
         """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
-        proven = [
+        faster = [
             (one, ratio)
             for one, ratio in ratios
             if ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
         ]
-        return max(proven, key=lambda found: found[1].value) if proven else (self.tried[0], None)
+        return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
         """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does.
 
-        The profile is used with other numbers of ranks too, so the size is no smaller than it must be.
+        The largest one, because the profile is also used with other numbers of ranks.
         """
         config, split, ranks = self.request.config, candidate.split, self.request.ranks
         if micro_batches_of(config, ranks, config.micro_batch_size) == split:
@@ -331,12 +331,12 @@ class NetworkTuning:
         steps: int = COMPUTE_STEPS,
         number: int = 0,
     ) -> GradientSyncFigures:
-        """Measure steps with a gradient synchronisation; without one, steps of one micro-batch that skip it."""
-        label = f"{rows} rows, no synchronisation" if sync is None else sync.name
+        """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
+        label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
         split, synchronise = (MicroBatches(per_step=micro_batches, size=rows), sync is not None)
         trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=synchronise)
         outcome = self.reading.run(trial, label)
-        return GradientSyncFigures.of(self._measured(outcome, f"a step ({label})"))
+        return GradientSyncFigures.of(self._measured(outcome, f"the step '{label}'"))
 
     def _trial(
         self,
@@ -386,12 +386,11 @@ def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]
         "bucket_cap_mib": sync.bucket_cap_bytes // MIB,
         "gradient_dtype": sync.gradient_dtype,
     }
-    # A static graph is DDP's: FSDP2 rejects it.
     return found | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
 
 
 def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, network: Network) -> float:
-    """Return the predicted time of a step's micro-batches that are not measured, transfers of weights included."""
+    """Return the predicted time of a step's micro-batches that are not measured, including transfers of weights."""
     few = min(MOST_MICRO_BATCHES, split.per_step)
     whole, part = (step_time(compute, split.size, count, sync, network) for count in (split.per_step, few))
     return whole.step_s - part.step_s

@@ -26,7 +26,7 @@ from autotune.profiles.values import Profile
 
 ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8
-"""Share of the line rate that all-reduces are assumed to reach if only the rate is known."""
+"""Assumed share of the line rate that all-reduces reach."""
 MOST_NODES = 8192
 
 
@@ -51,13 +51,11 @@ def known_of(
     ranks_per_node: int | None = None,
     global_batch_tokens: float | None = None,
 ) -> ScalingModel:
-    """Return the scaling model of a probed profile; arguments that are None are taken from the profile.
-
-    ``assumed`` replaces measured links between nodes.
+    """Return the scaling model of a probed profile; arguments override the profile, ``assumed`` its measured links.
 
     Raises:
-        ProfileRejected: If the profile was not probed, or was probed on a pretended GPU.
-        BadInput: If neither links between nodes nor assumptions about them, or no number of parameters are known.
+        ProfileRejected: If the profile was not probed, or was probed on a simulated GPU.
+        BadInput: If the links between nodes or the number of parameters are unknown.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
@@ -68,7 +66,7 @@ def known_of(
     network, ends, link_source = _network(profile, assumed, ranks_per_node or ranks_of(profile))
     tokens = global_batch_tokens
     if tokens is None and train.global_batch_samples is not None:
-        tokens = profile.constraints.global_batch_tokens  # how long they are, only the dataset knows
+        tokens = profile.constraints.global_batch_tokens  # the length of samples is in the dataset only
     tokens = tokens or train.global_batch_tokens or train.global_batch_size * probe.mean_tokens_per_sequence
     most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
@@ -91,14 +89,14 @@ def predict_scaling(
     """Return the efficiency at each number of nodes in ``counts``, and the number of useful nodes.
 
     Raises:
-        BadInput: If each of these numbers has more ranks than the global batch has sequences.
+        BadInput: If the global batch is too small for all of ``counts``.
     """
     load, network = known.load, known.network
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         raise BadInput(
-            f"a global batch of {load.global_batch_size} rows is fewer than the ranks of {min(counts)} nodes",
-            next_step="Ask for fewer nodes, or a larger batch: --global-batch-tokens.",
+            f"a global batch of {load.global_batch_size} sequences is too small for the ranks of {min(counts)} nodes",
+            next_step="Use fewer --nodes, or a larger --global-batch-tokens.",
         )
     rows = []
     for one in predicted:
@@ -141,18 +139,18 @@ def ranks_of(profile: Profile) -> int:
 def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     evidence = profile.evidence.network
     if evidence is not None:
-        return evidence.compute.of_rank, "computing: measured, steps of all ranks in which nothing travelled"
+        return evidence.compute.of_rank, "compute: measured in steps without gradient synchronisation"
     if not probe.curve:
         raise ProfileRejected(
-            "the profile has no throughput: it was probed on a pretended GPU",
-            next_step=f"Probe on a real one: {probe_command(profile, 'PROFILE.toml')}",
+            "the profile has no throughput, because it was probed on a simulated GPU",
+            next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}",
         )
     if probe.parameters is None:
         raise BadInput(
-            "the profile does not say how many parameters the model has",
-            next_step=f"Measure it: autotune network PROFILE; or probe {profile.train.model.name} again.",
+            "the profile has no number of parameters of the model",
+            next_step=f"Probe {profile.train.model.name} again: {probe_command(profile, 'PROFILE.toml')}",
         )
-    # Through the curve's ends: seconds of a row, and of what does not grow with rows, the update included.
+    # A line through the curve's ends: the constant part includes the optimizer step.
     first, last = (pick(probe.curve, key=lambda point: point.micro_batch_size) for pick in (min, max))
     sequence_s = last.step_s / last.micro_batch_size
     if last.micro_batch_size > first.micro_batch_size:
@@ -160,7 +158,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
     return RankCompute(sequence_s=sequence_s, micro_batch_s=fixed_s, optimizer_step_s=0.0, gradients=gradients), (
-        "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
+        "compute: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
     )
 
 
@@ -174,21 +172,21 @@ def _network(
     factor, ends = 1.0, None
     if assumed is not None:
         between = assumed.link
-        told = (
+        source = (
             f"links between nodes: assumed, {ASSUMED_LINE_SHARE:.0%} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
-            f"{1e6 * assumed.latency_s:g} µs a hop"
+            f"{1e6 * assumed.latency_s:g} µs per hop"
         )
     elif measured is not None and evidence is not None:
         between, ends = measured.link, measured.ends
-        told = f"links between nodes: measured on {measured.members} nodes"
-        # Of all-reduces over as many ranks in each node as were measured, and of nothing else.
+        source = f"links between nodes: measured on {measured.members} nodes"
+        # The factor holds for the measured number of ranks per node only.
         factor = evidence.all_reduce_factor if evidence.ranks_per_node == ranks_per_node else 1.0
         if factor != 1.0:
-            told += f"; all-reduces of all ranks took {factor:.2f} times what links alone predict, which counts"
+            source += f"; corrected by {factor:.2f}, the measured over the predicted time of all-reduces"
     else:
         raise BadInput(
-            "nothing is known of the network between nodes",
-            next_step="Measure it: autotune network --slurm (two nodes); or assume a card: --bandwidth 25Gbit.",
+            "the profile has no measurement of the network between nodes",
+            next_step="Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit",
         )
     network = Network(
         nodes=2,
@@ -198,7 +196,7 @@ def _network(
         trees=profile.train.device == "cuda",
         all_reduce_factor=factor,
     )
-    return network, ends, told
+    return network, ends, source
 
 
 def joins_nodes(evidence: NetworkEvidence | None) -> bool:
@@ -228,17 +226,17 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
 
 
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
-    """Return predicted rows, then measured ones, whose efficiency is against one node, measured if possible."""
+    """Return predicted rows, then measured ones with their efficiency relative to one node, measured if possible."""
     alone, first = measured.get(1), predicted.rows[0]
     one_node = first.tokens_per_s / (first.nodes * first.efficiency)
-    told: tuple[str, ...] = ("efficiency of what was measured: against one node as predicted",)
+    source: tuple[str, ...] = ("measured efficiency: relative to one node as predicted",)
     if alone is not None:
-        one_node, told = alone.tokens_per_s, ()
+        one_node, source = alone.tokens_per_s, ()
     rows = [
         row.model_copy(update={"efficiency": row.tokens_per_s / (nodes * one_node)})
         for nodes, row in sorted(measured.items())
     ]
-    return replace(predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *told))
+    return replace(predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *source))
 
 
 TABLE_NODES = 128
@@ -288,9 +286,9 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
 def _choice(tuning: NetworkTuning) -> str:
     rounds, (chosen, gain) = len(tuning.tried[0].figures), tuning.fastest()
     if rounds < ROUNDS:
-        return f"the default: there was time for {rounds} of {ROUNDS} rounds, too few; a longer --time-limit gives more"
+        return f"the default: only {rounds} of {ROUNDS} rounds ran, too few to decide; increase --time-limit"
     if gain is None:
-        return "the default: nothing that was measured is proven to be faster"
+        return "the default: no candidate is faster at 98 % confidence"
     interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
     name = chosen.candidate.sync.name
-    return f"{name}: {gain.value:.2f} times the default's real tokens/s{interval} at this global batch"
+    return f"{name}: {gain.value:.2f} times the default's non-padding tokens/s{interval} at this global batch"

@@ -43,9 +43,8 @@ def network_section(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.network
     command = f"autotune network {one.quoted} --slurm"
     if found is None:
-        what = "The network, and how far nodes are useful, on two nodes"
-        return (Missing(what=what, commands=(*probe_first(one.profile, one.path), command)),)
-    unscaled = () if found.scaling else (Missing(what="Scaling over nodes, on two nodes", commands=(command,)),)
+        return (Missing(what="Network between nodes", commands=(*probe_first(one.profile, one.path), command)),)
+    unscaled = () if found.scaling else (Missing(what="Scaling to more nodes", commands=(command,)),)
     return (*unscaled, *_measured(found, one.name))
 
 
@@ -54,21 +53,21 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
         "Links", found.links,
         ("link", "l", lambda one: one.scope),
         ("members", "r", lambda one: str(one.members)),
-        ("latency of a hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
-        ("bandwidth each way", "r", lambda one: per_s(one.bytes_per_s)),
-        ("98 % interval", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s)),
-        ("fit off by at most", "r", lambda one: format_share(one.worst_error_share)),
+        ("latency per hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
+        ("bandwidth per direction", "r", lambda one: per_s(one.bytes_per_s)),
+        ("98 % CI", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s)),
+        ("largest fit error", "r", lambda one: format_share(one.worst_error_share)),
     )  # fmt: skip
     gradient_syncs = table_of(
-        "Ways to exchange gradients", found.gradient_syncs,
-        ("gradient_sync", "l", lambda row: row.sync.name),
-        ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
-        ("rows", "r", lambda row: str(row.micro_batch_size)),
+        "Gradient synchronisation", found.gradient_syncs,
+        ("strategy", "l", lambda row: row.sync.name),
+        ("accumulation", "r", lambda row: str(row.gradient_accumulation_steps)),
+        ("micro-batch", "r", lambda row: str(row.micro_batch_size)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
         ("step measured", "r", lambda row: f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None),
-        ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
-        ("computes", "r", lambda row: format_share(row.compute_share)),
-        ("waits", "r", lambda row: format_share(row.communication_share)),
+        ("tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
+        ("compute", "r", lambda row: format_share(row.compute_share)),
+        ("wait", "r", lambda row: format_share(row.communication_share)),
         ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
         ("outcome", "l", lambda row: row.outcome),
     )  # fmt: skip
@@ -79,25 +78,25 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
 
 def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
     rows = sorted(rows, key=lambda row: (row.nodes, row.measured))
-    said = "; ".join(
+    shares = "; ".join(
         f"{plural(row.nodes, 'node')}: {format_share(row.efficiency)}, {'measured' if row.measured else 'predicted'}"
         for row in rows
     )
     return Chart(
-        title="Real tokens per second by number of nodes, with the same global batch",
-        description=f"Efficiency against as many times one node; bands are 98 % intervals, by the links. {said}.",
+        title="Non-padding tokens/s by number of nodes, at the same global batch",
+        description=f"Strong-scaling efficiency; bands: 98 % CI from the links. {shares}.",
         drawing=scaling_lines(name, rows),
         table=table_of(
-            "The same as figures", rows,
+            "Data table", rows,
             ("nodes", "r", lambda row: str(row.nodes)),
-            ("gradient_sync", "l", lambda row: row.sync.name),
-            ("micro-batches", "r", lambda row: str(row.gradient_accumulation_steps)),
-            ("rows", "r", lambda row: str(row.micro_batch_size)),
+            ("strategy", "l", lambda row: row.sync.name),
+            ("accumulation", "r", lambda row: str(row.gradient_accumulation_steps)),
+            ("micro-batch", "r", lambda row: str(row.micro_batch_size)),
             ("step", "r", lambda row: format_seconds(row.step_s)),
-            ("real tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
+            ("tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
             ("efficiency", "r", lambda row: format_share(row.efficiency)),
-            ("by the links, 98 %", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
-            ("limited by", "l", lambda row: f"{row.limit}: {format_share(row.limit_share)}".removesuffix(": n/a")),
+            ("98 % CI", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
+            ("bottleneck", "l", lambda row: f"{row.limit}: {format_share(row.limit_share)}".removesuffix(": n/a")),
             ("source", "l", lambda row: f"measured{_added(row)}" if row.measured else "predicted"),
         ),
     )  # fmt: skip
@@ -120,7 +119,7 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
     ticks = tuple(sorted({row.nodes for row in rows}))
     return Lines(
         x=Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks),
-        y=Axis(label="real tokens/s", unit="count", log=10),
+        y=Axis(label="non-padding tokens/s", unit="count", log=10),
         lines=tuple(lines),
     )
 
@@ -135,60 +134,59 @@ def _point(row: ScalingRow) -> Point:
 
 
 def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
-    """Return a table of a step without gradient synchronisation, on which predictions rest."""
+    """Return the table of a step without gradient synchronisation, the basis of predictions."""
     compute = found.compute
     rows: list[list[str | None]] = [
-        ["rows of the micro-batch", str(compute.micro_batch_size)],
-        ["forward and backward of it", format_seconds(compute.micro_batch_s)],
-        ["part of it that does not grow with rows", format_seconds(compute.fixed_s)],
-        ["clipping and update", format_seconds(compute.optimizer_step_s)],
-        ["forward's share", format_share(compute.forward_share)],
-        ["a rank's jitter", format_share(compute.jitter_share)],
-        ["what computing loses while gradients travel", format_share(compute.slowdown_share)],
+        ["micro-batch size", str(compute.micro_batch_size)],
+        ["forward and backward of a micro-batch", format_seconds(compute.micro_batch_s)],
+        ["constant part of it", format_seconds(compute.fixed_s)],
+        ["optimizer step", format_seconds(compute.optimizer_step_s)],
+        ["share of forward", format_share(compute.forward_share)],
+        ["jitter of a rank", format_share(compute.jitter_share)],
+        ["slowdown of compute by synchronisation", format_share(compute.slowdown_share)],
         ["gradient elements", format_count(sum(compute.gradient_elements))],
     ]
-    return (facts("A step while nothing travels", rows),)
+    return (facts("Step without gradient synchronisation", rows),)
 
 
 def _useful(scaled: Scaling) -> tuple[Block, ...]:
     nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
     epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
-    said = (
-        f"{scaled.name}: {scaled.global_batch_tokens:,} real tokens a step on any number of nodes, "
+    batch = (
+        f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding tokens on any number of nodes; "
         f"steps per epoch: {epoch}"
     )
     lines = (
         *scaled.sources,
-        f"if all of backward could hide the exchange, {nodes} nodes would be {format_share(bound)} efficient "
-        "(a bound, out of DDP's reach under accumulation)",
-        f"T_min, the least for that over many nodes with fp32 gradients: {scaled.least_tokens_per_rank:,.0f} real "
-        "tokens of each rank and step",
+        f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if synchronisation overlapped all of backward",
+        f"T_min, to overlap fp32 gradients with backward: {scaled.least_tokens_per_rank:,.0f} non-padding tokens per "
+        "rank and step",
         *_useful_lines(scaled.useful_nodes, scaled.levers),
     )
-    return (Paragraph(words=(said,)), _scaling(scaled.name, scaled.rows), told(lines))
+    return (Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines))
 
 
 def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:
-    yield f"useful nodes at this global batch (at least 90 % efficient, predicted): {nodes}"
-    yield from (f"would lift it (predicted): {lever}" for lever in levers)
+    yield f"max. nodes at 90 % efficiency or more with this global batch (predicted): {nodes}"
+    yield from (f"more nodes with {lever} (predicted)" for lever in levers)
 
 
 def network_lines(found: NetworkEvidence) -> Iterator[str]:
     """Yield the lines under the tables."""
     nodes = f"{plural(found.nodes, 'node')} of {plural(found.ranks_per_node, 'rank')}"
     speed = found.interface_bytes_per_s
-    says = "" if speed is None else f", which says {8 * speed / 1e9:g} Gbit/s"
-    yield f"measured on {nodes}: {found.backend}, {found.transport}, interface {found.interface or 'n/a'}{says}"
+    nominal = "" if speed is None else f" ({8 * speed / 1e9:g} Gbit/s)"
+    yield f"measured on {nodes}: {found.backend}, {found.transport}, interface {found.interface or 'n/a'}{nominal}"
     if found.all_reduce_factor != 1.0:
-        yield f"all-reduces of all ranks took {found.all_reduce_factor:.2f} times what the links alone make of them"
-    yield from (f"warn: {warning}" for warning in found.warnings)
+        yield f"all-reduces over all ranks take {found.all_reduce_factor:.2f} times the time predicted from the links"
+    yield from (f"warning: {warning}" for warning in found.warnings)
     if found.equal_loss is not None:
         yield f"equal loss: {found.equal_loss}"
     if found.useful_nodes is not None:
         yield from _useful_lines(found.useful_nodes, found.levers)
     else:
-        yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
-    yield f"exchange: {found.choice}"
+        yield "max. nodes at 90 % efficiency or more: not measured (requires two nodes)"
+    yield f"gradient synchronisation: {found.choice}"
 
 
 def _added(row: GradientSyncSplit) -> str:

@@ -1,4 +1,4 @@
-"""The network stage, which finds the fastest gradient synchronisation, and measured steps on several nodes."""
+"""The network phase, which finds the fastest gradient synchronisation, and measured steps on several nodes."""
 
 import contextlib
 import json
@@ -37,8 +37,8 @@ from trainer.record.progress import progress
 
 def nodes_here() -> int:
     """Return the number of nodes of the SLURM job that this process is in; 1 outside of one."""
-    told = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
-    return int(told) if told.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
+    count = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
+    return int(count) if count.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
 
 
 @contextlib.contextmanager
@@ -47,31 +47,31 @@ def open_multirank(
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
-    A single rank is an error unless ``alone``. All nodes should see ``scratch_parent``, for requests and answers.
+    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``, for requests and answers.
 
     Raises:
         BadInput: If the job has fewer nodes.
-        MachineLacks: If the device, torch or srun is missing, there is one rank only, or ranks cannot connect.
+        MachineLacks: If the device, torch or srun is missing, there is only one rank, or ranks cannot connect.
     """
     there = nodes_here()
     if nodes > there:
         raise BadInput(
-            f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
-            next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
+            f"{nodes} nodes requested, but this {'job has' if there > 1 else 'process is on'} {there}",
+            next_step=f"Submit a job of {nodes} nodes: add --slurm.",
         )
     with device_here(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
-                "one rank alone sends nothing",
-                next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
-                "autotune network --predict predicts from an assumed card: --bandwidth 25Gbit.",
+                "a network measurement requires at least 2 GPUs (or 2 ranks on a CPU)",
+                next_step="Add --ranks 2, or --slurm for a job of two nodes. To predict without a measurement: "
+                "autotune network PROFILE --predict --bandwidth 25Gbit",
             )
         if nodes > 1 and shutil.which("srun") is None and not os.environ.get(STARTER_VARIABLE):
             raise MachineLacks(
-                "srun is not here",
-                next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
-                "(which must pass the environment on), or measure on one node: --nodes 1.",
+                "srun not found",
+                next_step="Add --slurm SITE, with the container as command_prefix in the site file (it must pass the "
+                "environment on), or measure on one node: --nodes 1.",
             )
         manifest, arguments = read_manifest(data_dir), (each, site.versions["torch"])
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
@@ -88,13 +88,13 @@ def open_multirank(
 def tune_network(
     stored: StoredProfile, request: SweepRequest, nodes: int, display: Display | None = None
 ) -> tuple[NetworkEvidence, float]:
-    """Measure with ranks that run together, and write the result into the profile.
+    """Measure gradient synchronisation, and write the result into the profile.
 
     Returns:
-        The evidence, and the seconds that this process has waited for the ranks.
+        The evidence, and the seconds that this process waited for the ranks.
 
     Raises:
-        BadInput: If there are fewer nodes than ``nodes``, or the global batch has fewer sequences than ranks.
+        BadInput: If the job has fewer nodes, or the global batch has fewer sequences than ranks.
         MachineLacks: If ranks cannot be started.
         ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
@@ -125,15 +125,15 @@ def _network_request(
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None and before.default_micro_batch_size is not None:
-        # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
+        # Start from the probed micro-batch and not from an earlier choice, so that its trials are reused.
         train = train.model_copy(update={"micro_batch_size": before.default_micro_batch_size})
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
         raise BadInput(
-            f"a global batch of {train.global_batch_size} rows is fewer than the {every} ranks",
-            next_step="Measure fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
+            f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks",
+            next_step="Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
         )
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
@@ -159,7 +159,7 @@ def scale_profile(
 ) -> Scaling:
     """Predict training on each number of nodes, and measure it on those that this job has.
 
-    The prediction is written before anything is measured, so that it cannot be fitted afterwards.
+    The prediction is written before the measurement, so that it cannot be fitted afterwards.
     """
     place = report_directory(stored.path, reports)
     predicted = predict_scaling(stored.profile.train.model.name, known, counts, _sequences_per_epoch(stored, data))
@@ -172,7 +172,7 @@ def scale_profile(
             step = _on_nodes(stored, known, row, data_dir, place, trial_timeout_s=trial_timeout_s)
             measured[row.nodes] = step
             sys.stderr.write(
-                f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
+                f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s per step, predicted {row.step_s:.4g} s\n"
             )
     return with_measured(predicted, measured) if measured else predicted
 
@@ -182,7 +182,7 @@ def _on_nodes(
 ) -> ScalingRow:
     """Measure steps on the row's number of nodes, with the gradient synchronisation predicted to be fastest there."""
     train, load = stored.profile.train, known.load
-    ranks = known.network.ranks_per_node  # as predicted: another number would have another batch split
+    ranks = known.network.ranks_per_node  # as predicted: another number changes the batch split
     with open_multirank(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
             config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
@@ -200,7 +200,7 @@ def _on_nodes(
 
 
 def _sequences_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
-    """Return the number of sequences in one pass over the dataset; None if it is not here."""
+    """Return the number of sequences in an epoch; None if the dataset is not found."""
     directory, probe = stored.data_here(data), stored.profile.evidence.probe
     if probe is None or directory is None:
         return None

@@ -1,4 +1,4 @@
-"""Values of training over a network: links, the compute of a rank, and gradient synchronisation."""
+"""Values of distributed training: links, compute of a rank, and gradient synchronisation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -17,10 +17,10 @@ Scope = Literal["within nodes", "between nodes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Latency and bandwidth between one neighbour and the next."""
+    """Latency and bandwidth between neighbours."""
 
     latency_s: float
-    """Latency of each hop, whatever the message's size."""
+    """Latency of each hop."""
     bytes_per_s: float
     """Bandwidth of one direction: of a node's NIC between nodes, of one GPU's links within a node."""
 
@@ -33,9 +33,9 @@ class Network:
     ranks_per_node: int
     between: Link
     within: Link | None = None
-    """Link within a node; None, which costs no time, if a node has one rank or the link is unknown."""
+    """Link within a node; None (no cost) if a node has one rank or the link is unknown."""
     trees: bool = True
-    """True if messages may use a tree, as with NCCL; gloo has the ring only."""
+    """True if all-reduces may use a tree, as with NCCL; gloo only has rings."""
     all_reduce_factor: float = 1.0
     """Measured over predicted time of all-reduces over several nodes of several ranks."""
 
@@ -61,17 +61,17 @@ class RankCompute:
     sequence_s: float
     """Time of forward and backward for each sequence of a micro-batch."""
     micro_batch_s: float
-    """Constant part of a micro-batch's forward and backward time, however many sequences it has."""
+    """Constant part of a micro-batch's forward and backward time."""
     optimizer_step_s: float
-    """Time of clipping and the optimizer, once a step, with all optimizer state on this rank."""
+    """Time of clipping and the optimizer per step, with all optimizer state on this rank."""
     gradients: tuple[GradientPart, ...]
     """Gradients in the order in which they are ready."""
     forward_share: float = 1 / 3
-    """Forward's share of forward and backward; a third, as backward has twice the matmuls without checkpointing."""
+    """Forward's share of forward and backward; a third without checkpointing, as backward has twice the matmuls."""
     jitter_share: float = 0.0
-    """Standard deviation of one rank's time for a micro-batch, as share of that time: all wait for the slowest."""
+    """Standard deviation of one rank's time for a micro-batch, as share of that time."""
     slowdown_share: float = 0.0
-    """Share of compute lost during transfers of gradients, to their kernels or CPU time."""
+    """Share of compute lost during transfers of gradients."""
 
     @property
     def elements(self) -> int:
@@ -109,7 +109,7 @@ class LinksRequest(TrialRequest):
     sizes_bytes: list[int]
     repeats: int
     seconds: float
-    """Time limit for each size; no further message is sent after it."""
+    """Time limit for each size."""
     nodes: int
     ranks_per_node: int
 
@@ -134,7 +134,7 @@ class LinkEvidence(StrictTable):
 
     scope: Scope
     members: Annotated[int, Field(ge=2)]
-    """Number of ranks of a node, or of nodes, that took part."""
+    """Number of measured ranks of a node, or of nodes."""
     latency_s: NonNegativeFloat
     """Latency of one hop."""
     latency_s_low: NonNegativeFloat | None = None
@@ -207,7 +207,7 @@ class GradientSyncSplit(StrictTable):
     """Micro-batches of an optimizer step, on each rank."""
     micro_batch_size: Positive
     added_micro_batches: NonNegative = 0
-    """Micro-batches of a measured step that were not measured but added as predicted."""
+    """Micro-batches of a measured step whose time was predicted."""
 
     @property
     def sync(self) -> GradientSync:
@@ -224,7 +224,7 @@ class GradientSyncRow(GradientSyncSplit, RatioBounds):
     """A gradient synchronisation with its predicted and measured times."""
 
     predicted_step_s: PositiveFloat | None = None
-    """Step time, predicted before it was measured."""
+    """Step time predicted before the measurement."""
     step_s: PositiveFloat | None = None
     """Median step time, measured; None if it did not run."""
     steps: NonNegative
@@ -283,16 +283,16 @@ class NetworkEvidence(StrictTable):
     warnings: list[str] = Field(default_factory=list)
     """Warnings about slow links, slow ranks, or an interface below its nominal speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
-    """Matmul FLOP/s of each rank while all ranks multiply."""
+    """Matmul FLOP/s of each rank while all ranks compute."""
     default_micro_batch_size: Positive
-    """Probed micro-batch size, which the default has."""
+    """Probed micro-batch size, used by the default."""
     compute: ComputeEvidence
     gradient_syncs: list[GradientSyncRow]
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
     """Largest number of nodes that is at least 90 % efficient at this global batch; predicted."""
     levers: list[str] = Field(default_factory=list)
-    """Changes that would make more nodes useful."""
+    """Changes that raise the number of useful nodes."""
     choice: str
     equal_loss: str | None = None
     """Result of a check of 16-bit gradients against 32-bit ones; None if there was none."""

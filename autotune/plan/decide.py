@@ -14,7 +14,7 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """FLOPs of training by the 6·N·D convention (Kaplan et al. 2020, arXiv 2001.08361)."""
 SECONDS_PER_HOUR = 3600.0
 MOST_PASSES = 40
-LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that fail, energy, disk"
+NOT_INCLUDED = "queueing, start-up, restarts, compilation, validation, checkpoints, node failures, energy, disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class NodesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Inputs of a plan, then the results computed from them. A figure that is not known is None."""
+    """Inputs of a plan, and the results computed from them. Unknown figures are None."""
 
     model: str
     goal: Goal
@@ -74,27 +74,27 @@ class Plan:
 
 
 def plan_of(known: Plan) -> Plan:
-    """Return the plan with all results that follow from what is known.
+    """Return the plan with all results that follow from its inputs.
 
     Raises:
-        BadInput: If the goal cannot become tokens: no dataset for passes, no rate for hours, no model size for FLOPs.
+        BadInput: If the goal cannot be converted to tokens: epochs need a dataset, hours a rate, FLOPs a model size.
     """
     goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_sequence, known.global_batch_size
-    told = f"{rows:,} rows of {per_row.value:,.4g} real tokens ({per_row.source})"
+    told = f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens ({per_row.source})"
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)
     tokens = _tokens(known, asked, batch)
-    told = f"{format_amount(batch.value)} real tokens a step"
+    told = f"{format_amount(batch.value)} non-padding tokens per step"
     steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
     passes = _if_known(lambda all_, one: all_ / one, tokens, known.tokens_per_pass, source="tokens of the dataset")
-    told = "tokens by the rate of all ranks"
+    told = "tokens / throughput of all ranks"
     wall = _if_known(lambda all_, rate: all_ / rate, tokens, known.all_ranks.tokens_per_s, source=told)
     if goal.kind == "hours":
         wall = derived(lambda hours: hours * SECONDS_PER_HOUR, asked, source=goal.source)
     devices, price = fleet.ranks * (fleet.cpus_per_rank or 1.0), known.price_per_device_hour
-    told = f"wall time of {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
+    told = f"wall time on {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
     hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
-    told = "at the price that you gave"
+    told = "at your price"
     plan = replace(
         known,
         tokens=tokens,
@@ -121,27 +121,27 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
     if known.goal.kind == "tokens":
         return amount
     ways: dict[GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]] = {
-        "steps": (batch, lambda steps, one: steps * one, "of such batches", "", ""),
+        "steps": (batch, lambda steps, one: steps * one, "with this batch", "", ""),
         "epochs": (
             known.tokens_per_pass,
             lambda passes, one: passes * one,
             "of the dataset",
-            "how many tokens a pass has, only the dataset says, and none is here",
-            "Name it: --data DIR; or say how many tokens: --tokens 45.2B",
+            "the tokens of an epoch require a dataset",
+            "Add --data DIR, or give the number of tokens: --tokens 45.2B",
         ),
         "flops": (
             known.parameters,
             lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
             "by 6·N·D",
-            f"how many parameters {known.model} has is not known ({known.memory_missing})",
-            "Say how many tokens instead: --tokens 10B",
+            f"the number of parameters of {known.model} is unknown ({known.memory_missing})",
+            "Give the number of tokens instead: --tokens 10B",
         ),
         "hours": (
             known.all_ranks.tokens_per_s,
             lambda hours, rate: rate * hours * SECONDS_PER_HOUR,
-            "at that rate",
+            "at this throughput",
             known.rate_missing,
-            "Say the rate: --tokens-per-s 100k, of one GPU",
+            "Give the throughput of one GPU: --tokens-per-s 100k",
         ),
     }
     of, compute, told, missing, next_step = ways[known.goal.kind]
@@ -171,30 +171,30 @@ def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
 def _warnings(plan: Plan) -> Iterator[str]:
     efficiency, useful = plan.all_ranks.efficiency, plan.all_ranks.useful_nodes or 1
     if efficiency is not None and efficiency.value < USEFUL_EFFICIENCY:
-        are = "one node is" if useful == 1 else f"{useful} nodes are"
         yield (
-            f"{plan.fleet.nodes} nodes are {format_share(efficiency.value)} efficient ({efficiency.basis}), below "
-            f"{100 * USEFUL_EFFICIENCY:.0f} %; at this batch {are} useful. What would help: autotune network --predict."
+            f"{plan.fleet.nodes} nodes reach {format_share(efficiency.value)} efficiency ({efficiency.basis}). With "
+            f"this batch, at most {useful} {'reaches' if useful == 1 else 'reach'} {100 * USEFUL_EFFICIENCY:.0f} %. "
+            "For changes that help, run autotune network PROFILE --predict."
         )
     if plan.memory is not None and plan.memory.shares and plan.memory.shares[0].fits is False:
         yield _does_not_fit(plan.memory)
     if plan.passes is not None and plan.passes.value > MOST_PASSES:
         yield (
-            f"{plan.passes.value:,.0f} passes over the data: of decoder models hardly anything is gained by the "
-            f"{MOST_PASSES}th (Muennighoff et al. 2023, arXiv 2305.16264); BERT, which masks anew, took about "
-            f"{MOST_PASSES} (Devlin et al. 2018). More data, or a validation loss that still falls, decides."
+            f"{plan.passes.value:,.0f} epochs: decoder models gain almost nothing after {MOST_PASSES} (Muennighoff et "
+            f"al. 2023, arXiv 2305.16264), and BERT trained for about {MOST_PASSES} (Devlin et al. 2018). Use more data, "
+            "or continue only while the validation loss falls."
         )
 
 
 def _does_not_fit(memory: MemoryPlan) -> str:
-    rows = f"a micro-batch of {memory.micro_batch_size} row{'s' if memory.micro_batch_size > 1 else ''}"
+    rows = f"micro-batch size {memory.micro_batch_size}"
     fitting = [one.name for one in memory.shares if one.fits and one.trains_here]
     other = [one.name for one in memory.shares if one.fits and not one.trains_here]
     if fitting:
-        return f"The model does not fit one GPU with {rows} (predicted); it does with {' or '.join(fitting)}."
+        return f"The model does not fit one GPU with {rows} (predicted). It fits with {' or '.join(fitting)}."
     if other:
         return (
-            f"The model does not fit one GPU with {rows} (predicted); by formula it would with {' or '.join(other)}, "
-            "which this trainer does not do."
+            f"The model does not fit one GPU with {rows} (predicted). By formula it fits with {' or '.join(other)}, "
+            "which this trainer does not support."
         )
-    return f"The model does not fit with {rows} in any of these ways (predicted): take more or larger GPUs."
+    return f"The model does not fit with {rows} in any of these ways (predicted). Use more or larger GPUs."

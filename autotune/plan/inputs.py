@@ -1,4 +1,4 @@
-"""Inputs of ``autotune plan``: facts about the model, data and machines, handed to the arithmetic."""
+"""Inputs of ``autotune plan``: facts about the model, data and machines."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,14 +36,14 @@ from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.progress import Update
 
 FILLING_TOKENS = 8192
-"""Tokens of a micro-batch below which the Tensor Cores of a large GPU are not kept busy; assumed."""
+"""Assumed least tokens of a micro-batch that keep the Tensor Cores of a large GPU busy."""
 MFU = (0.256 * 0.327) ** 0.5
 MFU_SOURCE = (
-    f"MFU of {100 * MFU:.1f} %: between the 25.6 and 32.7 % of ModernBERT base and large on 8 H100, the best published "
-    "in bf16 up to 400 M parameters; 45 % is this project's aim, and not measured"
+    f"MFU of {100 * MFU:.1f} %, between those of ModernBERT base (25.6 %) and large (32.7 %) on 8 H100, the best "
+    "published in bf16 up to 400 M parameters"
 )
 LINE_BITS_PER_S = 100e9
-"""Line rate of a node's NIC if none is given; assumed."""
+"""Assumed line rate of a node's NIC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class PlanRequest:
     model_argument: str
     """Name of the model as you gave it, for commands."""
     goal: Goal | None
-    """Length of the training; None takes the steps of the profile."""
+    """Length of the training; None means the steps of the profile."""
     gpu: str | None = None
     nodes: int = 1
     ranks_per_node: int | None = None
@@ -65,7 +65,7 @@ class PlanRequest:
     global_batch_tokens: float | None = None
     links: Assumed | None = None
     tokens_per_s: float | None = None
-    """Non-padding tokens/s of one rank, if you gave them."""
+    """Non-padding tokens/s of one rank, if given by the user."""
     tensor_ranks: int = 2
     pipeline_stages: int = 2
 
@@ -78,7 +78,7 @@ class _Subject:
     """Settings as they would run on these machines."""
     stored: StoredProfile | None = None
     measured: Profile | None = None
-    """The profile, if its evidence is of these machines."""
+    """The profile, if its evidence was measured on these machines."""
     gpu_model: GpuModel | None
     """Model of the GPU; None for a CPU, and for a GPU that is not in the table."""
     fleet: Fleet
@@ -103,14 +103,14 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     """Plan a training.
 
     Raises:
-        AutotuneError: If the GPU, the model, the dataset or the goal cannot be used; it names the next step.
+        AutotuneError: If the GPU, the model, the dataset or the goal cannot be used.
     """
     goal = asked.goal or _goal_of(asked.source)
     subject = _subject(asked)
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         raise UsageError(
-            f"--price-per-gpu-hour: {fleet.name} has no GPU", next_step="Leave it out, or name a card with --gpu."
+            f"--price-per-gpu-hour cannot be used with {fleet.name}: no GPU", next_step="Remove it, or add --gpu."
         )
     rows = _rows(subject, asked)
     wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
@@ -123,12 +123,12 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
         global_batch_size=max(wanted, fleet.ranks),
         price_per_device_hour=asked.price_per_device_hour,
     )
-    proven = None if measured is None else memory_of_probe(measured)
-    found = proven or traced(
+    verified = None if measured is None else memory_of_probe(measured)
+    found = verified or traced(
         train, fleet, subject.gpu_model, rows.contents, update, rows_per_rank=-(-known.global_batch_size // fleet.ranks)
     )
     if isinstance(found, MemoryPlan):
-        memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_verified=proven is not None)
+        memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_verified=verified is not None)
         known = replace(known, memory=memory)
     else:
         known = replace(known, memory_missing=found.message)
@@ -137,8 +137,8 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     if known.global_batch_size != wanted:
         least = format_amount(known.global_batch_size * rows.tokens.value)
         cannot = (
-            f"A global batch of {wanted:,} rows cannot be dealt to {fleet.ranks:,} ranks. The figures are for "
-            f"{fleet.ranks:,} rows, {least} real tokens: the least there can be. Choose: --global-batch-tokens."
+            f"A global batch of {wanted:,} sequences is too small for {fleet.ranks:,} ranks. The figures are for "
+            f"{fleet.ranks:,} sequences ({least} non-padding tokens). To change the batch, use --global-batch-tokens."
         )
         known = replace(known, warnings=(cannot, *known.warnings))
     differs = (one for one in (subject.said, rows.said) if one)
@@ -152,7 +152,7 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     if asked.tokens_per_s is not None:
         rate = PlanFigure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
     if isinstance(rate, str):
-        told = f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank."
+        told = f"No time and no cost: {rate}. Give the throughput of one rank with --tokens-per-s."
         return replace(known, rate_missing=rate, warnings=(told,))
     max_micro_batch_size, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
     if memory is not None:
@@ -165,8 +165,9 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     )
     known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
     if rate.basis == "assumed" and 0 < every.rows < min(max_micro_batch_size, FILLING_TOKENS / rows.tokens.value):
-        few = "1 row" if every.rows == 1 else f"{every.rows} rows"
-        told = f"Micro-batches are of {few} where {max_micro_batch_size:,} fit: the assumed MFU is of full ones."
+        told = (
+            f"Micro-batch size is {every.rows} although {max_micro_batch_size:,} fits; MFU is assumed for large ones."
+        )
         return replace(known, warnings=(told,))
     return known
 
@@ -176,8 +177,8 @@ def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
         steps = source.profile.train.max_steps
         return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
     raise UsageError(
-        "nothing says how long to train",
-        next_step="Give one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000.",
+        "the length of the training is missing",
+        next_step="Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000.",
     )
 
 
@@ -186,9 +187,9 @@ def _subject(asked: PlanRequest) -> _Subject:
     if isinstance(source, TrainConfig):
         if gpu_model is None:
             raise UsageError(
-                "a model without a profile needs a card to be planned for",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or name a "
-                "profile: autotune plan PROFILE.",
+                "--model requires --gpu",
+                next_step=f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or plan from a profile: "
+                "autotune plan PROFILE",
             )
         return _Subject(train=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked))
     profile = source.profile
@@ -197,10 +198,10 @@ def _subject(asked: PlanRequest) -> _Subject:
         own_gpu = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
     if gpu_model is not None and gpu_model is not own_gpu:
         measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
-        said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {gpu_model.name}."
+        said = f"The profile was measured on {measured_on}: its rates and memory are not used for {gpu_model.name}."
         if train.device == "cpu":
             train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
-            said += " It is planned with bf16 there."
+            said += " The plan assumes bf16."
         return _Subject(train=train, stored=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked), said=said)
     on_cpu = there.device == "cpu"
     fleet = Fleet(
@@ -220,7 +221,7 @@ def _fleet_of(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
 
 
 def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
-    """Read the given dataset, or else the profile's if it is here; otherwise assume the contents."""
+    """Read the given dataset, or else the profile's if it is found; otherwise assume the contents."""
     train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
@@ -229,35 +230,41 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
         in_all = count * contents.mean_non_padding_tokens / contents.mean_samples
-        told = "samples by what those laid out hold"
+        told = "samples / samples per sequence"
         room = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-        is_open = samples.counts[-1] and samples.edges[-1] < room  # it does not say how many exceed a sequence
+        is_open = (
+            samples.counts[-1] and samples.edges[-1] < room
+        )  # the number of samples longer than a sequence is unknown
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
         mean = contents.mean_non_padding_tokens
         return _Rows(
             contents=contents,
-            tokens=PlanFigure(value=mean, basis="measured", source="rows of the dataset, a part of it laid out"),
+            tokens=PlanFigure(value=mean, basis="measured", source="sequences of the dataset, from a part of it"),
             tokens_per_pass=PlanFigure(value=in_all, basis="measured", source=told) if count else None,
             samples=samples,
-            said="The dataset is not the one that the profile was tuned on." if other else "",
+            said="The dataset does not match the one of the profile." if other else "",
         )
     probe = None if profile is None else profile.evidence.probe
     of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
     contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, seq_length_tokens)
     if probe is not None:
-        told = "rows of the dataset that was probed with"
+        told = "sequences of the probed dataset"
         tokens = PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told)
     else:
         packed = train.layout == "packed"
-        told = "packed rows of functions are 99.7 % full" if packed else "rows without padding, for want of a dataset"
+        told = (
+            "packed sequences of functions are 99.7 % full"
+            if packed
+            else "sequences without padding, without a dataset"
+        )
         tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told)
     return _Rows(contents=contents, tokens=tokens)
 
 
 def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: float | None) -> int:
-    """Return the global batch in sequences: as asked for, else as in the profile, else as ``probe`` would choose."""
+    """Return the global batch in sequences: as requested, else as in the profile, else the default of ``probe``."""
     train, stored = subject.train, subject.stored
     if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
@@ -275,25 +282,25 @@ def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> Pla
         source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
         return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
     if fleet.device == "cpu":
-        return "no rate was measured on this CPU, and none can be assumed of a CPU"
+        return "the throughput of a CPU must be measured"
     kind = product_format(train.precision, tf32=train.tf32)
     peak = peak_flops_per_s(fleet.name, kind)
     if peak is None:
-        return f"the dense {kind} peak of {fleet.name} is not in the table"
+        return f"the dense {kind} peak of {fleet.name} is unknown"
     if memory is None:
-        return f"what {train.model.name} computes for a token is not known"
-    flops = 6 * memory.parameters.value  # of an architecture that is not known
+        return f"the FLOPs per token of {train.model.name} are unknown"
+    flops = 6 * memory.parameters.value  # for unknown architectures
     work = work_of_shape(train, rows.contents.vocab_size, round(memory.parameters.value))
     if work is not None:
         length = train.seq_length_tokens
         lengths = assumed_lengths(length) if rows.samples is None else typical_lengths(rows.samples, length)
         flops = flops_per_token(work, lengths, train.masking_probability)
-    # That share is of non-padding tokens; padded sequences cost their padding as well.
+    # MFU counts non-padding tokens, but padded sequences also compute their padding.
     full = tokens_per_sequence / train.seq_length_tokens if train.layout == "padded" else 1.0
     return PlanFigure(
         value=full * MFU * peak / flops,
         basis="assumed",
-        source=f"{peak / 1e12:g} TFLOP/s {kind} (dense, data sheet) times an assumed {MFU_SOURCE}",
+        source=f"{peak / 1e12:g} TFLOP/s {kind} (dense, data sheet) and an assumed {MFU_SOURCE}",
     )
 
 
@@ -324,16 +331,16 @@ def _on_all(
     strategy: Strategy,
     max_micro_batch_size: int,
 ) -> AllRanks:
-    """Predict all ranks together: from measured links if there are any, else from an assumed line rate."""
+    """Predict the throughput of all ranks from measured links, or else from an assumed line rate."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
     evidence, scaled = Evidence() if profile is None else profile.evidence, None
     network, probe = evidence.network, evidence.probe
     line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
     computed = network is not None or (probe is not None and probe.curve and probe.parameters is not None)
     if profile is not None and probe is not None and computed:
-        scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
+        scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)
     per_row, parameters = known.tokens_per_sequence.value, 1 if known.memory is None else known.memory.parameters.value
-    compute = RankCompute(  # a rank whose sequences cost what the rate says, and nothing else
+    compute = RankCompute(  # a rank with the given rate and no other costs
         sequence_s=per_row / rate.value, micro_batch_s=0.0, optimizer_step_s=0.0,
         gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
@@ -349,8 +356,8 @@ def _on_all(
     else:
         line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
         told = (
-            f"node links of {line.bits_per_s / 1e9:g} Gbit/s assumed, {100 * ASSUMED_LINE_SHARE:.0f} % of it reached; "
-            "nothing is lost within nodes"
+            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its rate, "
+            "without losses inside nodes"
         )
         trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
@@ -361,7 +368,7 @@ def _on_all(
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:
-    """Return the command that measures what is assumed, or else starts the planned training."""
+    """Return the command that replaces assumptions by measurements, or else starts the training."""
     stored, fleet, train, gpu_model = subject.stored, subject.fleet, subject.train, subject.gpu_model
     if stored is None or subject.measured is None or stored.profile.evidence.probe is None:
         model = asked.model_argument or train.model.name

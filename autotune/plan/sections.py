@@ -10,7 +10,7 @@ from autotune.base.units import format_amount, format_bytes, format_count, forma
 from autotune.base.wording import bounds_with_confidence
 from autotune.memory.sections import shares_table
 from autotune.memory.values import MemoryPlan
-from autotune.plan.decide import LEFT_OUT, Plan
+from autotune.plan.decide import NOT_INCLUDED, Plan
 from autotune.plan.values import PlanFigure
 
 WIDTH = 100
@@ -37,29 +37,29 @@ def plan_text(plan: Plan) -> str:
     else:
         parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
     parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
-    parts.append(f"{_wrapped(f'Left out: {LEFT_OUT}.')}\nnext: {inert(plan.next_command)}")
+    parts.append(f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext: {inert(plan.next_command)}")
     return "\n".join(parts)
 
 
 def _figures(plan: Plan) -> str:
     kind, every = ("GPU" if plan.fleet.device == "cuda" else "CPU"), plan.all_ranks
     rows = [
-        _row("real tokens", plan.tokens, format_amount),
+        _row("non-padding tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),
         _row("wall time", plan.wall_s, lambda seconds: _duration(plan.wall_s.value if plan.wall_s else 0.0, seconds)),
         _row(f"{kind}-hours", plan.device_hours, format_amount),
     ]
     if plan.price_per_device_hour is not None:
-        rows.append(_row(f"cost at your {plan.price_per_device_hour:g} per {kind}-hour", plan.cost, format_amount))
+        rows.append(_row(f"cost at {plan.price_per_device_hour:g} per {kind}-hour", plan.cost, format_amount))
     rows += [
-        _row(f"real tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
-        _row("real tokens/s of all", every.tokens_per_s, format_amount),
+        _row(f"tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
+        _row("tokens/s of all", every.tokens_per_s, format_amount),
     ]
     if every.efficiency is not None:
-        rows.append(_row(f"efficiency of {plan.fleet.nodes} nodes against one", every.efficiency, format_share))
+        rows.append(_row(f"scaling efficiency, {plan.fleet.nodes} nodes", every.efficiency, format_share))
     rows += [
-        _row("real tokens of a step", plan.batch_tokens, format_amount),
-        _row("passes over the dataset", plan.passes, lambda value: f"{value:,.3g}", "--data says"),
+        _row("non-padding tokens per step", plan.batch_tokens, format_amount),
+        _row("epochs", plan.passes, lambda value: f"{value:,.3g}", "requires --data"),
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
     ]
@@ -74,7 +74,7 @@ def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], mis
 
 def _sources(plan: Plan) -> Iterator[str]:
     for name, figure in (
-        ("rate", plan.rank_tokens_per_s),
+        ("tokens/s", plan.rank_tokens_per_s),
         ("efficiency", plan.all_ranks.efficiency),
         ("batch", plan.batch_tokens),
     ):
@@ -84,10 +84,10 @@ def _sources(plan: Plan) -> Iterator[str]:
 
 def _by_nodes(plan: Plan) -> str:
     table = table_of(
-        "", (one for one in plan.by_nodes if one.nodes < plan.fleet.nodes),  # the table above is of all of them
-        ("on nodes", "r", lambda one: f"{one.nodes:,}"),
+        "", (one for one in plan.by_nodes if one.nodes < plan.fleet.nodes),  # the table above shows all nodes
+        ("nodes", "r", lambda one: f"{one.nodes:,}"),
         ("efficiency", "r", lambda one: format_share(one.efficiency)),
-        ("real tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
+        ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
         ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
         ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
         ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
@@ -96,19 +96,15 @@ def _by_nodes(plan: Plan) -> str:
 
 
 def _memory(memory: MemoryPlan, plan: Plan) -> str:
-    lone = "1 row" if memory.micro_batch_size == 1 else f"{memory.micro_batch_size:,} rows"
-    most = (
-        f"at most {memory.max_micro_batch_size:,} fit with the headroom"
-        if memory.max_micro_batch_size
-        else "not one fits alone"
-    )
-    there = format_bytes(plan.fleet.memory_bytes)
-    said = f"predicted, micro-batch of {lone} ({most}), {there} there; from {memory.source}"
-    return f"{console_text((shares_table(memory.shares),))}\n{_wrapped(said, bullet='  ')}"
+    most = memory.max_micro_batch_size
+    limit = f"largest with headroom: {most:,}" if most else "one sequence does not fit one GPU"
+    budget = format_bytes(plan.fleet.memory_bytes)
+    shown = f"predicted for micro-batch size {memory.micro_batch_size:,} ({limit}) and {budget}; from {memory.source}"
+    return f"{console_text((shares_table(memory.shares),))}\n{_wrapped(shown, bullet='  ')}"
 
 
 def _duration(of: float, seconds: float) -> str:
-    """Format a time; in days if ``of``, the figure that it belongs to, is long, so that bounds can be compared."""
+    """Format a time; in days if ``of``, the figure with these bounds, is long, so that units are the same."""
     return format_seconds(seconds) if of < _MOST_SHOWN_S else f"{seconds / _DAY_S:,.1f} days"
 
 

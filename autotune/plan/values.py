@@ -8,8 +8,8 @@ from autotune.base.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = get_args(Basis)
-"""Bases of a figure, best known first: *given* by the user, or following from that alone; *measured*, by a profile or a
-dataset; *predicted* from those; *assumed*, if anything in it was not measured here."""
+"""Bases of a figure, the best known first: *given* by the user; *measured*, in a profile or dataset; *predicted* from
+those; *assumed*, if any part of it was neither given nor measured."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
 GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
@@ -48,7 +48,7 @@ def derived_basis(*of: PlanFigure) -> Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Length of the training, in the one unit that was asked for."""
+    """Length of the training in one unit."""
 
     kind: GoalKind
     amount: float

@@ -169,7 +169,7 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     own = [run for run in runs if run.profile_path == one.path]
     found = next((found for run in own for found in run.bottlenecks), next(iter(one.bottlenecks), None))
     given = [*one.advice, *(advice for run in own for advice in run.advice)]
-    advice = next((advice for advice in given if advice.severity != "note"), None)
+    advice = next((advice for advice in given if advice.severity != "info"), None)
     first: Words = ("No change is known to pay.",)
     if advice is not None:
         command: Words = () if advice.command is None else (" ", Code(text=advice.command))

@@ -1,6 +1,6 @@
 """The ``training`` job: a timed window of training on the dataset with DataLoader workers, or on cached batches.
 
-Micro-batches go to the trainer's own step, or to a replay of the time that a device took for it.
+The step is the trainer's own, or simulated with a given duration.
 """
 
 import itertools
@@ -26,21 +26,21 @@ from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_rank
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
-"""Number of cached batches: enough to cost what sequences cost on average, few enough to cost no memory."""
+"""Number of cached batches: enough for average sequences, few enough for memory."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a measured step; one of them synchronises gradients and updates, as with accumulation."""
+"""Limit of micro-batches in a measured step; the last one synchronises gradients and updates, as in training."""
 FIRST_PART = 4
-"""Divisor of a window's time that gives its first part, from which its pace is known."""
+"""Divisor of a window's time for its first part, which shows the speed of steps."""
 NOT_READY_S = 0.005
-"""Least wait for a batch that was not ready in a queue."""
+"""Least wait that shows that a batch was not ready in a queue."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Train for a timed window together with the other ranks, and return its figures.
+    """Train all ranks for a timed window, and return its figures.
 
     Args:
-        measured: A ``TrainingRequest``; ``interleaved_with`` and ``storage`` only tell its windows apart.
+        measured: A ``TrainingRequest``; ``interleaved_with`` and ``storage`` only distinguish windows.
         local: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
@@ -50,18 +50,16 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
     ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=rendezvous)
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
+        torch.set_num_threads(1)  # as torchrun sets it, so that ranks do not compete for cores
     dataset = TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
-    micro_batches = min(
-        MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
-    )  # they stand for any number
+    micro_batches = min(MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size))
     config = config.model_copy(update={
         "global_batch_size": micro_batches * config.micro_batch_size * ranks.world_size,
         "global_batch_tokens": None,
         "global_batch_samples": None,
-        "max_epochs": None,  # no end: the window decides
-        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
+        "max_epochs": None,  # the window ends the training
+        # Other sequences in every round, so that their cost is noise between rounds and not bias.
         "seed": config.seed + asked.round,
     })  # fmt: skip
     consumer: Consumer
@@ -81,7 +79,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         consumer.step(loader)
         consumer.finish()
     step_s = time.perf_counter() - started_s
-    # Workers that began together are where they were after so many steps: a window that cuts a group miscounts.
+    # Workers deliver in bursts, so a window must have whole bursts.
     group = max(1, workers // math.gcd(workers, micro_batches))
     figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
     if asked.losses and isinstance(consumer, TrainingStep):
@@ -107,7 +105,7 @@ class TrainingStep:
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and launch the step; return when the device has ended the step before."""
+        """Take a step's micro-batches and launch the step; return after the device finished the previous one."""
         batches = self.wait.take(loader, self._micro_batches)
         before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
         self._losses.append(self._last.loss)
@@ -118,10 +116,10 @@ class TrainingStep:
         return batches
 
     def finish(self) -> None:
-        """Wait until the device has done everything.
+        """Wait until the device is idle.
 
         Raises:
-            ValueError: If the loss is not finite: nothing was trained then.
+            ValueError: If the loss is not finite.
         """
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
@@ -132,14 +130,14 @@ class TrainingStep:
 
 
 class ReplayedStep:
-    """Replay of devices with a known time per micro-batch; this process keeps one CPU busy, as a launching host does.
+    """Simulation of a GPU with a known time per micro-batch; this process keeps one CPU core busy, as in training.
 
-    A micro-batch begins when all ranks have their data, as they synchronise gradients. Left out: copies to the device,
-    and memory bandwidth that a step on the host's side takes.
+    A micro-batch starts when all ranks have their data, as they synchronise gradients. Copies to the GPU and their
+    host memory bandwidth are not simulated.
 
     Args:
         micro_batch_s: Time of a micro-batch of full sequences on the device.
-        seq_length_tokens: Tokens of a full sequence; shorter ones take less time, in proportion.
+        seq_length_tokens: Tokens of a full sequence; time is proportional to tokens.
         micro_batches: Micro-batches of a step.
         ranks: This process among all ranks, which wait for each other.
     """
@@ -153,7 +151,7 @@ class ReplayedStep:
         self._keeps_busy = torch.rand(96, 96)
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches, as far ahead of the replayed device as the trainer does."""
+        """Take a step's micro-batches, as far ahead of the simulated GPU as the trainer does."""
         batches = []
         begins_s = self._free_s
         for _ in range(self._micro_batches):
@@ -166,17 +164,17 @@ class ReplayedStep:
         return batches
 
     def finish(self) -> None:
-        """Wait until the device has done everything."""
+        """Wait until the device is idle."""
         self._busy_until(self._free_s)
 
     def _busy_until(self, moment_s: float) -> None:
         while time.perf_counter() < moment_s:
-            # Without the interpreter's lock, unlike a loop that looks at the clock.
+            # Releases the GIL, unlike a loop that reads the clock.
             torch.mm(self._keeps_busy, self._keeps_busy)
 
 
 class _Until(DeviceEvent):
-    """A device event whose time is known in advance."""
+    """Device event at a time known in advance."""
 
     def reached(self) -> bool:
         assert isinstance(self.moment, float)
@@ -184,7 +182,7 @@ class _Until(DeviceEvent):
 
 
 Consumer = TrainingStep | ReplayedStep
-"""Consumer of batches that takes optimizer steps as far ahead of the device as the trainer does."""
+"""Consumer of batches; it runs as far ahead of the device as the trainer does."""
 
 
 def batches_of(
@@ -201,7 +199,7 @@ def batches_of(
 
 
 class _Delayed:
-    """A source with a delay for every sample, as on slower storage."""
+    """Source with a delay for every sample, to simulate slower storage."""
 
     def __init__(self, source: MicroBatchSource, sample_delay_s: float) -> None:
         self._source, self._sample_delay_s = source, sample_delay_s
@@ -213,7 +211,7 @@ class _Delayed:
 
 
 def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
-    """Take the batches ready in queues, without a step, so that a slow loader has no head start left.
+    """Take the batches that are ready in queues, so that a slow loader has no head start.
 
     Returns:
         Number of batches taken: twice ``ready``, or fewer if one that was not ready shows that the queues are empty.
@@ -229,7 +227,7 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
 def _measure(
     asked: TrainingRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, group: int, step_s: float
 ) -> dict[str, Any]:
-    """Take steps until the window is full, equally many on all ranks, in whole groups; return the figures."""
+    """Take steps until the window is full, the same number on all ranks, in whole groups; return the figures."""
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:
         return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
@@ -275,6 +273,6 @@ def _measure(
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:
-    """Return the sum over all ranks; None if one does not know its value."""
+    """Return the sum over all ranks; None if a rank has no value."""
     total = ranks.all_reduce_sum(math.nan if value is None else float(value))[0]
     return None if math.isnan(total) else round(total)

@@ -1,4 +1,4 @@
-"""Joint search over workers, prefetching and pinning by Optuna's TPE, if no number of workers feeds the step."""
+"""Joint search over workers, prefetching and pinning by Optuna's TPE, if no number of workers is sufficient."""
 
 import statistics
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 PREFETCH_CHOICES = (1, 2, 4, 8)
 MOST_TRIALS = 12
 VERIFYING_ROUNDS = 12
-"""Limit of rounds that compare the best of the search with the best of workers alone."""
+"""Limit of rounds that compare the best of the search with the best number of workers alone."""
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
-    """Return True if even the best count is verified to stay below cached batches, and waits for data."""
+    """Return True if even the best count is below cached batches at 98 % confidence, and waits for data."""
     if choice.keeps_up:
         return False
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
@@ -32,9 +32,9 @@ def gap_remains(choice: WorkersChoice) -> bool:
 
 
 def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS) -> JointChoice | None:
-    """Search after a sweep, then compare the best with the best of workers alone, window by window.
+    """Search after a sweep, then compare the best with the best number of workers alone in interleaved windows.
 
-    Each of the ``trials`` is a window beside one on cached batches. None if time or the space leave nothing to try.
+    Each of the ``trials`` is a window next to one on cached batches. Return None if no setting was tried.
     """
     alone = sweep.training.config.data.model_copy(update={"num_workers": choice.workers})
     values = _search(sweep, alone, trials)
@@ -45,7 +45,7 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS)
     candidate = max(values, key=lambda data: statistics.fmean(values[data]))
     try:
         ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
-    except WorkersDied:  # what ran once and dies later is no setting to train with
+    except WorkersDied:  # it ran once, but is not safe to train with
         return None
     return JointChoice(
         trials=tried,
@@ -76,11 +76,11 @@ def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings
         try:
             if (refusal := limits.refusal(data.num_workers, sweep.worker_bytes)) is not None:
                 raise WorkersDied(refusal)
-            ceiling, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
+            cached, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
         except WorkersDied:
             study.tell(trial, state=TrialState.FAIL)
             continue
-        value = found.padded_tokens_per_s / ceiling.padded_tokens_per_s
+        value = found.padded_tokens_per_s / cached.padded_tokens_per_s
         study.tell(trial, value)
         values.setdefault(data, []).append(value)
         number += 1
@@ -88,7 +88,7 @@ def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings
 
 
 def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings) -> Interval:
-    """Measure both in interleaved windows until they differ or the rounds or time are used up; return the ratio."""
+    """Interleave windows of both until they differ or the rounds or time are used up; return the ratio."""
     pairs: list[tuple[float, float]] = []
     while True:
         found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, alone)])
@@ -101,14 +101,13 @@ def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSetti
 
 
 def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> TimedWindow:
-    pinned = "" if data.pin_memory else "not "
-    name = f"{data.num_workers} loader workers, prefetch {data.prefetch_factor}, {pinned}pinned"
+    name = f"num_workers={data.num_workers}, prefetch_factor={data.prefetch_factor}, pin_memory={data.pin_memory}"
     config = sweep.training.config.model_copy(update={"data": data})
-    return TimedWindow(name="batches from memory" if cached else name, config=config, cached=cached)
+    return TimedWindow(name="cached batches" if cached else name, config=config, cached=cached)
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
-    """Return the joint space of loader settings; without a GPU there is nothing to pin memory for."""
+    """Return the joint space of loader settings; pinned memory is only useful with a GPU."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {
@@ -119,9 +118,9 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
 
 
 def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool) -> "optuna.Study":
-    """Return a study that maximises tokens/s, padding included, over those of cached batches in the same round.
+    """Return a study that maximises tokens/s including padding relative to cached batches in the same round.
 
-    A window whose settings lie outside the space, and one without cached batches in its round, is left out.
+    Windows with settings outside the space, or without cached batches in their round, are ignored.
     """
     import optuna
 
@@ -133,11 +132,11 @@ def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: boo
         for one in windows
         if one.trial.job == "training" and isinstance(one.outcome, Measured)
     ]
-    ceilings = {what.round: rate for what, rate in measured if what.cached}
-    for what, rate in measured:
-        params = {name: getattr(what.config.data, name) for name in space}
+    cached_rates = {request.round: rate for request, rate in measured if request.cached}
+    for request, rate in measured:
+        params = {name: getattr(request.config.data, name) for name in space}
         inside = params["num_workers"] <= max_workers and params["prefetch_factor"] in PREFETCH_CHOICES
-        if inside and not what.cached and what.round in ceilings:
-            value = rate / ceilings[what.round]
+        if inside and not request.cached and request.round in cached_rates:
+            value = rate / cached_rates[request.round]
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
     return study

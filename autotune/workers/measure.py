@@ -1,7 +1,6 @@
 """Sweep of the number of DataLoader workers: windows of real training steps in rounds, until the count is decided.
 
-Tokens with padding are compared: a step costs the same whatever its sequences hold, while the non-padding tokens of a
-window depend on which samples fell into it.
+Tokens including padding are compared, because the non-padding tokens of a window depend on its samples.
 """
 
 import math
@@ -22,7 +21,7 @@ from autotune.workers.values import SweepRequest, TrainingRequest, WorkersEviden
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
-"""Least number of steps in a window, however long they take."""
+"""Least number of steps in a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class TrainingWindows:
     config: TrainConfig
     limits: LoaderLimits
     storage: str = ""
-    """Name of the storage that holds the dataset; windows on other storage are not taken for these."""
+    """Name of the storage that holds the dataset; trial logs are reused on the same storage only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +45,16 @@ class TimedWindow:
 
 
 class WorkersDied(Exception):
-    """Too little host memory for the DataLoader workers of a window."""
+    """Raised if DataLoader workers of a window ran out of host memory."""
 
 
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
-"""Messages of torch's DataLoader about workers that the kernel ended, or that found no shared memory."""
+"""Messages of torch's DataLoader about workers that were killed or found no shared memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
-    """A sweep in progress."""
+    """State of a sweep."""
 
     training: TrainingWindows
     runner: TrialRunner
@@ -64,19 +63,19 @@ class Sweep:
     """Most DataLoader workers of a rank, and the reason for the limit."""
     reading: Rounds = field(init=False)
     _late: bool = False
-    """True if there was no time for a window."""
+    """True if no time was left for a window."""
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
         self.limit = self.training.limits.most()
 
     def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the time is over; raise ``Undecided`` if a window fails."""
+        """Measure until the count is decided or the budget is used up; raise ``Undecided`` if a window fails."""
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
                     break
-            self._look_at_workers()
+            self._lower_limit()
         return self._rule().choose()
 
     @property
@@ -91,10 +90,10 @@ class Sweep:
         return used_up and len(self.rounds) > 2
 
     def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[TrainingFigures]:
-        """Return figures of windows that are measured one after the other, or all taken from the trial log.
+        """Return figures of consecutive windows, measured or all taken from the trial log.
 
         Raises:
-            WorkersDied: If the host had not enough memory for a window's DataLoader workers.
+            WorkersDied: If a window's DataLoader workers ran out of host memory.
             Undecided: If a window could not be measured for another reason.
         """
         names = [one.name for one in asked]
@@ -111,7 +110,7 @@ class Sweep:
             if died:
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             if not isinstance(outcome, Measured):
-                raise could_not_measure(f"the window of {label}", outcome, self.runner)
+                raise could_not_measure(f"the window '{label}'", outcome, self.runner)
 
         found = self.reading.read(number, trials, check)
         return [TrainingFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
@@ -124,10 +123,10 @@ class Sweep:
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
-        """Measure a round; return False if its largest count is too many, or time is over."""
+        """Measure a round; return False if its largest count does not fit, or the budget is used up."""
         asked = [
             TimedWindow(
-                name="batches from memory" if count is None else f"{count} loader workers",
+                name="cached batches" if count is None else f"num_workers={count}",
                 config=with_data(self.training.config, {"num_workers": count or 0}),
                 cached=count is None,
             )
@@ -144,8 +143,8 @@ class Sweep:
             tried = max(self.counts, default=0)
             if max(count or 0 for count in counts) <= tried:
                 raise Undecided(
-                    f"loader workers died that had run before: {died}",
-                    next_step="Give the job more memory, or allow fewer with --max-workers.",
+                    f"DataLoader workers died although as many ran before: {died}",
+                    next_step="Request more memory for the job, or set a smaller --max-workers.",
                 ) from died
             self.limit = tried, str(died)
             return False
@@ -163,8 +162,8 @@ class Sweep:
         known = (figures.worker_bytes for one in self.rounds for figures in one.values())
         return max(filter(None, known), default=None)
 
-    def _look_at_workers(self) -> None:
-        """Lower the limit if workers are larger than was assumed."""
+    def _lower_limit(self) -> None:
+        """Lower the limit if workers need more memory than assumed."""
         limits, tried = self.training.limits, max(self.counts)
         refusal = limits.refusal(self.max_workers, self.worker_bytes)
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
@@ -204,7 +203,7 @@ def training_trial(
     cached: bool = False,
     **changes: object,
 ) -> Trial:
-    """Return the trial of a window in round ``number``, beside the named windows; ``changes`` alter the request."""
+    """Return the trial of a window in round ``number`` with the named windows; ``changes`` alter the request."""
     request = training.request
     asked = TrainingRequest(
         config=config,
@@ -230,9 +229,13 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
     replayed_s = request.replayed_step_s
     step = "the training step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
     if request.sample_delay_s:
-        step += f"; every sample delayed by {format_seconds(request.sample_delay_s)}"
+        step += f", each sample delayed by {format_seconds(request.sample_delay_s)}"
     budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
-    doubt = f"undecided between {undecided[0]} and {undecided[1]}{budget}; of {choice.workers}: " if undecided else ""
+    doubt = (
+        f"undecided between {undecided[0]} and {undecided[1]}{budget}; num_workers={choice.workers}: "
+        if undecided
+        else ""
+    )
     return WorkersEvidence(
         chosen=choice.workers,
         undecided_between=list(undecided),
@@ -295,20 +298,17 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
 
 
 def gpu_source(site: MeasuredDevice, windows: Sequence[TrainingFigures], *, replayed: bool = False) -> str:
-    """Return the source of each kind of GPU figure; ``replayed``: the step was not trained here."""
+    """Return the source of each kind of GPU figure; ``replayed`` if no training step ran."""
     if replayed:
-        return "n/a (its step was replayed on this CPU)"
+        return "n/a (simulated step)"
     if site.gpu is None:
         return f"n/a (CPU run{'' if site.gpu_absent is None else f': {site.gpu_absent}'})"
     gpus = [gpu for one in windows for gpu in one.gpus]
-    lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "nothing was sampled")
-    no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "nothing was counted")
+    lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "no samples")
+    no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "no counters")
     nvml, gpm = f"NVML utilisation: n/a ({lacking})", f"GPM: n/a ({no_counters})"
     if any(gpu.utilisation_share is not None for gpu in gpus):
-        nvml = (
-            "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a "
-            "small part of the GPU, or wait for other ranks"
-        )
+        nvml = "NVML utilisation"
     if any(gpu.gpm_windows for gpu in gpus):
-        gpm = "GPM counters over windows within the measured one"
+        gpm = "GPM counters during the timed windows"
     return f"{site.gpu.name}; {nvml}; {gpm}"

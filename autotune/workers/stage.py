@@ -1,4 +1,4 @@
-"""The workers stage: count the DataLoader workers, and write the number into the profile."""
+"""The workers phase: find the number of DataLoader workers and write it into the profile."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ from trainer.config.train_config import DataSettings, Tag, tagged
 
 
 def count_workers(bench: Session, stored: StoredProfile, request: SweepRequest) -> WorkersEvidence:
-    """Find the smallest number of DataLoader workers at the probed micro-batch size, and write it into the profile.
+    """Find the smallest sufficient number of DataLoader workers and write it into the profile.
 
     Raises:
         ProfileRejected: If the profile is of another machine, model or dataset.
@@ -33,7 +33,7 @@ def count_workers(bench: Session, stored: StoredProfile, request: SweepRequest) 
         ranks = local_ranks(bench.site, ranks)
     training = training_windows(bench, config, request, ranks)
     if warning := training.limits.warning():
-        sys.stderr.write(f"warn: {warning}\n")
+        sys.stderr.write(f"warning: {warning}\n")
     with bench.stage("workers", stored.path, stored.profile.train.model, request, 24) as runner:
         sweep = Sweep(training=training, runner=runner)
         choice, joint = sweep.run(), None

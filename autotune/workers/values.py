@@ -45,12 +45,12 @@ class WorkersRow(RatioBounds):
     num_workers: NonNegative
     """DataLoader workers of each rank."""
     padded_tokens_per_s: list[float]
-    """Tokens/s with padding in each window, of all local ranks; a step costs the same whatever its sequences hold."""
+    """Tokens/s including padding in each window, of all local ranks."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["verified", "refuted", "open"]
     data_wait_share: Share
-    """Median share of a window in which devices waited for data, added up over local ranks."""
+    """Median share of a window in which GPUs waited for data, summed over local ranks."""
     model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
     """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step was replayed."""
     memory_bytes: Positive | None = None
@@ -66,7 +66,7 @@ class WorkersRow(RatioBounds):
 
 
 class JointChoice(RatioBounds):
-    """Result of a joint search over workers, prefetching and pinning, run if workers alone left a gap."""
+    """Result of a joint search over workers, prefetching and pinning, run if no number of workers is sufficient."""
 
     trials: Positive
     num_workers: NonNegative
@@ -75,7 +75,7 @@ class JointChoice(RatioBounds):
     ratio_to_workers_alone: PositiveFloat
     """Throughput over that of workers alone, round by round."""
     adopted: bool
-    """True if it was verified to be faster, and is in the profile."""
+    """True if it is faster at 98 % confidence and is in the profile."""
 
     @property
     def ratio(self) -> Interval:
@@ -84,19 +84,19 @@ class JointChoice(RatioBounds):
 
 
 class WorkersEvidence(StrictTable):
-    """Number of DataLoader workers that is enough, with its evidence."""
+    """Sufficient number of DataLoader workers, with its evidence."""
 
     chosen: NonNegative
     """DataLoader workers of each rank."""
     undecided_between: list[NonNegative] = Field(default_factory=list)
-    """Fewest and most workers that may be enough; empty if it is decided."""
+    """Fewest and most workers that may be sufficient; empty if it is decided."""
     choice: str
     next_smaller: str | None = None
     """Result of the next smaller count that was measured."""
     keeps_up: bool
-    """True if the chosen count keeps the step supplied with data."""
+    """True if data loading with the chosen count keeps up with the training step."""
     cached_padded_tokens_per_s: list[float]
-    """Tokens/s with padding of the same step on cached batches, in each window."""
+    """Tokens/s including padding of the same step on cached batches, in each window."""
     rows: list[WorkersRow]
     joint: JointChoice | None = None
     local_ranks: Positive
@@ -107,14 +107,14 @@ class WorkersEvidence(StrictTable):
     replayed_step_s: PositiveFloat | None = None
     """Time of a replayed micro-batch; None if the training step ran."""
     window_s: PositiveFloat
-    """Least time of a window."""
+    """Minimum duration of a window."""
     windows: Positive
     seconds: NonNegativeFloat
     data_filesystem: str | None = None
     data_on_network: bool = False
-    """True if the dataset lies on a network file system, which others use too."""
+    """True if the dataset is on a shared network file system."""
     gpu_source: str
-    """Source of the GPU's figures, or the reason why there are none."""
+    """Source of the GPU figures, or the reason why they are missing."""
     operating_state: str | None = None
     """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 
@@ -126,18 +126,18 @@ class SweepRequest:
     data: Path
     reports: Path
     minutes: float
-    """Time budget of all windows, those from the trial log included; after it the answer may be undecided."""
+    """Time budget of all windows, including those from the trial log; the result may be undecided after it."""
     ranks: int | None = None
-    """Number of local ranks; None takes that of the probe."""
+    """Number of local ranks; None means as probed."""
     max_workers: int | None = None
     window_s: float = WINDOW_S
     replayed_step_s: float | None = None
-    """Time of a micro-batch on a GPU that is not here; None runs the training step itself."""
+    """Time of a micro-batch on the simulated GPU; None runs the training step."""
     sample_delay_s: float = 0.0
     """Delay added to the reading of each sample, which simulates slower storage."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     ends_s: float | None = None
-    """Deadline, in seconds since 1970: no window begins that is likely to end later."""
+    """Deadline as Unix time: no window starts that is likely to end later."""
 
     @property
     def budget_s(self) -> float:

@@ -12,7 +12,7 @@ from trainer.errors import BadConfig
 
 
 def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
-    """Return the changes of safe advice that differ from these settings; the first one for a key counts."""
+    """Return the changes of safe advice that differ from these settings, the first one for each key."""
     settings = dotted(train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
     found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
@@ -34,8 +34,8 @@ def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> Train
         raise BadInput(error.message, next_step=error.next_step) from error
 
 
-_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
-"""Prefixes of settings that do not change the computing of a micro-batch."""
+_WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
+"""Prefixes of settings that do not change the compute of a micro-batch."""
 
 
 def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc: str) -> Profile:
@@ -44,7 +44,7 @@ def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc
     Raises:
         BadInput: If the changed settings are not valid.
     """
-    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
+    other = [change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)]
     without: tuple[str, ...] = ()
     evidence, probe = dict[str, object](), profile.evidence.probe
     if other:

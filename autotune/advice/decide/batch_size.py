@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure
+from autotune.advice.values import Advice, Gain, SettingChange, figure, percent
 from autotune.base.interval import Interval
 from autotune.base.model_work import position_share
 from autotune.base.statistics import difference, of_bounds
@@ -17,10 +17,10 @@ from autotune.profiles.decide.batch_split import choose_micro_batch, split_globa
 WORTH_RATIO = 1.02
 NOISE_ROWS, NOISE_STEPS = 8, 1000
 """Least measurements of the noise scale, and steps of the run, before it is used: in the first steps, when all samples
-agree, it is hundreds of times smaller than later."""
+still agree, it is hundreds of times smaller than later."""
 BEYOND_NOISE_RATIO = 2.0
 PADDING_SHARE, EMPTY_SHARE = 0.05, 0.03
-"""Least shares of padding, and of empty sequences, that are reported: packing leaves about one per cent."""
+"""Least shares of padding, and of empty sequences, that are reported: packing leaves about 1 %."""
 PACKED_LEAVES = 0.02
 STATE_SHARE = 0.4
 """Least share of the memory budget in weights, gradients and optimizer for which sharding is considered."""
@@ -36,19 +36,19 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
     rows, limit = now.train.micro_batch_size, now.profile.constraints.headroom_share
     if rows <= probe.feasible_max:
         return None
-    refused = probe.infeasible_min is not None and rows >= probe.infeasible_min
+    oom = probe.infeasible_min is not None and rows >= probe.infeasible_min
     known = now.profile.fingerprint.bytes_known
     return Advice(
-        severity="must",
-        claim=f"micro-batches of {rows} rows {'were refused for memory' if refused else 'were never shown to fit'}: "
+        severity="error",
+        claim=f"micro-batch size {rows} {'runs out of memory' if oom else 'was not verified to fit'}: "
         f"{probe.feasible_max} is the largest that ran",
         evidence=(
-            figure("largest that ran", probe.feasible_max, "rows", _PROBE),
-            figure("its peak", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
+            figure("largest micro-batch that ran", probe.feasible_max, "sequences", _PROBE),
+            figure("its peak memory", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
         ),
-        cost="none: the global batch stays, in more micro-batches",
+        cost="none: the global batch stays the same, with more gradient accumulation steps",
         changes=(SettingChange(key="micro_batch_size", old=rows, new=with_headroom(probe.feasible_max, limit)),),
-        would_change="more memory than where it was probed",
+        would_change="more memory than on the probed machine",
         safe=True,
     )
 
@@ -68,22 +68,21 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.network is not None:  # it chose this size, which also hides the all-reduce
+    if now.network is not None:  # network tuning chose this size, which also overlaps the all-reduce
         return None
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
         return None
     speed = difference(of_bounds(here), of_bounds(there.padded_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
-    name = f"tokens/s with {chosen} rows, of {rows} rows"
+    name = f"tokens/s with {chosen} sequences relative to {rows}"
     return Advice(
-        severity="could",
-        claim=f"{chosen} rows are as fast as the {rows} of the profile: throughput has levelled off",
+        claim=f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput no longer grows",
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
         gain=Gain(of="GPU memory", ratio=after / before, known="measured") if before and after else None,
-        cost="none that was seen; the memory it frees has room for longer rows or a larger model",
+        cost="none measured; the freed memory has room for longer sequences or a larger model",
         changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
-        would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
+        would_change="a slow network: the last micro-batch overlaps more of the synchronisation if it is larger",
         safe=now.nodes == 1,
     )
 
@@ -98,7 +97,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
     here, there = _at(now, rows), now.point(chosen)
     if rows >= min(then, chosen) or here is None or there is None:
         return None
-    if now.train.micro_batch_size > rows:  # the global batch gives no more, or network tuning split it so
+    if now.train.micro_batch_size > rows:  # limited by the global batch, or split by network tuning
         return None
     ratio = difference(of_bounds(here), of_bounds(there.padded_rate))
     known = here.low is not None and there.padded_rate.low is not None
@@ -106,18 +105,18 @@ def below_knee(now: TrainingContext) -> Advice | None:
         return None
     gain = Gain.measured(ratio)
     shared = faster_with(now, rows, then)
-    if now.global_batch_size > rows * now.ranks and shared is not None:  # the update of every step is shared out
+    if now.global_batch_size > rows * now.ranks and shared is not None:  # accumulation shares each optimizer step
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
-        claim=f"micro-batches of {rows} rows leave the device idle: {chosen} rows fit, and are faster",
+        claim=f"micro-batch size {rows} leaves the device partly idle: {chosen} fits and is faster",
         evidence=(
-            figure(f"tokens/s with {rows} rows", here, "tokens/s", _PROBE),
-            figure(f"tokens/s with {chosen} rows", there.padded_rate, "tokens/s", _PROBE, n=there.timed_steps),
+            figure(f"tokens/s with {rows} sequences", here, "tokens/s", _PROBE),
+            figure(f"tokens/s with {chosen} sequences", there.padded_rate, "tokens/s", _PROBE, n=there.timed_steps),
         ),
         gain=gain,
-        cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
+        cost="memory, verified to suffice; the global batch stays the same, with fewer accumulation steps",
         changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
-        would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",
+        would_change="less memory than on the probed machine, or a global batch too small for such micro-batches",
         safe=True,
     )
 
@@ -141,7 +140,7 @@ def _at(now: TrainingContext, rows: int) -> Interval | None:
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018).
 
-    To the same loss, a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
+    For the same loss, a batch B needs 1 + B / B_noise times the tokens that the smallest batch needs.
     """
     run, train = now.run, now.train
     if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
@@ -167,45 +166,42 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
         change = SettingChange(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
     scale = Interval(value=noise, low=low, high=high)
     return Advice(
-        severity="could",
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
-        "its tokens only average noise that was gone already",
+        "its tokens hardly improve the gradient",
         evidence=(
             figure("global batch", batch, "tokens", now.run_name, n=len(rows)),
             figure("gradient noise scale", scale, "tokens", now.run_name, n=len(scales)),
         ),
         gain=Gain(of="tokens to the same loss", ratio=needed, low=least, high=most),
-        cost=f"a change of recipe: more and smaller steps, and the learning rate with the root of the batch (times "
-        f"{math.sqrt(smaller / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
+        cost=f"a change of recipe: more and smaller steps, the learning rate times {math.sqrt(smaller / batch):.2f} "
+        "(square-root rule), and less compute per step to overlap with gradient synchronisation",
         changes=(change,),
-        would_change="the noise scale grows as the loss falls: later in training the same batch may be right",
+        would_change="a later stage of training: the noise scale grows as the loss falls",
     )
 
 
 def padding(now: TrainingContext) -> Advice | None:
-    """Find padding, which costs computing like any other token."""
+    """Find padding, which costs as much compute as other tokens."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
     if lost is not None:
         lost = lost.scaled(1 - _empty(now)[1])
     if train is None or lost is None or lost.share < PADDING_SHARE:
         return None
-    evidence = (now.part_figure(lost, "computing of padding"),)
+    evidence = (now.part_figure(lost, "compute on padding"),)
     if train.layout == "packed":
         return Advice(
-            severity="could",
-            claim=f"{lost.share:.0%} of the step computes places that hold nothing, though rows are packed: they are "
-            "too long for this dataset",
+            claim=f"padding takes {percent(lost.share)} of the step although sequences are packed: they are too "
+            "long for this dataset",
             evidence=evidence,
             gain=without(lost, (0.0, 0.5, 1.0)),
-            cost="samples longer than a row are cut",
+            cost="samples longer than a sequence are cut",
             command=now.probe_command(seq_length=train.seq_length_tokens // 2),
-            would_change="a larger dataset: a small one does not fill its last rows",
+            would_change="a larger dataset, which fills more of its sequences",
         )
     layout = "packed" if now.knows_the_model else "bucketed"
     if layout == train.layout:
         return None
-    # What is no matmul, and so is not counted in the part, runs at every position; nothing says how much of a step it
-    # is: at most as much as would make all costs follow positions.
+    # The part counts matmuls only. Other kernels run at every position too; at most, all costs follow positions.
     most = 1 / position_share(train, now.parameters)
     low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
     left = PACKED_LEAVES if layout == "packed" else 0.5
@@ -213,25 +209,25 @@ def padding(now: TrainingContext) -> Advice | None:
         replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most), (0.0, left, left + 0.15)
     )
     if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
-        row = train.seq_length_tokens  # packed sequences attend within documents, padded ones over all
+        row = train.seq_length_tokens  # packed sequences attend within documents, padded ones over all positions
         share = row / (6 * now.hidden_size + row)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
     changes = [SettingChange(key="layout", old=train.layout, new=layout)]
     if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
-        # As many sequences as hold the same tokens; a batch given in tokens or samples stays as it is.
+        # Keep the tokens of a batch; one that is given in tokens or samples stays the same.
         tokens = statistics.median(row.non_padding_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
         changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
     return Advice(
-        claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
-        + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
+        claim=f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
+        + ("several documents, without cross-document attention" if layout == "packed" else "samples of like length"),
         evidence=evidence,
         gain=gain,
-        cost="the micro-batch is to be probed again, as attention takes other memory; the global batch in real tokens "
-        "stays, so it has fewer rows",
+        cost="another probe of the micro-batch, as attention needs different memory; the global batch keeps its "
+        "non-padding tokens and has fewer sequences",
         changes=tuple(changes),
         command=now.probe_command(layout=layout),
-        would_change="samples that are all as long as a row; a global batch of hardly more rows than there are ranks",
+        would_change="samples that all fill a sequence, or a global batch of few sequences per rank",
     )
 
 
@@ -241,22 +237,21 @@ def empty_rows(now: TrainingContext) -> Advice | None:
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
     rows, micro_batch = now.global_batch_size, now.train.micro_batch_size
-    dealing = split_global_batch(rows, micro_batch, now.ranks)
+    split = split_global_batch(rows, micro_batch, now.ranks)
     part = lost.scaled(of_padding)
-    if not dealing.without_empty or part.share < EMPTY_SHARE / 2:
+    if not split.without_empty or part.share < EMPTY_SHARE / 2:
         return None
-    nearest = min(dealing.without_empty, key=lambda count: abs(count - rows))
+    nearest = min(split.without_empty, key=lambda count: abs(count - rows))
     return Advice(
-        severity="could",
-        claim=f"{empty:.0%} of all rows are empty: {rows} rows do not divide by {now.ranks} ranks in micro-batches of "
-        f"at most {micro_batch}",
+        claim=f"{percent(empty)} of the sequences are empty: {rows} do not divide by {now.ranks} ranks in "
+        f"micro-batches of at most {micro_batch}",
         evidence=(
-            figure("empty rows", empty, "share", "the dealing of rows", known="predicted"),
-            now.part_figure(part, "computing of empty rows"),
+            figure("empty sequences", empty, "share", "batch split", known="predicted"),
+            now.part_figure(part, "compute on empty sequences"),
         ),
         # The head also computes positions of empty sequences, which padding within sequences does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
-        cost=f"a global batch of {nearest} rows instead of {rows}, which is a change of recipe, if a small one",
+        cost=f"a small change of recipe: a global batch of {nearest} sequences instead of {rows}",
         changes=(SettingChange(key="global_batch_size", old=rows, new=nearest),),
         would_change="another number of ranks",
     )
@@ -274,7 +269,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
 
 
 def too_big(now: TrainingContext) -> Advice | None:
-    """Find weights, gradients and optimizer state whose sharding would leave room for a larger micro-batch."""
+    """Find weights, gradients and optimizer state whose sharding would allow a larger micro-batch."""
     probe, profile, train = now.probe, now.profile, now.train
     if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
         return None
@@ -285,7 +280,7 @@ def too_big(now: TrainingContext) -> Advice | None:
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
     state = state_of_terms(terms)
-    layer_bytes = state.parameters_bytes // 8  # gathered at once; the embeddings are the largest unit of most encoders
+    layer_bytes = state.parameters_bytes // 8  # gathered at once: the embeddings are the largest unit of most encoders
     row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)
     taken = {
         name: zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
@@ -299,23 +294,16 @@ def too_big(now: TrainingContext) -> Advice | None:
         gain = Gain.between(min(1.0, speed[0]), speed[1], speed[2])
     sizes = taken | {"two tensor-parallel ranks": model_share(state, 2, 1).total_bytes}
     return Advice(
-        severity="should" if gain.of == "real tokens/s" else "could",
-        claim=f"weights, gradients and optimizer take {state_bytes / budget_bytes:.0%} of the memory, on every rank "
-        f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
+        claim=f"weights, gradients and optimizer state take {percent(state_bytes / budget_bytes)} of each rank's "
+        f"memory: {best} over {ranks} ranks allows micro-batches of {rows[best]} sequences instead of {rows['ddp']}",
         evidence=tuple(
-            figure(
-                f"memory of {fit} rows with {name}",
-                size,
-                "bytes",
-                "the traced trial log, shared out",
-                known="predicted",
-            )
+            figure(f"memory of {fit} sequences with {name}", size, "bytes", "traced memory", known="predicted")
             for name, size in sizes.items()
         ),
         gain=gain,
-        cost="weights travel as well as gradients; within a node that costs little, between nodes it may cost more "
-        "than it brings; this trainer has no tensor parallelism",
+        cost="weights are communicated as well as gradients: cheap within a node, perhaps slower between nodes; this "
+        "trainer has no tensor parallelism",
         changes=(SettingChange(key="parallel.strategy", old="ddp", new=best),),
         command=now.command("network"),
-        would_change="throughput that has levelled off: then a larger micro-batch is worth nothing",
+        would_change="throughput that no longer grows with the micro-batch size",
     )

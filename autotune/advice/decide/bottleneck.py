@@ -1,4 +1,4 @@
-"""Shares of a step's time by cause, and the bottleneck: from rows of a run or from evidence of tuning. Pure."""
+"""Shares of a step's time by cause, and the bottleneck, from a run's steps or from tuning. Pure."""
 
 import collections
 import statistics
@@ -16,19 +16,19 @@ from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10
-"""Least share of a part that can limit a step; if all others are below it, computing is the limit."""
+"""Least share of a part that can be the bottleneck; if all others are below it, compute is."""
 UNCERTAIN_SHARE = 0.8
 """Assumed lower bound of a part without a confidence interval, as a share of its value."""
 UNEVEN_SHARE = 0.05
-"""Relative standard deviation of a rank's compute time over steps that devices do not reach on equal sequences."""
+"""Relative standard deviation of a rank's compute time that GPUs do not reach on equal sequences."""
 STRAGGLER_RATIO = 1.05
-"""Least ratio of the slowest rank's time to the median rank's at which it delays the others."""
+"""Least ratio of the slowest rank's time to the median at which it counts as slow."""
 SAME_RANK_SHARE = 0.95
-"""Least share of the delays by slow ranks that one rank causes if its device is slow: such a device stays slow."""
+"""Least share of all delays by slow ranks that one rank causes if its GPU is slow."""
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
-    """Return the bottleneck of a run, with counters of the same model and settings; None before two logged steps."""
+    """Return the bottleneck of a run; None before two logged steps. ``counters`` are of the same model and settings."""
     rows = steps_of_this_start(run)
     if not rows:
         return None
@@ -37,12 +37,12 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     parts = parts_of_steps(rows, source, 1.0 if train is None else position_share(train, run.header.parameters))
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
-        untold.append("waiting for gradients: this strategy does not let it be told from computing")
+        untold.append("gradient synchronisation: with this strategy, it is counted as compute")
     mfus = [row.mfu for row in rows if row.mfu is not None]
     if counters is not None:
         parts, launching = with_counters(parts, counters, uneven_share(rows))
     elif mfus:
-        untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
+        untold.append("kernel launches and GPU memory bandwidth: autotune workers measures them")
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
     loads_ahead = train is None or _loads_ahead(train)
     return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
@@ -54,9 +54,9 @@ def _loads_ahead(train: TrainConfig) -> bool:
 
 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
-    """Return the rows since the last start (earlier ones may have had other settings), without its slow first step."""
+    """Return the steps since the last start, which may have changed settings, without its slow first step."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
-    # What the first step was on all ranks a later row tells: the first that tells anything.
+    # Figures of all ranks lag behind: the first row that has any describes the first step.
     if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
         told = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
         rows[first] = rows[first].model_copy(update=dict.fromkeys(told))
@@ -70,18 +70,18 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     row = None if workers is None else next((one for one in workers.rows if one.num_workers == count), None)
     if workers is None or row is None:
         return None
-    source = f"windows of training with {row.num_workers} loader workers"
+    source = f"timed windows with num_workers={row.num_workers}"
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
-    untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
+    untold = ["optimizer step and time between steps: counted as compute here; a training run measures them"]
     gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
         shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
     elif workers.local_ranks > 1 and network is None:
-        untold.append("waiting for gradients: autotune network tells it")
+        untold.append("gradient synchronisation: autotune network measures it")
     if train.layout in TRIMMED_LAYOUTS:
-        untold.append("padding: rows are as wide as what they hold, which a run tells")
+        untold.append("padding: a training run measures it, as the width of batches varies")
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
         shares["padding"] = position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
@@ -89,13 +89,13 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
         jitter_share = network.compute.jitter_share if network is not None else 0.0
-        # Where ranks are uneven from step to step, they wait for programs that hand out work unevenly.
+        # Compute times that vary from step to step on equal sequences come from late kernel launches.
         is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
         parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
     elif train.device == "cuda":
-        untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
+        untold.append("kernel launches and GPU memory bandwidth: this GPU has no hardware counters")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
-        launching = 0.0  # steps in which nothing travels were shorter: no program was behind
+        launching = 0.0  # steps without synchronisation were shorter: launches were not late
     gpu, peak = profile.fingerprint.gpu_name, None
     if gpu is not None and train.device == "cuda":  # per window, the share of the dense peak for non-padding tokens
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
@@ -115,17 +115,17 @@ def _weigh(
     loads_ahead: bool,
     launching: float,
 ) -> Bottleneck:
-    """Return the bottleneck: the largest part other than compute, unless another one sets the pace.
+    """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
-    A loader that works ahead and is still waited for sets the pace: if other parts shrink, that wait grows by as much.
-    So does a program that is behind its devices, for which they wait ``launching``, a share of the step.
+    Data loading ahead of the GPU and late kernel launches (``launching``, a share of the step) take precedence: they
+    run concurrently with the GPU, so if other parts shrink, the wait for them grows by as much.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, StepPart(cause="compute", share=rest, source=source)], key=lambda one: -one.share)
     losses = [one for one in every if one.cause != "compute"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
-    sets_the_pace = {"data loading": loads_ahead, "launch-bound": launching >= MATTERS_SHARE}
-    first = [one for one in large if sets_the_pace.get(one.cause)]
+    concurrent = {"data loading": loads_ahead, "launch-bound": launching >= MATTERS_SHARE}
+    first = [one for one in large if concurrent.get(one.cause)]
     limit = next(iter([*first, *large]), None)
     if limit is None:
         highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
@@ -158,7 +158,7 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
         share, step_s, compute = row.communication_share, row.step_s, network.compute
         if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
             continue
-        # Alone: a step of the slowest of these ranks while no gradient travels.
+        # The step of the slowest rank without gradient synchronisation.
         one_s = (
             compute.fixed_s
             + (compute.micro_batch_s - compute.fixed_s) * row.micro_batch_size / compute.micro_batch_size
@@ -188,8 +188,8 @@ def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -
 def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
     """Return the share of the steps' time that each cause took.
 
-    Rank 0's wait for others counts for their loaders first, then the slowest rank, then the network. A row's figures of
-    all ranks are of an earlier interval, and none at first, so they are compared with that wait on average.
+    Rank 0's wait for others counts as their data loading first, then the slowest rank, then the network. A row's
+    figures of all ranks are for an earlier interval, so they are compared with that wait on average.
     """
     others_s = sum(row.communication_s or 0.0 for row in rows)
     own_data_s = sum(row.data_wait_s for row in rows)
@@ -199,18 +199,18 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
     slower_s = _slower_by_rank_s(rows)
     own_slow_s = slower_s.pop(0, 0.0)
     others_slow_s = min(others_s - others_data_s, sum(slower_s.values()))
-    # Computing without what only a slow rank 0 adds.
+    # Compute without the delay of a slow rank 0.
     own_s = [row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0) for row in rows]
     padding_s = sum((1 - row.packing_efficiency) * one_s for row, one_s in zip(rows, own_s, strict=True))
-    told_s = [row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s for row in rows]
+    known_s = [row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s for row in rows]
     seconds: dict[Cause, float] = {
         "data loading": own_data_s + others_data_s,
         "straggler": own_slow_s + others_slow_s,
         "network": others_s - others_data_s - others_slow_s,
         "optimizer step": sum(row.optimizer_s for row in rows),
         "padding": padding_costs * padding_s,
-        # The program's own doings between steps.
-        "launch-bound": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, told_s, strict=True)),
+        # Time between steps, in Python.
+        "launch-bound": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, known_s, strict=True)),
     }
     whole_s = sum(row.step_s for row in rows) or 1.0
     return {cause: part_s / whole_s for cause, part_s in seconds.items()}
@@ -227,10 +227,10 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
 
 def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
     """Return the seconds that slow ranks compute longer than the median rank, by rank."""
-    told = [(row.slowest_rank, _slower_by_s(row)) for row in rows if row.slowest_rank is not None]
+    slow = [(row.slowest_rank, _slower_by_s(row)) for row in rows if row.slowest_rank is not None]
     found: dict[int, float] = collections.defaultdict(float)
-    for rank, slower_s in told:
-        found[rank] += slower_s * len(rows) / len(told)
+    for rank, slower_s in slow:
+        found[rank] += slower_s * len(rows) / len(slow)
     return found
 
 
@@ -239,5 +239,5 @@ def _slower_by_s(row: StepRow) -> float:
     ratio = row.slowest_rank_ratio
     if ratio is None or ratio < STRAGGLER_RATIO:
         return 0.0
-    # Where rank 0 is the slowest, it is its own computing that is long.
+    # If rank 0 is the slowest, its own compute time includes the delay.
     return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s

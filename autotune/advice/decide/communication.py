@@ -6,37 +6,37 @@ from collections import Counter
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE, steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure, percent
 from autotune.base.interval import Interval
 from autotune.network.decide.link_fit import slow_members
 from autotune.network.values import GradientSyncRow
 from autotune.trials.values import LinkFigures
 
 WORTH_RATIO = 1.02
-_OF_EXCHANGE = ("strategy", "bucket_cap_mib", "shard_ranks")
-_OTHER_NODE = "another node in its place: SLURM takes a list of nodes to leave out in the site file"
+_KEYS = ("strategy", "bucket_cap_mib", "shard_ranks")
+_OTHER_NODE = "another node (exclude this one in the SLURM site file)"
 
 
 def gradient_sync(now: TrainingContext) -> Advice | None:
-    """Find a gradient synchronisation that was measured to be faster than the profile's."""
+    """Find a gradient synchronisation that is faster than the profile's at 98 % confidence."""
     if now.train is None or now.network is None:
         return None
     parallel, rows = now.train.parallel, now.network.gradient_syncs
-    proven = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
-    best = max(proven, key=lambda row: row.ratio_to_default or 0.0, default=None)
-    same = (*_OF_EXCHANGE, "gradient_dtype")
+    faster = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
+    best = max(faster, key=lambda row: row.ratio_to_default or 0.0, default=None)
+    same = (*_KEYS, "gradient_dtype")
     mine = next((row for row in rows if all(getattr(row, key) == getattr(parallel, key) for key in same)), None)
     if best is None or mine is None or mine is best or best.ratio is None:
         return None
     ratio = best.ratio if mine.ratio is None else Interval(value=best.ratio.value / mine.ratio.value)
     if ratio.value < WORTH_RATIO:
         return None
-    settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _OF_EXCHANGE]
+    settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _KEYS]
     return Advice(
-        claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
-        evidence=(_gradient_sync_figure(mine, "as it is"), _gradient_sync_figure(best, "best that is proven")),
+        claim=f"gradient synchronisation is faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
+        evidence=(_gradient_sync_figure(mine, "current"), _gradient_sync_figure(best, "fastest at 98 % confidence")),
         gain=Gain.measured(ratio),
-        cost="none that was seen; the sums of gradients are rounded in another order",
+        cost="none measured; gradient sums are rounded in another order",
         changes=tuple(
             SettingChange(key=f"parallel.{key}", old=old, new=new) for key, old, new in settings if old != new
         ),
@@ -53,13 +53,12 @@ def network_bound(now: TrainingContext) -> Advice | None:
     if now.network is not None and now.run is None:
         return None
     return Advice(
-        claim=f"{waits.share:.0%} of the step waits for gradients",
-        evidence=(now.part_figure(waits, "waiting for gradients"),),
+        claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
+        evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
-        cost="a quarter of an hour on two nodes; 16-bit gradients, if it comes to them, change the recipe, and are "
-        "held to an equal loss first",
+        cost="15 minutes on two nodes; 16-bit gradients change the recipe and are used only if the loss stays equal",
         command=now.network_command,
-        would_change="a larger global batch, which exchanges more seldom and is another recipe",
+        would_change="a larger global batch, which needs fewer synchronisations but changes the recipe",
     )
 
 
@@ -71,42 +70,41 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
     known, useful = spread.efficiency, spread.useful_efficiency
     ratio = known.scaled(1 / useful)
     return Advice(
-        claim=f"on {spread.nodes} nodes this global batch trains at {known.value:.0%} of what they could; "
-        f"{spread.useful_nodes} are the most that reach 90 %",
+        claim=f"{spread.nodes} nodes reach {percent(known.value)} efficiency with this global batch; "
+        f"{spread.useful_nodes} are the most with at least 90 %",
         evidence=(
             figure(f"efficiency of {spread.nodes} nodes", known, "share", spread.source, known="predicted"),
             figure(f"efficiency of {spread.useful_nodes} nodes", useful, "share", spread.source, known="predicted"),
         ),
         gain=Gain(of="GPU-hours", ratio=ratio.value, low=ratio.low, high=ratio.high, confidence=ratio.confidence),
-        cost="the run takes longer on fewer nodes, and costs less",
+        cost="a longer, but cheaper run",
         command=now.command("network", "--predict", "--nodes", f"{spread.useful_nodes},{spread.nodes}"),
         would_change="a deadline that is worth the GPU-hours, a faster network, or a larger global batch",
     )
 
 
 def below_t_min(now: TrainingContext) -> Advice | None:
-    """Find too few tokens per rank and step to hide gradient synchronisation behind computing."""
+    """Find too few tokens per GPU and step to overlap gradient synchronisation with compute."""
     spread = now.spread
     if spread is None or spread.nodes == 1 or spread.twice_the_batch_efficiency is None:
         return None
-    wanted = 2 * spread.least_tokens_per_rank  # a planning margin, no theorem
+    wanted = 2 * spread.least_tokens_per_rank  # a margin for planning
     twice = spread.twice_the_batch_efficiency
     gain = twice / spread.efficiency.value
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
         return None
     return Advice(
-        severity="could",
-        claim=f"each rank has {spread.tokens_per_rank:,.0f} real tokens of a step on {spread.nodes} nodes, and needs "
-        f"about {wanted:,.0f} (twice T_min) to compute while gradients travel",
+        claim=f"each GPU has {spread.tokens_per_rank:,.0f} non-padding tokens of a step on {spread.nodes} nodes, and "
+        f"needs about {wanted:,.0f} (twice T_min) to overlap gradient synchronisation with compute",
         evidence=(
             figure("T_min", spread.least_tokens_per_rank, "tokens", spread.source, known="predicted"),
             figure("efficiency with twice the global batch", twice, "share", spread.source, known="predicted"),
         ),
         gain=Gain(ratio=gain),
-        cost="a change of recipe: twice the global batch, the learning rate times 1.41 (Adam goes with the root), as "
-        "much warm-up in tokens, half the steps; only below the gradient noise scale, which runs report",
+        cost="a change of recipe: twice the global batch, the learning rate times 1.41 (square-root rule for Adam), "
+        "the same warm-up in tokens, half the steps; only useful below the gradient noise scale, which runs report",
         command=now.command("network", "--predict", "--nodes", str(spread.nodes)),
-        would_change="16-bit gradients or a faster network, which halve T_min; fewer nodes",
+        would_change="16-bit gradients, a faster network, or fewer nodes",
     )
 
 
@@ -122,37 +120,37 @@ def slow_rank(now: TrainingContext) -> Advice | None:
         return None
     slow = f"rank {rank}{on_host(now.run.header.hosts, rank)}"
     return Advice(
-        claim=f"{slow} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
+        claim=f"{slow} computes {ratio:.2f} times as long as the median rank and delays every step",
         evidence=(
-            now.part_figure(lost, "waiting for it", len(rows)),
-            figure("its time, of the median rank's", ratio, "ratio", now.run_name, n=times),
+            now.part_figure(lost, "wait for the slowest rank", len(rows)),
+            figure("compute time relative to the median rank", ratio, "ratio", now.run_name, n=times),
         ),
         gain=without(lost),
-        cost=f"{_OTHER_NODE}; look at that rank's node first, for heat, a power cap, or neighbours",
+        cost=f"{_OTHER_NODE}; first check its present node for heat, a power cap, or other jobs",
         command="autotune doctor",
-        would_change="rows that are harder by chance, if it is not the same rank in the next run",
+        would_change="another slowest rank in the next run: then its sequences were longer by chance",
     )
 
 
 def _slow_products(now: TrainingContext) -> Advice | None:
-    """Find a slow rank before any run, from matmuls that all ranks computed at once."""
+    """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
     rates = now.network.matmul_flops_per_s if now.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
         return None
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
-        claim=f"rank {rank} multiplies at {share:.0%} of the median rank's speed, and every step would wait for it",
-        evidence=(figure("its speed, of the median", share, "ratio", "links", n=len(rates)),),
+        claim=f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed and would delay every step",
+        evidence=(figure("matmul speed relative to the median", share, "ratio", "autotune network", n=len(rates)),),
         gain=Gain.between(1.0, 1 / share, 1 / share),
         cost=_OTHER_NODE,
         command="autotune doctor",
-        would_change="a step that does not compute most of its time",
+        would_change="a step that spends little of its time on compute",
     )
 
 
 def uneven_ranks(now: TrainingContext) -> Advice | None:
-    """Find waits for a slowest rank that is another one every time."""
+    """Find waits for a slowest rank that changes from step to step."""
     lost = now.loss("straggler", MATTERS_SHARE)
     if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
         return None
@@ -160,21 +158,20 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     packs = now.knows_the_model and layout != "packed"
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
-        severity="could",
-        claim=f"{lost.share:.0%} of the step all ranks wait for one that takes longer, each time another one",
-        evidence=(now.part_figure(lost, "waiting for it", len(now.run.steps)),),
+        claim=f"ranks wait {percent(lost.share)} of the step for the slowest one, which changes from step to step",
+        evidence=(now.part_figure(lost, "wait for the slowest rank", len(now.run.steps)),),
         gain=times(without(lost, (0.0, 0.1, 1.0)), (1.0, 1.05, 1.2)),
-        cost="packed rows are all alike, and hold no padding; the micro-batch is to be probed again"
+        cost="another probe of the micro-batch; packed sequences have equal lengths and no padding"
         if changes
-        else "nothing is known to: look at what else runs on the nodes, and at saves and logs on shared disks",
+        else "no remedy is known: look for other jobs on the nodes, and for checkpoints and logs on shared disks",
         changes=changes,
         command=now.probe_command(layout="packed") if changes else "autotune doctor",
-        would_change="more micro-batches to a step: chance evens out in them",
+        would_change="more gradient accumulation steps, over which differences average out",
     )
 
 
 def slow_link(now: TrainingContext) -> Advice | None:
-    """Find one link, passed by all messages, that is slower than its neighbours."""
+    """Find one link that is slower than the others and slows every all-reduce down."""
     measured = [one.outcome for one in now.trials if one.trial.job == "links" and one.outcome.kind == "measured"]
     speeds = LinkFigures.of(measured[-1]).neighbours_bytes_per_s if measured else []
     rates = {f"{left} to {(left + 1) % len(speeds)}": rate for left, rate in enumerate(speeds)}
@@ -185,18 +182,18 @@ def slow_link(now: TrainingContext) -> Advice | None:
     share = rates[name] / max(rates.values())
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
-        claim=f"the link from node {name} has {share:.0%} of the fastest one's speed, and every exchange passes it",
-        evidence=(figure("its speed, of the fastest", share, "ratio", "autotune network", n=len(rates)),),
-        # A ring is as fast as its slowest link, so the wait for gradients shrinks as the travelling does, or more.
+        claim=f"the link from node {name} has {percent(share)} of the fastest link's speed and delays every all-reduce",
+        evidence=(figure("speed relative to the fastest link", share, "ratio", "autotune network", n=len(rates)),),
+        # A ring is as fast as its slowest link, so the wait shrinks at least in proportion to the transfer time.
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
         command=now.network_command,
-        would_change="traffic of others at that moment: measure again before a node is left out for good",
+        would_change="traffic of other jobs during the measurement: measure again before you exclude a node",
     )
 
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, "
-    way += f"{row.gradient_accumulation_steps} times {row.micro_batch_size} rows"
+    way += f"{row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
     rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

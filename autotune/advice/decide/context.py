@@ -1,4 +1,4 @@
-"""Facts that the rules read, and the gain of a change by Amdahl's law, with bounds. Pure."""
+"""Facts for the rules of advice, and the gain of a change by Amdahl's law, with bounds. Pure."""
 
 import math
 import shlex
@@ -23,7 +23,7 @@ from trainer.model.families import FAMILIES
 from trainer.record.run_record import Run
 
 PERSISTENT_SHARE = 0.6
-"""Least share of all steps in which the same rank is behind for it to count as slow."""
+"""Least share of steps in which the same rank is the slowest for it to count as slow."""
 Range = tuple[float, float, float]
 """Least, usual and highest value."""
 
@@ -59,14 +59,14 @@ class IntendedNodes:
     useful_efficiency: float
     tokens_per_rank: float
     least_tokens_per_rank: float
-    """T_min: below it, not even all of the backward pass hides the synchronisation of 32-bit gradients."""
+    """T_min: below it, the backward pass is too short to overlap the synchronisation of fp32 gradients."""
     twice_the_batch_efficiency: float | None
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
-    """Everything that is known about one training, past or planned."""
+    """Facts about one training, past or planned."""
 
     train: TrainConfig | None
     """Settings of the training; None if only data was given."""
@@ -80,7 +80,7 @@ class TrainingContext:
     data: DataFacts | None = None
     spread: IntendedNodes | None = None
     missing: tuple[tuple[str, str], ...] = ()
-    """Names of what was not measured, each with the command that measures it."""
+    """Missing measurements, each with its command."""
 
     @property
     def probe(self) -> ProbeEvidence | None:
@@ -111,7 +111,7 @@ class TrainingContext:
         return self.data.path if self.data is not None else "DIR"
 
     def command(self, command: str, *words: str) -> str:
-        """Return one of this program's commands with the profile as its argument."""
+        """Return a command of this program for the profile."""
         return shlex.join(["autotune", *command.split(), self.profile_path, *words])
 
     @property
@@ -125,7 +125,7 @@ class TrainingContext:
         return f"run {self.run.directory.name}" if self.run is not None else "run"
 
     def probe_command(self, **changes: object) -> str:
-        """Return the command that probes with the same settings except for these changes."""
+        """Return the probe command for the same settings except for these changes."""
         if self.train is None:
             return command("probe", model="MODEL", data=self.data_path)
         batch = {"global_batch_tokens": self.global_batch_tokens}
@@ -140,7 +140,7 @@ class TrainingContext:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, intended or used, as far as known: a run of several ranks does not record it."""
+        """Number of nodes, intended or derived from the ranks, as runs do not record it."""
         if self.spread is not None:
             return self.spread.nodes
         local = self.probe.local_ranks if self.probe is not None else self.ranks
@@ -250,7 +250,7 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
     low, high = (part.share if bound is None else bound for bound in (part.low, part.high))
     ends = ((low, most), (part.share, usual), (high, least))
     gain = Gain.between(*(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends))
-    if left is not None:  # what stays at best and at worst is assumed, and no noise
+    if left is not None:  # the shares that are left are assumed
         return gain
     if part.low is None:
         return Gain(ratio=gain.ratio)
@@ -278,9 +278,9 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
         count = max(1.0, rows / micro)
         return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
 
-    # Share of the fixed time that the update takes: most, usual, least. Every micro-batch pays the rest.
+    # Share of the fixed time in the optimizer step: most, usual, least. The rest is paid for every micro-batch.
     low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0))
-    if new_rows > max(point.micro_batch_size for point in curve):  # nothing says how far the line holds
+    if new_rows > max(point.micro_batch_size for point in curve):  # beyond the measured range, the line may not hold
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, Range, TrainingContext, on_host, without
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure, percent
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds
 from autotune.workers.values import WorkersRow
@@ -21,8 +21,8 @@ TOKENS_PER_RAW: dict[str, Range] = {
     "jsonl": (0.15, 0.3, 0.8),
     "parquet": (0.2, 1.0, 2.5),
 }
-"""Bytes of token ids per byte of raw files: least, usual and most. Programs, from 0.2 (servers) to 0.75 (libraries),
-and text and JSON lines were measured; Parquet, which is compressed already, is assumed."""
+"""Bytes of token ids per byte of raw files: least, usual and most. Measured for programs (0.2 for servers, 0.75 for
+libraries), text and JSON lines; assumed for Parquet, which is compressed already."""
 
 
 def tokenise_ahead(now: TrainingContext) -> Advice | None:
@@ -34,20 +34,20 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
     low, usual, high = TOKENS_PER_RAW[kind]
     ratio = Interval(value=usual, low=low, high=high)
     return Advice(
-        claim=f"{data.path} holds raw data ({', '.join(data.kinds)}): as token ids, made once, it is read much faster",
+        claim=f"{data.path} holds raw data ({', '.join(data.kinds)}): pre-tokenise it once and train from token ids",
         evidence=(
             figure("raw files", data.raw_bytes, "bytes", data.path),
             figure("token ids per raw byte", ratio, "ratio", "datasets of this kind", known="assumed"),
         ),
         gain=Gain(of="storage", ratio=usual, low=low, high=high),
-        cost="processor time once: some minutes for each ten gigabytes and core; the raw files stay",
+        cost="CPU time once: some minutes per 10 GB and core; the raw files stay",
         command=shlex.join(["autotune", "data", "prepare", f"{kind}:{data.path}", "--out", "DATASET"]),
-        would_change="samples that are different in every epoch, such as random parts of longer texts",
+        would_change="samples that differ in every epoch, such as random parts of longer texts",
     )
 
 
 def staging(now: TrainingContext) -> Advice | None:
-    """Find a dataset on a shared file system without a copy on the nodes' own disks."""
+    """Find a dataset on a shared file system without a copy on the nodes' local disks."""
     workers, data = now.workers, now.data
     on_network = (data is not None and data.on_network) or (workers is not None and workers.data_on_network)
     if now.train is None or now.train.data.stage_to is not None or not on_network:
@@ -56,21 +56,21 @@ def staging(now: TrainingContext) -> Advice | None:
     evidence = []
     row = now.workers_row(now.train.data.num_workers)
     if row is not None and row.storage_bytes_per_s is not None:
-        name, windows = "read from storage by one node", len(row.padded_tokens_per_s)
-        evidence.append(figure(name, row.storage_bytes_per_s, "bytes/s", "windows of training", n=windows))
+        name, windows = "storage read by one node", len(row.padded_tokens_per_s)
+        evidence.append(figure(name, row.storage_bytes_per_s, "bytes/s", "timed windows", n=windows))
     waits = now.loss("data loading", STARVED_SHARE)
     if waits is not None:
-        evidence.append(now.part_figure(waits, "waiting for data"))
+        evidence.append(now.part_figure(waits, "wait for data"))
     if data is not None and data.token_bytes is not None:
         evidence.append(figure("dataset", data.token_bytes, "bytes", data.path))
     return Advice(
-        claim=f"the dataset lies on {kind}, which all nodes and other people read: copy it to each node's own disk",
+        claim=f"the dataset is on a shared file system ({kind}): copy it to each node's local disk",
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
-        cost="the copy, before the first step, and room on the nodes' disks",
+        cost="time to copy before the first step, and space on the local disks",
         changes=(SettingChange(key="data.stage_to", old=None, new="$TMPDIR"),),
         command=f'autotune data stage {shlex.quote(now.data_path)} --to "$TMPDIR"',
-        would_change="memory of the nodes that holds all of the dataset from the first epoch on",
+        would_change="page cache that holds the whole dataset after the first epoch",
     )
 
 
@@ -80,34 +80,34 @@ def more_workers(now: TrainingContext) -> Advice | None:
     if now.train is None or waits is None or starved_rank(now) is not None:
         return None
     count, workers = now.train.data.num_workers, now.workers
-    evidence = now.part_figure(waits, "waiting for data")
+    evidence = now.part_figure(waits, "wait for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
     known = workers is not None and workers.keeps_up and not workers.undecided_between and workers.joint is None
     if workers is not None and chosen is not None and chosen.verdict == "verified" and known and workers.chosen > count:
         return Advice(
-            claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers; "
-            f"{workers.chosen} were measured to be enough",
+            claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}; "
+            f"{workers.chosen} are verified to be sufficient",
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(count), chosen) or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
-            cost=f"{workers.chosen - count} more processes on each rank, and their memory",
+            cost=f"{workers.chosen - count} more processes per rank, and their memory",
             changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
-            would_change="a processor with fewer cores, or slower storage than where they were counted",
+            would_change="fewer CPU cores or slower storage than on the measured machine",
             safe=True,
         )
     if workers is not None and workers.keeps_up and workers.chosen == count and now.run is None:
         return None
     return Advice(
-        claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers",
+        claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}",
         evidence=(evidence,),
         gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
-        cost="a few minutes of this machine; more workers take processors and memory",
+        cost="a few minutes on this machine; more workers take CPU cores and memory",
         command=now.command("workers"),
-        would_change="storage that gives no more: then a copy on a local disk helps, and workers do not",
+        would_change="storage that is already at its limit: then copy the dataset to a local disk instead",
     )
 
 
 def starved_rank(now: TrainingContext) -> Advice | None:
-    """Find one rank whose loader is behind all others in most steps."""
+    """Find one rank that waits longest for data in most steps."""
     lost = now.loss("data loading", STARVED_SHARE)
     if now.run is None or lost is None:
         return None
@@ -117,23 +117,23 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(1)
     longest_s = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows)
     own_s = statistics.fmean(row.data_wait_s for row in rows)
-    # Of the others only rank 0's own wait is in the record, so a rank 0 that is behind cannot be told from all of them.
-    # One that waits less than twice as long may just be the unluckiest of many.
+    # The record has no wait of ranks other than 0, so a slow rank 0 looks like slow data on all ranks.
+    # A rank that waits less than twice as long may be the slowest by chance.
     if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < 2 * own_s:
         return None
     return Advice(
-        claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest_s)} of a step for its "
-        f"loader where rank 0 waits {format_seconds(own_s)}, and every step waits for it",
+        claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest_s)} per step for data, "
+        f"rank 0 only {format_seconds(own_s)}, and all ranks wait for the slowest",
         evidence=(
-            now.part_figure(lost, "waiting for data", len(rows)),
+            now.part_figure(lost, "wait for data", len(rows)),
             figure("longest wait of any rank", longest_s, "s", now.run_name, n=len(rows)),
             figure("rank 0's wait", own_s, "s", now.run_name, n=len(rows)),
         ),
         gain=without(lost, (0.0, own_s / longest_s, 1.0)),
-        cost="another node in its place, if its disk or its processors stay slow: SLURM takes a list of nodes to leave "
-        "out in the site file; more loader workers would help that rank only",
+        cost="another node if its disk or CPU stays slow (exclude this one in the SLURM site file); more workers would "
+        "help that rank only",
         command="autotune doctor",
-        would_change="the next slowest loader, which nobody recorded",
+        would_change="another rank that is nearly as slow, which runs do not record",
     )
 
 
@@ -145,20 +145,17 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
     if chosen is None or chosen.verdict != "verified" or count <= workers.chosen:
         return None
-    if (
-        not workers.keeps_up or now.loss("data loading", STARVED_SHARE) is not None
-    ):  # devices starve: this is no time for fewer
+    if not workers.keeps_up or now.loss("data loading", STARVED_SHARE) is not None:
         return None
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
-        severity="could",
-        claim=f"{workers.chosen} loader workers keep the step fed; the profile has {count}",
+        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
         evidence=(_ratio_figure(chosen),),
         gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
-        cost="none that was seen: the bound of the measured ratio is in the evidence",
+        cost="none measured; the evidence has the confidence bounds",
         changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
-        would_change="slower storage or processors than where they were counted",
+        would_change="slower storage or CPU than on the measured machine",
         safe=now.run is None,
     )
 
@@ -171,17 +168,17 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     low, high = workers.undecided_between
     minutes = max(10, round(4 * workers.seconds / 60))
     return Advice(
-        severity="note",
-        claim=f"the number of loader workers is undecided between {low} and {high}: what was measured is too noisy",
+        severity="info",
+        claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
         evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
-        cost=f"about {minutes} minutes of this machine",
+        cost=f"about {minutes} minutes on this machine",
         command=now.command("workers", "--time-limit", f"{minutes}min"),
         would_change="a quieter machine",
     )
 
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
-    name = f"{row.num_workers} loader workers, of the step on batches from memory"
+    name = f"speed with num_workers={row.num_workers} relative to cached batches"
     return figure(name, row.ratio, "ratio", "autotune workers", n=len(row.padded_tokens_per_s))
 
 
@@ -192,5 +189,5 @@ def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
     if not (old.ratio_low and old.ratio_high and new.ratio_low and new.ratio_high):
         return Gain(ratio=ratio, known="measured")
     low, high = new.ratio_low / old.ratio_high, new.ratio_high / old.ratio_low
-    # Of this confidence at least: both lie within theirs (Bonferroni).
+    # Bonferroni: both ratios are within their bounds with at least this confidence.
     return Gain(ratio=ratio, low=low, high=high, confidence=1 - 2 * (1 - CONFIDENCE), known="measured")

@@ -1,4 +1,4 @@
-"""Use of GPU counters: gaps between kernels, and waits for memory, during computing. Pure."""
+"""Gaps between kernels and waits for memory during compute, from GPU counters. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from autotune.profiles.values import Profile
 from autotune.workers.values import WorkersRow
 
 HEALTHY_BUSY_SHARE = 0.9
-"""Share of SMs with work in a step that nothing delays: waves of thread blocks end unevenly."""
+"""Share of busy SMs in a step without delays: waves of thread blocks end unevenly."""
 PRODUCT_REACH = 0.7
-"""Share of matmul time in which Tensor Cores are in use: the rest is filling and draining them, and softmax.
-Assumed, like the next two, until a GPU has measured them."""
+"""Share of matmul time in which Tensor Cores are in use: the rest is filling and draining them, and softmax. An
+assumption, like the next two."""
 PRODUCT_TRAFFIC = 0.25
 """Share of the memory bandwidth that matmuls use."""
 MOVING_REACH = 0.85
-"""Share of the memory bandwidth that kernels use which only move bytes, such as the optimizer step."""
+"""Share of the memory bandwidth that memory-bound kernels use, such as those of the optimizer step."""
 LEAST_COMPUTING_SHARE = 0.05
-"""Least share of a window that is taken to be computing; less than that tells nothing."""
+"""Lower bound for the share of compute in a window, because estimates from less are not reliable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """GPU counters of the time in which devices had data, as shares of that time, 0 to 1."""
+    """GPU counters while the GPUs had data, as shares of that time, 0 to 1."""
 
     busy_share: float | None = None
     tensor_share: float | None = None
@@ -34,29 +34,29 @@ class Counters:
 def data_share(row: WorkersRow) -> float:
     """Return the share of a window's time that data loading costs, compared with a window on cached batches.
 
-    Waits of devices tell less: they are summed over ranks, although ranks wait at the same time.
+    The measured waits are less reliable: they are summed over ranks that wait at the same time.
     """
     lost = max(0.0, 1 - row.ratio_to_cached)
-    return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits: by chance
+    return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits by chance
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
-    """Return counters of the time in which devices had data, at one worker count; None if the GPU gave none."""
+    """Return counters while the GPUs had data, at one worker count; None if the GPU has no counters."""
     gpu, keeps_up = row.gpu, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
     train = profile.train
-    by_matrix_units = train.precision == "bf16" or train.tf32
+    on_tensor_cores = train.precision == "bf16" or train.tf32
 
     def when_fed(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / keeps_up)
 
     return Counters(
         busy_share=when_fed(gpu.gpm_sm_share),
-        # Without matmuls on Tensor Cores, their counter says nothing of how much is computed.
-        tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
+        # Without matmuls on Tensor Cores, their counter does not measure compute.
+        tensor_share=when_fed(gpu.gpm_tensor_share) if on_tensor_cores else None,
         memory_share=when_fed(gpu.gpm_dram_share),
-        source=f"hardware counters, windows with {row.num_workers} loader workers",
+        source=f"hardware counters, windows with num_workers={row.num_workers}",
     )
 
 
@@ -70,8 +70,8 @@ def counters_of_profile(profile: Profile) -> Counters | None:
 def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
     """Return the parts of a step refined by counters, and the share of the step that waits for launches.
 
-    SMs without work wait for launches if neither data nor another rank is waited for. ``uneven`` is the share of waits
-    for a slowest rank that changes although sequences are alike: slow devices stay slow, programs vary between steps.
+    SMs without work wait for launches unless they wait for data or another rank. ``uneven`` is the share of waits for
+    a slowest rank that changes although sequences are equal, which is a sign of late launches and not of a slow GPU.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
@@ -92,7 +92,7 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
         waits = computing * moving
         padding = found.get("padding")
         if padding is not None and waits >= padding.share:
-            # What is moved for padding counts once, as the larger of the two.
+            # Memory traffic for padding counts once, in the larger of the two.
             found["padding"] = padding.scaled(1 - moving)
         elif padding is not None:
             waits -= padding.share * moving
@@ -101,10 +101,10 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
 
 
 def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | None, float | None]:
-    """Return the share of computing without work on the device, and the share of the rest that waits for memory.
+    """Return the share of compute without work on the GPU, and the share of the rest that waits for memory.
 
-    Waits and optimizer steps are taken out of the counters first. The second share is the mean of two estimates: the
-    time that matmuls leave, including kernels that do neither, and the traffic beyond that of matmuls, excluding those.
+    Waits and optimizer steps are subtracted from the counters first. The second share is the mean of an upper estimate,
+    the time outside matmuls, and a lower one, the memory traffic outside matmuls.
     """
 
     def part(*causes: Cause) -> float:

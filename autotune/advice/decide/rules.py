@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autotune.advice.decide import batch_size, communication, computation, data_loading
 from autotune.advice.decide.context import TrainingContext
-from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
+from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure, percent
 from autotune.trials.values import Contaminated, FinishedTrial
 
 
@@ -34,12 +34,12 @@ def thermal(now: TrainingContext) -> Advice | None:
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
-        severity="must",
-        claim=f"the GPU slowed itself down in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
-        evidence=(_void(hot, now), figure("time they took", lost_s, "s", "trial_log")),
-        cost="another node, or a word with whoever cools this one",
+        severity="error",
+        claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
+        evidence=(_void(hot, now), figure("time lost in these trials", lost_s, "s", "trial log")),
+        cost="another node, or better cooling of this one",
         command="autotune doctor",
-        would_change="a power cap is no fault: a loaded card lives at it",
+        would_change="throttling by the power cap only, which is normal under full load",
     )
 
 
@@ -49,28 +49,28 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
     if not shared:
         return None
     return Advice(
-        claim=f"somebody else used the GPU in {len(shared)} trials: {_detail(shared)}",
+        claim=f"another process used the GPU in {len(shared)} trials: {_detail(shared)}",
         evidence=(_void(shared, now),),
-        cost="a node of one's own: with SLURM, --exclusive in the site file",
+        cost="an exclusive node; with SLURM, set --exclusive in the site file",
         command="autotune doctor",
-        would_change="nothing: a figure beside a neighbour is a figure of both",
+        would_change="nothing: measurements on a shared GPU are not valid",
     )
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
-    """Find GPU utilisation near 100 % at a low MFU: waiting kernels count as utilisation."""
+    """Find GPU utilisation near 100 % at a low MFU: kernels that wait count as utilisation."""
     rows = now.workers.rows if now.workers is not None else []
     read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
     busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
     if busy < 0.9 or mfu is None or mfu.value >= 0.35:
         return None
     return Advice(
-        severity="note",
-        claim=f"the GPU shows {busy:.0%} utilisation and does {mfu.value:.0%} of the work it could: utilisation is the "
-        "share of time with any kernel running, and says nothing of how much it does",
+        severity="info",
+        claim=f"GPU utilisation is {percent(busy)} although MFU is {percent(mfu.value)}: utilisation counts the time "
+        "in which any kernel runs, and not how much it computes",
         evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
         cost="none",
-        would_change="MFU of a third and more: encoders of this size reach little beyond",
+        would_change="an MFU above a third, which is near the best for encoders of this size",
     )
 
 
@@ -79,11 +79,11 @@ def edited(now: TrainingContext) -> Advice | None:
     if now.profile is None or now.intact:
         return None
     return Advice(
-        severity="must",
-        claim="the profile was edited by hand: its figures are of what it said before, and so is this advice",
-        cost="the tuning, once more",
+        severity="error",
+        claim="the profile was modified after it was measured: its figures and this advice are for the old settings",
+        cost="another tuning",
         command=shlex.join(["autotune", "profile", "verify", now.profile_path]),
-        would_change="nothing: measure again what matters",
+        would_change="nothing: measure the new settings",
     )
 
 
@@ -92,16 +92,15 @@ def not_measured(now: TrainingContext) -> Advice | None:
     if not now.missing:
         return None
     return Advice(
-        severity="could",
         claim=f"not measured: {', '.join(name for name, _ in now.missing)}",
-        cost="minutes of this machine",
+        cost="minutes on this machine",
         command="; then ".join(command for _, command in now.missing),
-        would_change="nothing: what is not measured is not known",
+        would_change="nothing: advice needs these measurements",
     )
 
 
 def _void_at_last(now: TrainingContext, *, slowed: bool) -> list[FinishedTrial]:
-    """Return invalid trials that no retry measured; ``slowed`` selects those of a slowed-down GPU, or the others."""
+    """Return invalid trials without a valid retry; ``slowed`` selects those of a throttled GPU, or the others."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
     void = [one for one in now.trials if isinstance(one.outcome, Contaminated) and one.trial.key not in measured]
     return [one for one in void if ("slowed down" in getattr(one.outcome, "detail", "")) == slowed]
@@ -112,7 +111,7 @@ def _detail(trials: list[FinishedTrial]) -> str:
 
 
 def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
-    return figure("trials that were void", len(trials), "count", "trial_log", n=len(now.trials))
+    return figure("discarded trials", len(trials), "count", "trial log", n=len(now.trials))
 
 
 RULES = (
@@ -155,38 +154,38 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
-    """Return all advice, ordered by ``rank``; if none asks for a change, a note that says so is included."""
+    """Return all advice, ordered by ``rank``; if none asks for a change, it includes an info that says so."""
     found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
-    if not now.intact:  # what its figures are of is not what it says
+    if not now.intact:  # its figures are for other settings
         found = [replace(one, safe=False) for one in found]
-    if all(one.severity == "note" for one in found):
+    if all(one.severity == "info" for one in found):
         found.append(_nothing_to_do(now))
     return tuple(sorted(found, key=rank))
 
 
 def rank(advice: Advice) -> tuple[bool, float, int]:
-    """Return a sort key: ``must`` first, then the largest speedup, then the severity."""
+    """Return a sort key: ``error`` first, then the largest speedup, then the severity."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
-    return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
+    return advice.severity != "error", -speedup, SEVERITIES.index(advice.severity)
 
 
 def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
             rule=TOO_LITTLE,
-            severity="note",
-            claim="too little is known to say what limits this training",
-            cost="minutes of this machine",
+            severity="info",
+            claim="the bottleneck is not known: too little was measured",
+            cost="minutes on this machine",
             command=now.command("workers") if now.run is None else None,
-            would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
+            would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
         )
     largest = now.bottleneck.parts[:1]
     return Advice(
         rule=NOTHING,
-        severity="note",
-        claim="change nothing: of all that was looked at, nothing is worth a change",
+        severity="info",
+        claim="no change is expected to pay",
         evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
         cost="none",
         command=None if now.profile is None else now.command("train"),
-        would_change="another machine, model or dataset; or a figure that was not measured",
+        would_change="another machine, model or dataset, or further measurements",
     )

@@ -18,15 +18,15 @@ class CostRow:
     trials: int
     seconds: float
     rank_seconds: float
-    """Seconds of each trial times the ranks that it kept busy, summed up."""
+    """Sum of each trial's seconds times its busy ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayBack:
-    """Training time that pays a tuning back, in hours of one rank, to be divided by the number of ranks."""
+    """Training time after which tuning pays for itself, in hours of one rank; divide by the number of ranks."""
 
     rank_hours: float | None
-    """Hours of one rank that pay the tuning back; None if the tuned settings are not faster."""
+    """Hours of one rank; None if the tuned settings are not faster."""
     rank_hours_low: float | None
     rank_hours_high: float | None
     """Bound from the interval of the speedup; None if the tuned settings may not be faster."""
@@ -46,11 +46,11 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
-    """Return the training time that pays for itself against transformers' Trainer; None if that was not compared."""
+    """Return the training time after which tuning pays for itself relative to HF Trainer; None if not compared."""
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None
-    # While the tuned settings train for an hour, that would take ``speedup`` hours: the difference is what is saved.
+    # An hour of tuned training replaces ``speedup`` hours, so it saves the difference.
     speedups = (row.speedup, row.speedup_high, row.speedup_low)
     value, low, high = (
         None if speedup is None or speedup <= 1 else cost_rank_s / 3600 / (speedup - 1) for speedup in speedups

@@ -1,9 +1,9 @@
 """Baselines of the tuned settings: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
-Only settings that affect speed are replaced. Model, dataset, sequence length, device and the non-padding tokens of the
-global batch stay. Both recipes run in this project's trainer, so the gain over them is a lower bound of the gain over
-the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes
-attention head by head, does not fuse its optimizer and logs twice a step with a wait.
+Only settings that affect speed change. Model, dataset, sequence length, device and the non-padding tokens of the
+global batch stay the same. Both recipes run in this project's trainer, so the speedup is a lower bound for the original
+trainers: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes attention
+head by head, does not fuse its optimizer and synchronises twice per step to log.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from trainer.config.train_config import DataSettings, ParallelSettings, Tag, Tra
 from trainer.model.families import FAMILIES
 
 PAPER_WORKERS = 8
-"""DataLoader workers per rank in the paper's trainer, on any machine."""
+"""DataLoader workers per rank in the paper's trainer."""
 PRECISE_SHARE = 0.05
-"""Half-width of a speedup's 95 % interval, as a share of the speedup, at which it is precise enough."""
+"""Half-width of a speedup's 95 % CI, as a share of the speedup, that is precise enough."""
 
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
@@ -42,17 +42,17 @@ class Recipe:
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
     """Return transformers' Trainer with its own defaults: each micro-batch padded to its longest sample.
 
-    The global batch keeps the ``tuned`` settings' number of non-padding tokens.
+    The global batch keeps the number of non-padding tokens of the ``tuned`` settings.
     """
     config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0)
     return Recipe(name="hf-trainer", config=config, because={})
 
 
 def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str) -> Recipe:
-    """Return the paper's trainer: every sample padded to the full sequence length, no dropout of attention weights.
+    """Return the paper's trainer: every sample padded to the full sequence length, no attention dropout.
 
-    Its micro-batch starts at the tuned size; trials find out whether that fits. A rank may have ``most_workers``
-    DataLoader workers here, for the reason in ``limit``.
+    Its micro-batch starts at the tuned size and is halved until it fits. ``most_workers`` limits the DataLoader workers
+    of a rank, for the reason in ``limit``.
     """
     workers = min(PAPER_WORKERS, most_workers)
     config = _plain(
@@ -60,12 +60,12 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
     )
     because = {}
     if workers < PAPER_WORKERS:
-        because["data.num_workers"] = f"the paper's {PAPER_WORKERS} are too many here: {limit}"
+        because["data.num_workers"] = f"the paper's {PAPER_WORKERS} exceed the limit of this machine: {limit}"
     kind = tuned.model.config["model_type"]
     if kind in FAMILIES:
         config = config.model_copy(update={"attention_dropout": 0.0})
     else:
-        because["attention_dropout"] = f"the model's own: where {kind} keeps it is not known here"
+        because["attention_dropout"] = f"the model's own: this setting of {kind} is not known"
     return Recipe(name="paper", config=config, because=because)
 
 
@@ -94,7 +94,7 @@ def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[Se
 def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(config, name) for name in _OF_SPEED}
     if config.device == "cpu":
-        del values["tf32"]  # means nothing there
+        del values["tf32"]  # has no effect on CPUs
     values |= {f"data.{name}": getattr(config.data, name) for name in _OF_LOADING}
     gradient_sync = sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}) if local_ranks > 1 else []
     return values | {f"parallel.{name}": getattr(config.parallel, name) for name in gradient_sync}

@@ -14,7 +14,7 @@ from autotune.trials.values import LinkFigures
 
 Array = npt.NDArray[np.float64]
 LEAST_REPEATS = 3
-"""Fewer measurements of a size show no spread."""
+"""Least number of measurements of a size for an interval."""
 LEAST_BYTES = 2**20
 """Least size of messages that determine the bandwidth."""
 SLOW_LINK_SHARE = 0.6
@@ -29,7 +29,7 @@ def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> flo
     Matmuls, all launched with the transfer, end at ``ended_s``; without a transfer one takes ``alone_s``.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
-    # The matmul under way then is counted in part; if all had ended before, time counts to the last of them.
+    # Count the current matmul in part; if all ended before, the time ends with the last one.
     began_s = ended_s[done - 1] if done else 0.0
     part = (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
     seconds = travel_s if done < len(ended_s) else began_s
@@ -42,9 +42,8 @@ def fit_link(
     """Fit latency and bandwidth to all-reduces over a ring of ``members``.
 
     t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is fitted to the smallest message; the
-    bandwidth to messages of at least 1 MiB, as large as DDP's smallest bucket, by least squares of relative errors of
-    their medians. Sizes between may differ: caches, and protocols for small messages. Bounds are bootstrapped from
-    repeats, size by size; there are none unless two sizes of at least 1 MiB were repeated.
+    bandwidth to messages of at least 1 MiB, the size of DDP's smallest bucket, by least squares of relative errors of
+    their medians. Bounds are bootstrapped from repeats; they require two repeated sizes of at least 1 MiB.
 
     ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
     ``trees`` the smallest message may have used a tree, in fewer hops.
@@ -56,16 +55,16 @@ def fit_link(
     for size, second in times:
         by_size.setdefault(size, []).append(second)
     if len(by_size) < 2 or members < 2:
-        raise ValueError(f"{len(by_size)} sizes and {members} members tell no line")
+        raise ValueError(f"{len(by_size)} sizes and {members} members are too few to fit a line")
     repeated = {size: seconds for size, seconds in by_size.items() if len(seconds) >= LEAST_REPEATS}
-    told = sum(size >= LEAST_BYTES for size in repeated) > 1
-    if told:  # sizes that there was no time to repeat would only add noise that no interval knows of
+    bounded = sum(size >= LEAST_BYTES for size in repeated) > 1
+    if bounded:  # sizes without repeats would add noise that the interval does not show
         by_size = repeated
     sizes = np.array(sorted(by_size), dtype=np.float64)
     medians = np.array([statistics.median(by_size[size]) for size in sizes])
     draw = np.random.default_rng(len(times))
     found = [_line(sizes, medians)]
-    for _ in range(400 if told else 0):
+    for _ in range(400 if bounded else 0):
         again = [float(np.median(draw.choice(by_size[size], len(by_size[size])))) for size in sizes]
         found.append(_line(sizes, np.array(again)))
     starts, slopes = np.array(found).T
@@ -74,7 +73,7 @@ def fit_link(
     rates = hops / members / np.maximum(slopes, 1e-30)  # one hop carries 1/k of the bytes
     bounds: dict[str, float] = {}
     tail = (1 - CONFIDENCE) / 2
-    for name, values in (("latency_s", latencies_s), ("bytes_per_s", rates)) if told else ():
+    for name, values in (("latency_s", latencies_s), ("bytes_per_s", rates)) if bounded else ():
         low, high = np.quantile(values, [tail, 1 - tail])
         bounds |= {f"{name}_low": float(low), f"{name}_high": float(high)}
     return LinkEvidence(
@@ -90,8 +89,7 @@ def fit_link(
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
     """Return the intercept, from the smallest size, and the slope, from large ones; sizes are in ascending order.
 
-    The slope's own intercept is discarded: a burst that a link allows after a rest, and the start-up cost of every
-    message, are not bandwidth.
+    The intercept of the slope's fit is discarded, because bursts and start-up costs are not bandwidth.
     """
     large = _large(sizes)
     weights = 1 / seconds[large]
@@ -116,41 +114,39 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
-    """Return warnings about slow ranks and links to check before you pay for more nodes, a sentence each."""
+    """Return warnings about slow ranks and links, one sentence each."""
     found = _slow_links(links.neighbours_bytes_per_s)
     ranks, each = {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
-        found.append(f"{where} multiplies at {share:.0%} of the median rank's speed, and every step waits for it")
-    says = links.interface_bytes_per_s
-    if bytes_per_s is not None and says and bytes_per_s / says < SLOW_LINK_SHARE:
+        found.append(f"{where} runs matmuls at {share:.0%} of the median rank's speed and delays every step")
+    nominal = links.interface_bytes_per_s
+    if bytes_per_s is not None and nominal and bytes_per_s / nominal < SLOW_LINK_SHARE:
         found.append(
-            f"all-reduces reach {bytes_per_s / says:.0%} of what {links.interface or 'the interface'} says it can "
-            f"({8 * says / 1e9:g} Gbit/s): look for another interface, or for who else uses it"
+            f"all-reduces reach {bytes_per_s / nominal:.0%} of the nominal {8 * nominal / 1e9:g} Gbit/s of "
+            f"{links.interface or 'the interface'}: check for a faster interface, or for other traffic on it"
         )
     return found
 
 
 def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
-    """Return warnings about a ring of nodes, against its fastest link: one slow node slows two, perhaps most, links."""
+    """Return warnings about the links of a ring of nodes, relative to the fastest; a slow node slows two of them."""
     nodes = len(neighbours_bytes_per_s)
     if nodes < 3:
         return []
     fastest = max(neighbours_bytes_per_s)
     slow = {left for left, rate in enumerate(neighbours_bytes_per_s) if rate < SLOW_MEMBER_SHARE * fastest}
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
-    # Between two such nodes lies a link that may be slow on its own; a node is blamed if a neighbour is not.
+    # If two neighbours both qualify, the link between them may be slow; blame a node if a neighbour does not qualify.
     blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
     speed = "of the fastest link's speed"
     found = [
-        f"both links of node {node} have {max(shares[node], shares[node - 1]):.0%} {speed} or less, and every step "
-        "waits for them"
+        f"both links of node {node} have {max(shares[node], shares[node - 1]):.0%} {speed} or less and delay every step"
         for node in sorted(blamed)
     ]
     return found + [
-        f"the link between nodes {left} and {(left + 1) % nodes} has {shares[left]:.0%} {speed}, and every step waits "
-        "for it"
+        f"the link between nodes {left} and {(left + 1) % nodes} has {shares[left]:.0%} {speed} and delays every step"
         for left in sorted(slow)
         if not {left, (left + 1) % nodes} & blamed
     ]

@@ -1,7 +1,7 @@
 """Predicted scaling: the fastest gradient synchronisation at each number of nodes, with the user's global batch.
 
-The global batch is fixed: more nodes mean fewer sequences for each rank, and that, not the size of the cluster, ends
-the scaling. Efficiency is always against one node with the same global batch.
+The global batch is fixed, so more nodes mean fewer sequences per rank, which limits scaling. Efficiency is always
+relative to one node with the same global batch.
 """
 
 import functools
@@ -19,7 +19,7 @@ USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
 MORE_MICRO_BATCHES = 2
 AS_FAST_SHARE = 0.005
-"""Least gain for which a gradient synchronisation is preferred to a simpler one: no model resolves less."""
+"""Least gain for which a gradient synchronisation is preferred to a simpler one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Scaling:
     steps_per_epoch: float | None
     """Optimizer steps per epoch; None if the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
-    """Numbers of nodes, each with its efficiency if every micro-batch's backward could hide the synchronisation."""
+    """Numbers of nodes, each with its efficiency if synchronisation overlapped every micro-batch's backward."""
     least_tokens_per_rank: float
-    """T_min: non-padding tokens per rank and step below which all of backward cannot hide synchronisation in fp32."""
+    """T_min: non-padding tokens per rank and step that backward needs to overlap synchronisation in fp32."""
     sources: tuple[str, ...]
 
 
@@ -66,13 +66,13 @@ class Load:
     def micro_batch_options(self, ranks: int) -> tuple[MicroBatches, ...]:
         """Return the batch splits that may be fastest; none if some ranks would have no sequence.
 
-        As few micro-batches as fit, or up to two more: the fullest rank decides, and another split may fill it better.
+        The fewest micro-batches that fit, or up to two more, because another split may balance ranks better.
         """
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
         found = (MicroBatches(per_step=count, size=math.ceil(batch / (count * ranks))) for count in counts)
-        # A split may leave whole micro-batches empty: the trainer would not split the batch like that.
+        # The trainer does not use splits with empty micro-batches.
         return tuple(one for one in found if math.ceil(batch / (one.size * ranks)) == one.per_step)
 
 
@@ -88,7 +88,7 @@ class PredictedStep:
     efficiency: float | None = None
     """Throughput relative to perfect scaling from one node; None until one node is known."""
     bound_efficiency: float | None = None
-    """Efficiency if every micro-batch could hide the synchronisation, which no strategy can exceed."""
+    """Upper bound: efficiency if synchronisation overlapped every micro-batch."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def gradient_syncs(
 ) -> tuple[GradientSync, ...]:
     """Return the candidates, the simplest first; with ``sixteen_bit``, those with gradients of ``half`` follow.
 
-    16-bit gradients change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``,
-    ``fsdp2``) that need less memory are slower or as fast.
+    16-bit gradients change the recipe and require an equal-loss check. Strategies that need less memory are not
+    faster.
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
@@ -144,7 +144,7 @@ def predict(
 ) -> PredictedStep | None:
     """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
 
-    FSDP2 accumulates micro-batches in the dtype that it sends, so with accumulation it cannot send 16-bit gradients.
+    FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude accumulation.
     """
     found = [
         (step_time(load.compute, split.size, split.per_step, sync, network), split)
@@ -161,8 +161,8 @@ def predict(
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
     """Return the largest number of nodes that is efficient enough; ``known`` is a number that is.
 
-    Efficiency goes up and down if the batch divides unevenly: one number that is useful may follow many that are not.
-    So every number is tried, up to 64 at least and 30 % beyond the last useful one.
+    Efficiency is not monotone, as the batch may divide unevenly, so every number is tried up to 64 and to 30 % beyond
+    the last useful one.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(64, 1.3 * useful)):
@@ -220,8 +220,8 @@ class ScalingModel:
         """T_min: non-padding tokens per rank and step whose backward takes as long as a ring all-reduce in fp32.
 
         Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N; F are FLOP/s of one rank, b bytes of a
-        gradient element, B bytes/s of a node's NIC. A bound that DDP does not reach: with accumulation only the last
-        micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
+        gradient element, B bytes/s of a node's NIC; latency and (k - 1)/k are neglected. DDP does not reach this bound,
+        as only the last micro-batch overlaps.
         """
         load, compute = self.load, self.load.compute
         backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.max_micro_batch_size)
@@ -229,7 +229,7 @@ class ScalingModel:
         return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
-        """Return changes that each raise the number of useful nodes, with the number reached, the strongest first."""
+        """Return changes that raise the number of useful nodes, each with that number, the strongest first."""
         between = self.network.between
         wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
         changes = {"twice the bandwidth": replace(self, network=wider)}
@@ -265,18 +265,18 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     if not micro_batch_options:
         return AllRanks()
     if nodes == 1:
-        total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
+        total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node at this rate")
         return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].size)
     assert known.one_node_rate is not None  # the batch was split over more nodes
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
     paced = replace(known, load=replace(known.load, compute=replace(compute, **paced_s)))
     found = paced.at(nodes)
-    assert found is not None  # there are rows for all ranks
+    assert found is not None  # the batch has a sequence for every rank
     share = PlanFigure(value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1])
     useful = None if share.value >= USEFUL_EFFICIENCY else useful_nodes(paced.efficiency, nodes)
     by_nodes = {count: paced.efficiency(count) for count in sorted({1, useful or nodes // 2, nodes})}
-    told = f"{ranks} ranks at that rate and efficiency"
+    told = f"{ranks} ranks at this rate and efficiency"
     return AllRanks(
         tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
         efficiency=replace(share, basis=derived_basis(rate, share)),

@@ -42,10 +42,10 @@ class StepTime:
     slowdown_s: float
     """Slowdown of compute by transfers of gradients at the same time."""
     exposed_s: float
-    """Wait for gradients or weights that compute does not hide."""
+    """Wait for gradients or weights that does not overlap with compute."""
     optimizer_step_s: float
     sync_s: float
-    """Total time of transfers, hidden or not; not part of the sum."""
+    """Total time of transfers, overlapped or not; not part of the sum."""
 
     @property
     def step_s(self) -> float:
@@ -57,7 +57,7 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     """Return the time of an all-reduce over all ranks: reduced and gathered within nodes, a ring or tree between them.
 
     The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
-    2⌈log₂ k⌉. The measured factor corrects what that misses with several ranks per node.
+    2⌈log₂ k⌉. The measured factor corrects this for several ranks per node.
     """
     inside = network.within if network.ranks_per_node > 1 else None
     within = 0.0 if inside is None else _ring_s(size_bytes, network.ranks_per_node, inside)
@@ -79,7 +79,7 @@ def tree_hops(members: int) -> int:
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
     """Return the measured over the predicted time of all-reduces over all ranks; 1 if it is unknown.
 
-    Small ones, which latency dominates, are left out.
+    Small ones, which latency dominates, are ignored.
     """
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
@@ -97,7 +97,7 @@ def gather_s(size_bytes: float, network: Network) -> float:
     return all_reduce_s(size_bytes, network) / 2
 
 
-@functools.lru_cache(maxsize=64)  # the same few, for each of hundreds of numbers of nodes
+@functools.lru_cache(maxsize=64)  # a few, shared by hundreds of numbers of nodes
 def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[GradientPart, ...]:
     """Return DDP's buckets: in order of readiness, each closed by the gradient that fills it."""
     first = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
@@ -105,7 +105,7 @@ def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[Gradie
 
 
 def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
-    """Return gradients, small ones merged with the next, so that a profile can hold them."""
+    """Return gradients, with small ones merged into the next to keep profiles short."""
     parts = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in gradients)
     return _merged(parts, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)
 
@@ -124,10 +124,10 @@ def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tupl
 def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     """Return the compute of a rank, from steps of one micro-batch without synchronisation."""
     ranks = len(whole.compute_s_by_rank)
-    # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
+    # The spread of a rank's own steps; a rank that is always slower is not jitter.
     deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
     jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
-    # The measured steps wait for the slowest of these ranks already.
+    # The measured steps include the wait for the slowest rank.
     alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
     parts = merged(whole.gradients)
     return ComputeEvidence(
@@ -151,11 +151,11 @@ def computed_s(figures: GradientSyncFigures) -> float:
 def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network) -> StepTime:
     """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
 
-    Only the last micro-batch's backward hides DDP's and ZeRO-1's all-reduce; FSDP2 gathers weights in every one.
+    DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only; FSDP2 gathers weights in each.
     """
     alone = compute.forward_backward_s(rows)
     computed = micro_batches * alone
-    # A step's micro-batches add up before ranks wait for each other.
+    # Ranks wait for each other once per step, after all micro-batches.
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
         exposed = slowdown = transfer_s = 0.0
@@ -165,7 +165,7 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: Gradi
         exposed, slowdown, transfer_s = _bucketed(compute, alone, sync, network)
     shards = network.ranks_per_node if sync.shard_within_nodes else network.ranks
     if sync.strategy == "zero1":
-        weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
+        weights = gather_s(compute.elements * FP32_BYTES, network)  # updated weights are gathered without overlap
         exposed, transfer_s = exposed + weights, transfer_s + weights
     update = compute.optimizer_step_s / (1 if sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
@@ -179,11 +179,11 @@ def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: N
     width = ELEMENT_BYTES[sync.gradient_dtype]
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
     for bucket in buckets(compute.gradients, sync.bucket_cap_bytes):
-        leaves = max(free, bucket.ready_share * backward + delayed)
+        starts = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * width, network)
-        # Until backward ends; later transfers disturb nothing.
-        delayed += compute.slowdown_share * max(0.0, min(leaves + took, backward + delayed) - leaves)
-        free = leaves + took
+        # Only transfers before the end of backward slow it down.
+        delayed += compute.slowdown_share * max(0.0, min(starts + took, backward + delayed) - starts)
+        free = starts + took
         transfer_s += took
     return max(0.0, free - backward - delayed), delayed, transfer_s
 
@@ -191,9 +191,9 @@ def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: N
 def _sharded(
     compute: RankCompute, alone: float, micro_batches: int, sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
-    """Return FSDP2's seconds as ``_bucketed``: weights come before each pass over the layers, gradients after the last.
+    """Return FSDP2's seconds as ``_bucketed``: weights are gathered in each pass, gradients sent after the last.
 
-    Left out: nothing hides the first layer's weights and the last one's gradient.
+    The transfers of the first layer's weights and the last gradient, which do not overlap, are neglected.
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
     gradient_bytes = compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype])
@@ -226,7 +226,7 @@ def expected_largest(ranks: int) -> float:
 def hidden_bound_s(
     compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network
 ) -> float:
-    """Return the step's time if every micro-batch's backward hid synchronisation: a lower bound in this dtype."""
+    """Return the step's time if synchronisation overlapped every micro-batch's backward: a lower bound."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
     transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype]), network)

@@ -42,7 +42,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     traffic = training.shared.traffic
     if not asked.synchronise:
         if traffic is None:
-            raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
+            raise ValueError(f"{config.parallel.strategy} cannot skip gradient synchronisation")
         traffic.synchronise = False
     batches = batches_of(dataset, config, ranks)
     each = gradient_accumulation_steps(config, ranks.world_size)
@@ -54,7 +54,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
         taken = list(itertools.islice(batches, each))
         results.append(training.step.run(taken, learning_rate(config, number)))
         tokens.append(sum(batch.non_padding_tokens for batch in taken))
-        # As in training, the host is one step ahead of the device, no further.
+        # As in training, the host is at most one step ahead of the device.
         (results[-2] if number else results[-1]).updated.wait()
         if passes is not None:
             owns.append((passes.began, passes.turned, passes.ready))
@@ -77,7 +77,7 @@ class _LastPass:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
         self.began = self.turned = mark(device)
-        """Beginning of forward, and of backward."""
+        """Start of forward, and of backward."""
         self.ready: list[tuple[int, DeviceEvent]] = []
         """Number of elements of each gradient, and the event at which it was ready."""
         module.register_forward_pre_hook(self._begin)
@@ -123,12 +123,12 @@ def _of_passes(
         result.asked.seconds_since(result.began) + ready[-1][1].seconds_since(result.counted)
         for result, (_, _, ready) in zip(results, passes, strict=True)
     ]
-    # A number for each step of each rank: how much ranks differ, and how much steps do.
+    # By step and rank, for the spread between ranks and between steps.
     by_rank = [ranks.all_gather_float(seconds) for seconds in computed]
     forward, backward = ranks.all_reduce_sum(
         statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
     )
-    # Of the first rank, so that all say the same; means over steps, as a single backward may have been held up.
+    # From the first rank, so that all ranks return the same; means over steps, as a single backward may be delayed.
     shares = [statistics.fmean(one[number] / one[-1] for one in arrivals) for number in range(len(arrivals[0]))]
     return {
         "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],

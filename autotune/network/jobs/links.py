@@ -21,17 +21,17 @@ from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 
 MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}
-"""Messages that are timed together, so that launching and waiting for them (0.1 ms on a host) is negligible."""
+"""Messages that are timed together, so that their launch (0.1 ms on a host) is negligible."""
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
 SMALL_PRODUCT_SIZE, SMALL_PRODUCTS, SLOWDOWN_ROUNDS = 256, 50, 5
 MOVED_BYTES = {"cuda": 512 * MIB, "cpu": 8 * MIB}
-"""Size of the message that slows matmuls down; on a GPU, several milliseconds of NVLink, and a hundred matmuls."""
+"""Size of the message that overlaps with matmuls; on a GPU, several milliseconds of NVLink and a hundred matmuls."""
 NEIGHBOUR_BYTES = {"cuda": 64 * MIB, "cpu": 4 * MIB}
 NEIGHBOUR_ROUNDS = 3
 MOST_PRODUCTS = 10_000
 """Limit of matmuls that are launched during one all-reduce."""
 INFINIBAND = Path("/sys/class/infiniband")
-_NO_LOG = "n/a (NCCL wrote no log, as between GPUs of one node; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE ask for it)"
+_NO_LOG = "n/a (NCCL wrote no log; to get one, set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE)"
 
 
 def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
             return []
         return _all_reduces(group, asked.sizes_bytes, asked.repeats, asked.seconds, ranks, takes_part=takes_part)
 
-    everybody = times(None, ranks.world_size, takes_part=True)
+    everyone = times(None, ranks.world_size, takes_part=True)
     return {
-        "all": everybody,
-        # With one node, or one rank a node, these are all ranks over again.
-        "within": everybody if nodes == 1 else times(within, size, takes_part=True),
-        "between": everybody if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
+        "all": everyone,
+        # With one node, or one rank per node, these are all ranks.
+        "within": everyone if nodes == 1 else times(within, size, takes_part=True),
+        "between": everyone if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
         "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
         "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
@@ -95,7 +95,7 @@ def _all_reduces(
         def once(tensor: torch.Tensor = tensor) -> None:
             dist.all_reduce(tensor, group=group)
 
-        # The first warms up; if the network is so slow that there is no time for another, it has to do.
+        # The first call warms up; it counts only if the network is too slow for another one.
         first_s = _timed(once, 1, ranks, takes_part=takes_part)
         times = 0 if first_s > limit_s else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
         in_a_row = _in_a_row(first_s, limit_s, repeats, ranks)
@@ -225,7 +225,7 @@ def _products(ranks: Ranks) -> float:
 def _carrier(ranks: Ranks) -> dict[str, Any]:
     """Return ``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``; the first rank's are reported."""
     if ranks.device.type != "cuda":
-        # gloo takes the interface that has the address which this host's name means.
+        # gloo uses the interface with the address of this host's name.
         own = next(iter(resolve_own_name()), None)
         named = (interface for interface, listed in read_addresses().items() if own in listed)
         name = os.environ.get("GLOO_SOCKET_IFNAME") or next(named, None)

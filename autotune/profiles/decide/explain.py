@@ -176,7 +176,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             )
             for point in told
         ),
-        figure("largest that fits", probe.feasible_max, "rows", "evidence.probe.feasible_max", known=known),
+        figure("largest that fits", probe.feasible_max, "sequences", "evidence.probe.feasible_max", known=known),
         figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
     )  # fmt: skip

@@ -8,11 +8,11 @@ from autotune.errors import ExceedsMemory
 from autotune.machine.values import HostFacts
 
 WORKER_BYTES = 96 * 2**20
-"""Private memory of a forked worker, assumed until one is measured. Over short windows 9 to 11 MiB were measured
-(Python 3.11, torch 2.13, 8 sequences of 128 tokens); over hours reference counts copy more of the shared pages.
+"""Private memory of a forked worker, assumed until one is measured. Short windows showed 9 to 11 MiB (Python 3.11,
+torch 2.13, 8 sequences of 128 tokens), but over hours reference counts copy more of the shared pages.
 """
 USABLE_SHARE = 0.9
-"""Share of free memory that workers may use; the rest is left for growth."""
+"""Share of free memory that workers may use; the rest is for growth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class LoaderLimits:
     batch_bytes: int
     prefetch_factor: int
     asked: int | None = None
-    """Number of workers that the user asked for, however many CPUs there are."""
+    """Number of workers that the user requested."""
 
     @property
     def cpus_per_rank(self) -> int:
@@ -37,39 +37,39 @@ class LoaderLimits:
         return self.local_ranks * workers * each
 
     def shm_bytes(self, workers: int) -> int:
-        """Return the predicted shared memory: each worker's prefetched batches, and the one it is making."""
+        """Return the predicted shared memory: each worker's prefetched batches, and the one it prepares."""
         return self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
 
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
-        """Return the reason why ``workers`` would not fit; None if they do."""
+        """Return the reason why ``workers`` do not fit; None if they do."""
         needed, there = self.ram_bytes(workers, worker_bytes), self.host.ram_available_bytes
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
             return (
-                f"{workers} loader workers on each of {self.local_ranks} local ranks need about {format_bytes(needed)} "
-                f"({source}) of the {format_bytes(there)} of memory that are free ({self.host.ram_limit_source})"
+                f"{workers} DataLoader workers on each of {self.local_ranks} ranks need about {format_bytes(needed)} "
+                f"({source}), but only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
             )
         shared, room = self.shm_bytes(workers), self.host.shm_free_bytes
         if room is not None and shared > USABLE_SHARE * room:
             return (
-                f"{workers} loader workers on each of {self.local_ranks} local ranks need {format_bytes(shared)} of "
-                f"/dev/shm, which has {format_bytes(room)} free"
+                f"{workers} DataLoader workers on each of {self.local_ranks} ranks need {format_bytes(shared)} of "
+                f"/dev/shm, but only {format_bytes(room)} are free"
             )
         return None
 
     def most(self) -> tuple[int, str]:
-        """Return the most workers to try, and their limit; raise ``ExceedsMemory`` if the user asked for more."""
+        """Return the most workers to try and the reason; raise ``ExceedsMemory`` if the user requested more."""
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
-            because = f"{self.host.allotted_cpus} allotted CPUs, {ranks}"
+            because = f"{self.host.allotted_cpus} available CPU cores, {ranks}"
         refusal = self.refusal(wanted)
         if refusal is None:
             return wanted, because
         fitting = self.fitting(wanted)
         if self.asked is not None:
             raise ExceedsMemory(
-                refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or ask the job for more memory."
+                refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory for the job."
             )
         return fitting, refusal
 
@@ -79,19 +79,19 @@ class LoaderLimits:
         return bisect.bisect(counts, False, key=lambda count: self.refusal(count, worker_bytes) is not None)
 
     def warning(self) -> str | None:
-        """Return a warning if the user asks for more workers than CPUs; None otherwise."""
+        """Return a warning if the user requests more workers than CPU cores; None otherwise."""
         if self.asked is None or self.asked <= self.cpus_per_rank:
             return None
         return (
-            f"--max-workers {self.asked} is more than the {self.cpus_per_rank} CPUs that each of {self.local_ranks} "
-            "ranks has: workers will take turns"
+            f"--max-workers {self.asked} exceeds the {self.cpus_per_rank} CPU cores of each of {self.local_ranks} "
+            "ranks: workers will compete for them"
         )
 
 
 def batch_bytes(
     rows: int, seq_length_tokens: int, id_bytes: int, masking_probability: float, samples_per_sequence: float
 ) -> int:
-    """Return the bytes of a micro-batch that a worker sends: ids, boundaries of samples, tokens to predict."""
+    """Return the bytes of a micro-batch that a worker sends: ids, sample boundaries, masked tokens."""
     tokens = rows * seq_length_tokens
     predicted = masking_probability * tokens * (4 + id_bytes)
     return round(tokens * id_bytes + predicted + rows * samples_per_sequence * 8)

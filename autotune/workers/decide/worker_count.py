@@ -1,10 +1,10 @@
 """Choice of the number of DataLoader workers from repeated windows, and of the rounds to measure next. Pure.
 
-The answer is the smallest count verified to have 98 % of the best count's throughput. A count is ``verified`` if the
-lower bound of its ratio reaches that share (of the step on cached batches, which no count can beat; or of the best
-other count, once the largest was tried), or if it hardly waits for data. It is ``refuted``, and smaller ones with it,
-if the upper bound of its ratio to larger counts lies below. Only windows of the same round are compared, so that
-drift between rounds cancels. Few differences of logarithms borrow the residuals of the others.
+The result is the smallest count verified to have 98 % of the best count's throughput. A count is ``verified`` if the
+lower bound of its ratio reaches that share (of cached batches, the upper bound; or of the best other count, once the
+largest was tried), or if it hardly waits for data. It is ``refuted``, together with smaller ones, if the upper bound of
+its ratio to larger counts is below. Only windows of the same round are compared, so that drift between rounds cancels.
+Intervals from few rounds use the residuals of all counts.
 """
 
 import itertools
@@ -17,17 +17,17 @@ from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import location, of_windows, residuals_of
 
 ENOUGH_SHARE = 0.98
-"""Share of the best throughput that is as good as the best."""
+"""Share of the best throughput that counts as sufficient."""
 OWN_RESIDUALS = 12
-"""Number of differences from which on a ratio's interval rests on its own residuals alone."""
+"""Least number of differences at which a ratio's interval uses its own residuals only."""
 HOPELESS_SHARE = 0.8
 """Share of the chosen count's throughput below which a count is ruled out, even after few rounds."""
 STUCK_ROUNDS = 24
-"""Rounds with cached batches after which a count that they left open is compared with larger ones as well."""
+"""Rounds with cached batches after which an open count is also compared with larger ones."""
 FIRST_ROUNDS = 3
 """Rounds of a new count before it is judged."""
 GROWTH = 0.25
-"""Share by which rounds grow before the next decision: nearly the same data decides nearly the same."""
+"""Share by which rounds grow before the next decision."""
 
 Count = int | None
 """DataLoader workers of a rank; None for cached batches."""
@@ -58,12 +58,12 @@ class WorkersChoice:
 
     workers: int
     undecided_between: tuple[int, ...]
-    """Fewest and most workers that may be enough; empty if it is decided."""
+    """Fewest and most workers that may be sufficient; empty if it is decided."""
     ratios: Mapping[int, Interval]
     """Ratio of each measured count to the step on cached batches, with bounds of ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
     keeps_up: bool
-    """True if the chosen count keeps the step fed: verified against cached batches, or by how little it waits."""
+    """True if the chosen count keeps up with the step, relative to cached batches or by its wait for data."""
     proof: str
     next_smaller: str | None
     """Result of the next smaller count that was measured; None if there is none."""
@@ -114,7 +114,7 @@ class WorkersRule:
 
     @property
     def candidate(self) -> int:
-        """Smallest measured count that seems to be enough."""
+        """Smallest measured count that seems sufficient."""
         likely = [count for count in self.seen if count > self._refuted and self._seems_enough(count)]
         return likely[0] if likely else self.seen[-1]
 
@@ -172,7 +172,7 @@ class WorkersRule:
         if self._explored:
             return None
         candidate = self.candidate
-        # A count that cached batches show to be neither enough nor too little is compared with larger ones.
+        # A count that remains open relative to cached batches is compared with larger ones.
         stuck = self.verdict(candidate) == "open" and len(self._common(candidate, None)) >= STUCK_ROUNDS
         if self._best is None and not stuck:
             return None
@@ -185,7 +185,7 @@ class WorkersRule:
             return None
         rungs, place = ladder(self._max_count), self.seen.index(best)
         for low, high in itertools.pairwise(self.seen[max(0, place - 1) : place + 2]):
-            # Once in each interval of the climb; again only beside a best count that was found that way.
+            # Once in each interval of the ladder; again only next to a best count found this way.
             if high - low > 1 and ((low in rungs and high in rungs) or best not in rungs):
                 return (low + high) // 2
         return None
@@ -198,7 +198,7 @@ class WorkersRule:
         return None if value >= ENOUGH_SHARE else -best
 
     def _larger_rival(self, count: int) -> Count:
-        """Return the larger count that may be the furthest above: the next, the largest, or the seeming best."""
+        """Return the larger count that may be the fastest: the next, the largest, or the one that seems best."""
         larger = [other for other in self.seen if other > count]
         if not larger:
             return None
@@ -223,7 +223,7 @@ class WorkersRule:
     def _more(self, counts: Sequence[int]) -> NextRounds:
         candidate = counts[-1]
         best = self._larger_rival(candidate) if self._best == candidate else self._best
-        # The best larger count decides in the end, unless cached batches do.
+        # The best larger count decides unless cached batches do.
         rival = self._larger_rival(candidate) if self._explored else best
         together = tuple(dict.fromkeys((best, *counts, rival)))
         fewest = min(len(self._common(count, best)) for count in counts if count != best)
@@ -248,7 +248,7 @@ class WorkersRule:
         return high is not None and high < ENOUGH_SHARE
 
     def _to_larger(self, count: int) -> list[float]:
-        """Return log ratios to the mean of larger counts of the same rounds: one comparison gives chance one try.
+        """Return log ratios to the mean of larger counts of the same rounds: a single comparison avoids selection bias.
 
         The mean does not exceed the best of them, so a count below the mean is below the best.
         """
@@ -265,7 +265,7 @@ class WorkersRule:
         return replace(found, value=math.exp(found.value), scale="log").ratio()
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
-        """Return True if a count is far below another, though too few rounds were measured to refute it."""
+        """Return True if a count is far below another, even if it has too few rounds to be refuted."""
         high, low = self.interval(count, None).high, self.interval(chosen, None).low
         return high is not None and low is not None and high < HOPELESS_SHARE * low
 
@@ -284,7 +284,7 @@ class WorkersRule:
 
     def _low(self, count: int, reference: Count) -> float:
         if len(self._common(count, reference)) < FIRST_ROUNDS or self._value(count, reference) < ENOUGH_SHARE:
-            return 0.0  # of no use, and an interval takes long
+            return 0.0  # avoids the cost of an interval that cannot decide
         return self.interval(count, reference).low or 0.0
 
     def _common(self, count: int, reference: Count) -> list[int]:
@@ -295,25 +295,25 @@ class WorkersRule:
         return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
 
     def _pooled(self, reference: Count) -> list[float]:
-        """Return the residuals of all counts that were compared with the reference, each about its own location."""
+        """Return the residuals of all counts compared with the reference, each about its own location."""
         groups = [self._differences(count, reference) for count in self.seen if count != reference]
         return [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
 
     def _proof(self, chosen: int) -> str:
-        """Return the reason why the chosen count is enough, or how far that is known."""
+        """Return the reason why the chosen count is sufficient, or the evidence so far."""
         low = self._low(chosen, None)
         if low >= ENOUGH_SHARE:
-            return f"at least {low:.1%} of the step on batches from memory, which no count can beat"
+            return f"at least {low:.1%} of the throughput on cached batches, the upper bound"
         if self._waits_too_little(chosen):
             most = self._longest_wait(chosen)
-            return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
+            return f"the data wait is at most {max(most, 0.0):.2%} of the time, too little for more workers to matter"
         rival = self._larger_rival(chosen)
         verified = self.verdict(chosen) == "verified"
         if verified and rival is None:
-            return "the best of all counts, and the largest that is allowed"
+            return "the fastest count, and the largest allowed"
         other = rival if verified or self._best is not None else None
-        what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
-        return f"{_shown(self.interval(chosen, other))} of {what}"
+        reference = "cached batches" if other is None else f"num_workers={other}, the fastest larger count"
+        return f"{_shown(self.interval(chosen, other))} of the throughput with {reference}"
 
     def _next_smaller(self) -> str | None:
         """Return the result of the largest smaller count that was measured; None if there is none."""
@@ -322,11 +322,11 @@ class WorkersRule:
             return None
         if self._is_refuted(below):
             high = self._about(self._to_larger(below)).high or math.nan
-            return f"{below} was refused: it has at most {high:.1%} of the larger counts' throughput"
+            return f"num_workers={below} is too few: at most {high:.1%} of the throughput of larger counts"
         if below <= self._refuted:
-            return f"{below} was refused: {self._refuted} is too few"
+            return f"num_workers={below} is too few, because {self._refuted} is"
         shown = _shown(self.interval(below, None))
-        return f"{below} was not refused: it has {shown} of the step on batches from memory"
+        return f"num_workers={below} may be sufficient: {shown} of the throughput with cached batches"
 
 
 def _shown(one: Interval) -> str:

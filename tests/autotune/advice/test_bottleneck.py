@@ -107,7 +107,7 @@ def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(wo
 
 def test_counters_tell_launches_from_computing_and_what_cannot_be_told_apart_is_said():
     found = found_in(trained(World(nodes=2, node_bytes_per_s=1e11)), communication_s=lambda _: None)
-    assert any("gradients" in words for words in found.untold)
+    assert any("gradient" in words for words in found.untold)
     found = found_in(trained(GPU), Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters"))
     assert found.limit == "launch-bound"
     assert not any("launches" in words for words in found.untold)

@@ -39,7 +39,7 @@ def advise(says):
 
 def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
     said = advise(starved())
-    assert "limited by data loading" in said
+    assert "Bottleneck: data loading, " in said
     assert "set: train.data.num_workers = 4 (was 1), safe" in said
     assert "would change this:" in said
     found = json.loads(advise(starved(), "--json"))
@@ -90,7 +90,7 @@ def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_m
 def test_a_run_is_enough_and_found_where_none_is_named_and_a_profile_of_another_step_is_refused(advise):
     place = write_run("runs/a", layout="padded")
     said = advise(place)
-    assert "limited by padding" in said
+    assert "Bottleneck: padding, " in said
     assert "--layout packed" in said
     assert advise() == said
     assert "layout" in advise(place, write_profile("profiles/p.toml"), code=6)
@@ -133,6 +133,6 @@ def test_rules_are_listed(advise):
 def test_options_without_use_are_refused_and_nodes_of_which_nothing_is_known_are_said_to_be(place, option, advise):
     write_run("runs/r")
     said = " ".join(advise(starved(), "--nodes", "8").split())
-    assert "links between nodes, and so what 8 would do" in said
+    assert "links between nodes, required to predict 8 nodes" in said
     assert "autotune network profiles/p.toml --slurm" in said
     assert re.search(f"error: .*{option[-1]}.* requires ", advise(place, *option, code=2))

@@ -51,7 +51,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
         assert advice.claim
         assert advice.cost
         assert advice.would_change
-        assert advice.severity in ("must", "note") or advice.changes or advice.command
+        assert advice.severity in ("error", "info") or advice.changes or advice.command
         if scenario.delivered is None:
             # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.
             assert advice.gain is None or rule == "tokenise-ahead"
@@ -68,7 +68,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
 def test_what_fails_comes_first_then_what_gains_most():
     now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6)
     found = advise(now)
-    assert found[0].severity == "must"
+    assert found[0].severity == "error"
     speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
     assert speedups == sorted(speedups, reverse=True)
     hours = Gain(of="GPU-hours", ratio=0.4, known="predicted")
@@ -79,7 +79,7 @@ def test_what_fails_comes_first_then_what_gains_most():
 def test_good_settings_are_left_alone_and_that_is_not_said_beside_something_to_do():
     found = advise(ran(GPU, settings(GPU)))
     assert NOTHING in [one.rule for one in found]
-    assert all(one.severity == "note" for one in found)
+    assert all(one.severity == "info" for one in found)
     found = [one.rule for one in advise(replace(ran(GPU, settings(GPU, layout="padded")), data=None))]
     assert NOTHING not in found
     assert "padding" in found
@@ -119,7 +119,7 @@ def test_bounds_name_a_confidence_only_where_nothing_is_assumed(all_advice):
 
 def advice(*changes: SettingChange, safe: bool = True) -> Advice:
     return Advice(
-        rule="x", severity="should", claim="", evidence=(), gain=None, cost="", changes=changes, would_change="",
+        rule="x", severity="warning", claim="", evidence=(), gain=None, cost="", changes=changes, would_change="",
         safe=safe,
     )  # fmt: skip
 

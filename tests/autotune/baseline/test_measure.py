@@ -106,7 +106,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
 def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     found = comparison(Trained(fits=0), tmp_path).run()
     rows = rows_of(found)
-    assert rows["hf-trainer"].outcome == rows["paper"].outcome == "out of memory, even with one row"
+    assert rows["hf-trainer"].outcome == rows["paper"].outcome == "out of memory even with one sequence"
     assert (rows["hf-trainer"].speedup, rows["hf-trainer"].tokens_per_s) == (None, [])
     assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
 

@@ -47,7 +47,7 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
     assert [fit.bytes_per_s, once.bytes_per_s] == pytest.approx([2.5e9] * 2, rel=1e-3)
     assert (once.bytes_per_s_low, once.latency_s_high, once.ends) == (None, None, None)
     for found, members in (([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)):
-        with pytest.raises(ValueError, match="tell no line"):
+        with pytest.raises(ValueError, match="too few to fit a line"):
             fit_link(found, members)
 
 

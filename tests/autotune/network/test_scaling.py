@@ -159,7 +159,7 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
 
 @pytest.mark.parametrize(
     ("cluster", "outcome"),
-    [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
+    [({"refusing": ("fsdp2",)}, "rejected: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
 )
 def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, cluster, outcome):
     rows = {row.strategy: row for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).gradient_syncs}
@@ -173,7 +173,7 @@ def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, clust
 def test_fewer_than_three_rounds_prove_nothing_and_it_is_said_and_a_repeated_tuning_measures_nothing_again(tmp_path):
     tuning, again = tuned(tmp_path, Cluster(refusing=("fsdp2",)), budget_s=0.0), Cluster(refusing=("fsdp2",))
     assert tuning.fastest() == (tuning.tried[0], None)
-    assert "time for 1 of 3 rounds" in scaling.evidence(tuning).choice
+    assert "only 1 of 3 rounds" in scaling.evidence(tuning).choice
     tuned(tmp_path, again, budget_s=0.0)
     assert [one.measured["config"]["parallel"]["strategy"] for one in again.trials] == ["fsdp2"]
 

@@ -14,7 +14,7 @@ def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
     text = says("plan", SHIPPED)
     assert "measured" in text
     assert "CPU-hours" in text
-    assert "GPU" not in text.split("rate:")[0]
+    assert "GPU" not in text.split("tokens/s:")[0]
     assert len(text.splitlines()) <= 45
     assert text.splitlines()[-1].startswith("next: autotune train")
 
@@ -37,7 +37,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
     lines = text.splitlines()
     assert len(lines) <= 45
     assert max(len(line) for line in lines) <= 100
-    assert "128 nodes are" in text
+    assert "128 nodes reach" in text
     assert "ModernBERT" in text
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
@@ -45,8 +45,8 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
 def test_scaling_is_predicted_and_kept(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
     out = says("network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
-    assert "Useful nodes at this global batch" in out
+    assert "Max. nodes at 90 % efficiency or more with this global batch" in out
     assert "assumed, 80% of 25 Gbit/s" in out
-    assert "measured" not in out.split("Computing:")[0]
+    assert "measured" not in out.split("Compute:")[0]
     kept = json.loads((here / "reports" / "p" / "scaling-predicted.json").read_text())
     assert [row["nodes"] for row in kept["rows"]] == [1, 2, 8]

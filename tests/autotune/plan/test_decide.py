@@ -117,14 +117,14 @@ NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (F
     [
         ({"amount": 2e9}, ""),
         ({"amount": 41e9}, "Muennighoff et al. 2023"),
-        ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes are 50.0 % efficient (assumed), below 90 %; at this batch "
-         "2 nodes are useful. What would help: autotune network --predict."),
-        ({"ranks": SLOW}, "this batch one node is useful"),
+        ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
+         "2 reach 90 %. For changes that help, run autotune network PROFILE --predict."),
+        ({"ranks": SLOW}, "at most 1 reaches 90 %"),
         ({"ranks": QUICK}, ""),
         ({"memory": memory(DDP=True)}, ""),
         ({"memory": memory(**NO_WAY)}, "more or larger GPUs"),
-        ({"memory": memory(**BY_FORMULA)}, "by formula it would with TP 2, which this trainer does not do"),
-        ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "it does with FSDP"),
+        ({"memory": memory(**BY_FORMULA)}, "By formula it fits with TP 2, which this trainer does not support"),
+        ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
     ],
 )  # fmt: skip
 def test_what_to_think_about_is_said_and_nothing_else(changes, said):

@@ -63,7 +63,7 @@ def test_what_is_missing_shows_as_missing():
     plan = example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said)
     text = plan_text(plan)
     assert "Memory: n/a, it could not be traced" in text
-    assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
+    assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "epochs", "GPU-hours")))
     assert json.loads(answer_json(plan))["wall_s"] is None
 
 

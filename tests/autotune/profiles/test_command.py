@@ -87,7 +87,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
 
 def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_found(here, says):
     out = says("profile", "show", "p.toml", "--explain")
-    assert "at the trainer's default:" in out
+    assert "defaults:" in out
     assert "max_steps = 1000" in out
     out = says("profile", "show", "p.toml", "data.num_workers")
     assert "DataLoader workers per rank" in out

@@ -284,25 +284,25 @@ def example_advice(note: str = "") -> tuple[Advice, ...]:
     )  # fmt: skip
     return (
         Advice(
-            rule="thermal", severity="must", claim=f"GPU 1 slows down for heat in 31% of all samples{note}",
+            rule="thermal", severity="error", claim=f"GPU 1 slows down for heat in 31% of all samples{note}",
             evidence=(EvidenceFigure(name="temperature", value=88.0, unit="°C", n=1200, source=f"NVML{note}"),),
             cost=f"the node is missing while it is repaired{note}", command="autotune doctor",
             would_change=f"a day without such samples{note}",
         ),
         Advice(
-            rule="exposed-network", severity="should", claim=f"7.1% of a step waits for gradients{note}",
+            rule="exposed-network", severity="warning", claim=f"7.1% of a step waits for gradients{note}",
             evidence=(
                 figure,
                 EvidenceFigure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula"),
             ),
-            gain=Gain(of="real tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
+            gain=Gain(of="non-padding tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
             cost="16-bit sums of gradients change the recipe",
             changes=(SettingChange(key="parallel.gradient_dtype", old="fp32", new=f"bf16{note}"),),
             command="autotune network profiles/bert-120m-h100-nvl.toml --slurm",
             would_change="faster links, or a larger global batch", safe=True,
         ),
         Advice(
-            rule="nothing", severity="note", claim="The loader needs no change", evidence=(), gain=None, cost="none",
+            rule="nothing", severity="info", claim="The loader needs no change", evidence=(), gain=None, cost="none",
             would_change="another file system",
         ),
     )  # fmt: skip

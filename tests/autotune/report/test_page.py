@@ -64,7 +64,7 @@ def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_
     sections = of_kind(report_document(*example_inputs(4)), Section)
     assert len({section.key for section in sections}) == len(sections)
     cards = [one for one in sections if one.badge]
-    assert [gpu_model.badge for gpu_model in cards] == ["must", "should", "note"]
+    assert [gpu_model.badge for gpu_model in cards] == ["error", "warning", "info"]
     assert cards[0].title.startswith("1. ")
     (one, _), _ = example_inputs(4)
     for advice, said in ((one.advice, "GPU 1 slows down for heat in 31% of all samples"), (one.advice[2:], None)):

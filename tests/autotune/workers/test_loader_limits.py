@@ -30,12 +30,12 @@ def ram_for(workers: float) -> int:
 @pytest.mark.parametrize(
     ("facts", "most", "words"),
     [
-        *(({name: count}, 3, "3 allotted CPUs") for name, count in CPUS.items()),
-        ({"ram_available_bytes": ram_for(3.5)}, 3, "8 loader workers on each of 1 local ranks need about "),
-        ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed) of the "),
-        ({"ram_available_bytes": MIB}, 0, "8 loader workers"),
-        ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, which has 16 MiB free"),
-        ({"shm_free_bytes": None}, 8, "8 allotted CPUs"),
+        *(({name: count}, 3, "3 available CPU cores") for name, count in CPUS.items()),
+        ({"ram_available_bytes": ram_for(3.5)}, 3, "8 DataLoader workers on each of 1 ranks need about "),
+        ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed), but only "),
+        ({"ram_available_bytes": MIB}, 0, "8 DataLoader workers"),
+        ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, but only 16 MiB are free"),
+        ({"shm_free_bytes": None}, 8, "8 available CPU cores"),
     ],
 )
 def test_cpus_that_others_have_and_memory_that_is_short_allow_fewer_and_that_is_said(facts, most, words):
@@ -48,7 +48,7 @@ def test_ranks_share_the_allotted_cpus_and_a_measured_worker_takes_the_place_of_
     for ranks, most in ((1, 8), (2, 4), (3, 2), (8, 1), (16, 1)):
         limits = replace(LIMITS, local_ranks=ranks)
         assert limits.cpus_per_rank == most  # each may have one
-        assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
+        assert limits.most() == (most, f"8 available CPU cores, {ranks} local rank{'s' * (ranks > 1)}")
     limits = with_host(ram_available_bytes=4 * 2**30)
     assert limits.most()[0] == 8
     assert limits.fitting(8, worker_bytes=2**30) == 3
@@ -59,12 +59,12 @@ def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyo
     asked = replace(LIMITS, asked=12, local_ranks=2)
     assert asked.most() == (12, "--max-workers")
     assert asked.warning() == (
-        "--max-workers 12 is more than the 4 CPUs that each of 2 ranks has: workers will take turns"
+        "--max-workers 12 exceeds the 4 CPU cores of each of 2 ranks: workers will compete for them"
     )
     assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [None] * 4
     for short in ({"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}):
         limits, fitting = replace(with_host(**short), asked=6), with_host(**short).most()[0]
-        with pytest.raises(ExceedsMemory, match="6 loader workers") as refused:
+        with pytest.raises(ExceedsMemory, match="6 DataLoader workers") as refused:
             limits.most()
         assert f"--max-workers {fitting}" in refused.value.next_step
         assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")

@@ -75,7 +75,7 @@ def test_a_plateau_below_the_ceiling_is_as_good_as_the_ceiling(limits, plateau, 
 
 
 PEAK = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
-CEILING, RIVAL = "which no count can beat", "of the larger count that may be best"
+CEILING, RIVAL = "on cached batches, the upper bound", "the fastest larger count"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ CEILING, RIVAL = "which no count can beat", "of the larger count that may be bes
         (Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, RIVAL, 2),
         (Feed(rising(2), noise=0.003), 32, 2, 2, CEILING, 1),
         (Feed(lambda _: 1.0, noise=0.003), 8, 0, 0, CEILING, None),
-        (Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, "the largest that is allowed", None),
-        (Feed(rising(40), noise=0.003), 8, 8, 8, "the largest that is allowed", 7),
+        (Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, "the largest allowed", None),
+        (Feed(rising(40), noise=0.003), 8, 8, 8, "the largest allowed", 7),
         (Feed(PEAK.__getitem__, noise=0.001, waits=False), 8, 6, 8, RIVAL, 5),
         (Feed(lambda count: [0.5, 0.979, 0.9795][min(count, 2)], noise=0.001, waits=False), 8, 1, 8, RIVAL, 0),
     ],
@@ -103,7 +103,7 @@ def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_t
     if refused is None:
         assert choice.next_smaller is None
     else:
-        assert choice.next_smaller.startswith(f"{refused} was refused: it has at most")
+        assert choice.next_smaller.startswith(f"num_workers={refused} is too few: at most")
 
 
 @given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
@@ -152,7 +152,7 @@ def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[wo
 def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
     choice = worker_count.WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
     assert (choice.workers, choice.undecided_between) == (0, ())
-    assert "waits for data at most 0.1" in choice.proof
+    assert "data wait is at most 0.1" in choice.proof
     assert worker_count.WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
     refuted = worker_count.WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)  # however little it waits
     assert (refuted.verdict(0), refuted.choose().workers) == ("refuted", 1)
