@@ -40,7 +40,7 @@ def test_every_preset_builds_with_a_vocabulary_of_whole_tiles_and_about_the_size
         ({"model_type": "bart"}, 64, "not an encoder"),
         ({"model_type": "gpt2"}, 64, "no masked-LM model of type 'gpt2'"),
         ({"model_type": "bertt"}, 64, "no masked-LM model of type 'bertt'"),
-        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers refuses the config"),
+        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers rejects the config"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(shape, seq_length, why):
