@@ -224,7 +224,7 @@ def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_wha
     assert any("hot" in cause for cause in slow.causes)
     assert starved.values == {"rank": 2.0, "share": 0.25, "data_wait_s": 0.5, "step_s": 2.0}
     assert "rank 2 (n2) waits for its loader 25% of the time" in starved.message
-    for said in ("autotune workers --profile P", "train.data.num_workers", "train.data.stage_to"):
+    for said in ("autotune workers PROFILE", "train.data.num_workers", "train.data.stage_to"):
         assert said in starved.next_step
 
 

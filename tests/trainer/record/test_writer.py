@@ -224,7 +224,7 @@ def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
         open_dataset(resolved_of(other, data))
     assert "--data" in refused.value.next_step
     empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
-    with pytest.raises(BadConfig, match="holds no samples"):
+    with pytest.raises(BadConfig, match="is empty"):
         open_dataset(resolved_of(config_of(), empty))
 
 
