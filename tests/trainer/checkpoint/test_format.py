@@ -124,7 +124,7 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
     (found, manifest), corrupt = newest_checkpoint(tmp_path)
     assert (found, manifest.state.step) == (old, 1)
     assert [path for path, _ in corrupt] == [new, middle]
-    assert "1,023 bytes instead of 1,024" in corrupt[0][1]
+    assert "1,023 bytes, expected 1,024" in corrupt[0][1]
     (old / "manifest.json").write_text("")
     assert newest_checkpoint(tmp_path)[0] is None
 

@@ -200,10 +200,10 @@ def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step
     ("read", "content", "why"),
     [
         (read_toml, b"a = 1\n" * 200_000, "larger than 1048576 bytes"),
-        (read_json, b"[" * 40 + b"]" * 40, "nested deeper than 32"),
+        (read_json, b"[" * 40 + b"]" * 40, "nested levels than 32"),
         (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
         (read_json, b"{", "not valid JSON"),
-        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested deeper|not valid TOML"),
+        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"),
         (read_toml, b"x =", "not valid TOML"),
         (read_toml, b"\xff\xfe\x00", "not UTF-8"),
     ],

@@ -188,7 +188,7 @@ def test_what_is_no_run_or_another_version_is_refused(begin, tmp_path, version):
 def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run_writer, "_LOCK_TIMEOUT_S", 0.2)
     holder = RunWriter(tmp_path / "r", active=True)
-    with pytest.raises(BadConfig, match="another process is training in"):
+    with pytest.raises(BadConfig, match="another process is using"):
         RunWriter(tmp_path / "r", active=True, again=True)
     leave(holder)
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
