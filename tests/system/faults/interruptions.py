@@ -246,7 +246,7 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     assert process.returncode == 0, job.told()
     failed = next(event for event in job.events() if event.kind == "save_failed")
     assert failed.level == "error"
-    assert "No space left on device" in failed.message or "could not write its share" in failed.message
+    assert "No space left on device" in failed.message or "could not write its file" in failed.message
     assert f"the newest checkpoint is still {newest.name}" in failed.message
     job.check_checkpoints()
 

@@ -124,7 +124,7 @@ def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
 
 def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_only_to_go_on(begin, tmp_path):
     leave(begin())
-    with pytest.raises(BadConfig, match="holds a run already"):
+    with pytest.raises(BadConfig, match="already contains a run"):
         RunWriter(tmp_path / "r", active=True)
     leave(RunWriter(tmp_path / "r", active=True, again=True))
     assert run_record.read_run(tmp_path / "r").header.attempt == 1
