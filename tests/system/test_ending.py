@@ -122,7 +122,7 @@ def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "launch: the run ended with code 75" in err
+    assert "launch: the run exited with code 75" in err
     steps = json.loads((tmp_path / "run" / "exit.json").read_text())["steps"]
     again = [*launch, "--ranks", "2", "--set", f"train.max_steps={steps + 2}"]
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

@@ -53,9 +53,9 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("echo 'Invalid account' >&2; exit 1", "refused the job: Invalid account"),
-        ("echo soon", "refused the job: soon"),
-        ("exit 1", "refused the job: "),
+        ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
+        ("echo soon", "rejected the job: soon"),
+        ("exit 1", "rejected the job: "),
         (None, "sbatch is not here"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     ("state", "error", "words"),
     [
         ("TIMEOUT", StartAgain, "time limit"),
-        ("NODE_FAIL", StartAgain, "lost lab1: the node died"),
+        ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
         ("PREEMPTED", StartAgain, "pre-empted"),
         ("OUT_OF_MEMORY", ExceedsMemory, "more memory"),
     ],

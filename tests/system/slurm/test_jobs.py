@@ -232,7 +232,7 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
     lab.ask("scancel", first)
     assert lab.wait_for(second, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
     log = log_of(work, "two", second)
-    assert "nothing to do: the run ended with code 0" in log
+    assert "nothing to do: the run exited with code 0" in log
     assert "preflight" not in log
 
 
@@ -277,13 +277,13 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert script.count(kept) == 1
     log = refused_by_preflight(lab, work, script.replace(kept, " --export"))
     assert f"lab1: allotted_cpus is 1, and should be {CPUS}" in log
-    assert "does srun in the script say --cpus-per-task?" in log
+    assert "Pass --cpus-per-task to srun in the script" in log
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("export PYTHONPATH={}", ("lab2: code is ", "Install the version of this package", "preflight: lab1: ")),
+        ("export PYTHONPATH={}", ("lab2: code is ", "Install the same version of this package", "preflight: lab1: ")),
         ("cd {}", ("lab2: dataset is ", "autotune data verify")),
     ],
     ids=["code", "data"],
@@ -351,7 +351,7 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_comma
     finally:
         lab.start_node(node)
     assert process.returncode == 75, err
-    assert f"job {number} lost {node}: the node died" in err
+    assert f"job {number} lost {node}: the node failed" in err
     assert "Run the same command again" in err
     again = autotune(*PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json")
     assert json.loads(again.stdout)["exit_code"] == 0
