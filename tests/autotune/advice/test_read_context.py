@@ -98,7 +98,7 @@ def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_
 def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp_path, run):
     (tmp_path / "runs" / "two").mkdir()
     assert run_status(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state == "queued"
-    assert run_status(tmp_path / "runs" / "two", None).state == "not begun"
+    assert run_status(tmp_path / "runs" / "two", None).state == "not started"
     (run / "run.json").write_text("{")
     assert run_status(run, None).state == "cannot be read"
 

@@ -149,7 +149,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
 
     with pytest.raises(MachineLacks, match="does not answer"):
         slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
-    with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
+    with pytest.raises(StoppedWaiting, match="job 12 continues") as stopped:
         slurm.follow("12", tmp_path / "log", print, ask=interrupted)
     assert "scancel 12" in stopped.value.next_step
 

@@ -333,7 +333,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"stopped waiting; job {number} goes on" in err
+    assert f"stopped waiting; job {number} continues" in err
     assert f"scancel {number}" in err
     assert lab.job(number)["JobState"] == "RUNNING"
     lab.ask("scancel", number)
