@@ -147,7 +147,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     def interrupted(job):
         raise KeyboardInterrupt
 
-    with pytest.raises(MachineLacks, match="does not answer"):
+    with pytest.raises(MachineLacks, match="stopped answering"):
         slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
     with pytest.raises(StoppedWaiting, match="job 12 continues") as stopped:
         slurm.follow("12", tmp_path / "log", print, ask=interrupted)
