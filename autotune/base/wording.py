@@ -80,7 +80,7 @@ def plural(number: int, noun: str) -> str:
 
 def install_step(*packages: str) -> str:
     """Return the next step if packages are missing, by their names on PyPI."""
-    return f"Install it: python -m pip install {' '.join(packages)}"
+    return f"Install: python -m pip install {' '.join(packages)}"
 
 
 def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:

@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(t
                 break
             assert full.returncode == 3, full.stderr
             assert "no space left" in full.stderr
-            assert "same command then goes on" in full.stderr
+            assert "same command again to resume" in full.stderr
             assert "Traceback" not in full.stderr
             assert not (disk / "data").exists()
         resize(disk, 200 * 2**20)

@@ -31,7 +31,7 @@ def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_sl
     assert caught.value.next_step
     for slow in ("device", "device_memory_bytes", "allotted_cpus"):
         (remark,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
-        assert f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; all wait" in remark.message
+        assert f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every step" in remark.message
 
 
 def test_samples_that_two_ranks_got_are_refused_with_both_named():

@@ -48,8 +48,7 @@ def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device
     if model_config.model_type not in FAMILIES:  # others may ignore the document mask
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
-                f"{model_config.model_type!r} cannot be used with packed sequences (cross-document attention) or "
-                f"train.attention = {config.attention!r}",
+                f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention",
                 next_step="Use --set train.layout=bucketed --set train.attention=auto, or a bert, roberta or "
                 "modernbert model.",
             )

@@ -56,7 +56,7 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
         ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
         ("echo soon", "rejected the job: soon"),
         ("exit 1", "rejected the job: "),
-        (None, "sbatch is not here"),
+        (None, "sbatch not found"),
     ],
 )
 def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):

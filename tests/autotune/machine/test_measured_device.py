@@ -107,10 +107,10 @@ SLICE = ("MIG is on", ("-mig 0",))
     [
         (
             NO_GPU,
-            "no GPU here: no driver",
+            "no GPU found: no driver",
             ("Use --device cpu, or run on a machine with a GPU",),
         ),
-        (NO_GPU | {"without": "Replay it."}, "no GPU here: no driver", ("Replay it.",)),
+        (NO_GPU | {"without": "Replay it."}, "no GPU found: no driver", ("Replay it.",)),
         (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
         (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
         ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),

@@ -149,7 +149,7 @@ def test_a_profile_is_known_by_what_it_says_and_one_that_says_something_else_is_
     profile.write_text(f"# a comment says nothing\n{PROFILE}")
     resolve(profile, data=Path("d"), expect_sha256=said)
     profile.write_text(PROFILE.replace("0.001", "0.002"))
-    with pytest.raises(ProfileMismatch, match=f"not {said[:12]}"):
+    with pytest.raises(ProfileMismatch, match=f"expected {said[:12]}"):
         resolve(profile, data=Path("d"), expect_sha256=said)
 
 
@@ -184,7 +184,7 @@ class Outer(StrictTable):
     [
         ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
         ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
-        ({"zzz": 1}, "zzz", "inner, others, rows"),
+        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
         ({"rows": -3}, "rows = -3", "Correct 'rows'"),
         ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
     ],
@@ -199,8 +199,8 @@ def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step
 @pytest.mark.parametrize(
     ("read", "content", "why"),
     [
-        (read_toml, b"a = 1\n" * 200_000, "larger than 1048576 bytes"),
-        (read_json, b"[" * 40 + b"]" * 40, "nested levels than 32"),
+        (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
+        (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
         (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
         (read_json, b"{", "not valid JSON"),
         (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"),

@@ -131,9 +131,9 @@ def test_offsets_beyond_the_shard_are_refused(make_dataset):
     ("name", "said", "next_step"),
     [
         (".", "is not a dataset", "autotune data prepare"),
-        ("corpus.txt", "is a file", "autotune data prepare text:{place}/corpus.txt --out"),
-        ("protein", "is not a directory", "Did you mean {place}/proteins?"),
-        ("logs", "is not a directory", "autotune data prepare"),
+        ("corpus.txt", "is a raw file", "autotune data prepare text:{place}/corpus.txt --out"),
+        ("protein", "dataset not found", "Did you mean {place}/proteins?"),
+        ("logs", "dataset not found", "autotune data prepare"),
     ],
 )
 def test_what_is_no_dataset_is_to_be_prepared_first_or_was_mistyped(tmp_path, name, said, next_step):

@@ -132,7 +132,7 @@ def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, tim
     assert told in err
     if code == REQUEUE and "nowhere" not in body:
         assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
-        assert "traceback.txt says where" in left(tmp_path)[0]
+        assert "traceback: traceback.txt" in left(tmp_path)[0]
     else:
         assert left(tmp_path) == []
 

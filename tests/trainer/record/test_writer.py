@@ -220,7 +220,7 @@ def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
     found = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
     assert len(open_dataset(resolved_of(config_of(data=DataSettings(dataset_hash=found)), data))) == 40
     other = config_of(data=DataSettings(dataset_hash="0" * len(found)))
-    with pytest.raises(BadConfig, match=f"its hash begins {found[:12]}, not 000000000000") as refused:
+    with pytest.raises(BadConfig, match=f"its hash is {found[:12]}…, not 000000000000") as refused:
         open_dataset(resolved_of(other, data))
     assert "--data" in refused.value.next_step
     empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
